@@ -99,7 +99,7 @@ def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
     for is_new in (False, True):
         if is_new and is_url(workdir):
             shutil.rmtree(os.environ["XDG_CACHE_HOME"])
-            places._twins.clear()
+            places._mirrors.clear()
         start = together()
         with folders.local_folder(workdir) as folder:
             checkpoints = open_checkpoints(os.path.join(folder, "checkpoints"), 1, "loss", lambda step: False)

@@ -27,7 +27,7 @@ import numpy as np
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption, Text
+from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveInput, SpanCorruption
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation.prepare import prepare
@@ -135,7 +135,7 @@ def examples(corpus, objective, sequence_length) -> Callable[[], int]:
     def make() -> int:
         rows = []
         for i, window in enumerate(windows):
-            rows.append([objective.example(Text(*window), draws.at(0, state[0] + i), vocabulary)])
+            rows.append([objective.example(ObjectiveInput(*window), draws.at(0, state[0] + i), vocabulary)])
         state[0] += ROWS
         collate(rows, lengths, 0)
         return ROWS * lengths.raw

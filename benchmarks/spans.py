@@ -29,7 +29,7 @@ from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.reporting.tables import markdown
 from pretrainax.scoring.span_choice import Span, SpanChoice
-from pretrainax.scoring.span_forms import LEFT, Form
+from pretrainax.scoring.span_forms import LEFT, SpanFormat
 from pretrainax.scoring.spans import score_spans
 from pretrainax.tokenization import ByteBPE, WordPiece
 
@@ -77,7 +77,7 @@ def texts(count: int, length: int, seed: int) -> list[str]:
     return [" ".join(WORDS[i] for i in row) for row in steps]
 
 
-def true_bits(form: Form, span: Span, stop: float) -> float:
+def true_bits(form: SpanFormat, span: Span, stop: float) -> float:
     """Returns the entropy of a span in bits, from the chain and the probability `stop` that a word ends a span.
 
     If the model predicts the end of the span, this includes span and end. If the model receives the number of tokens,

@@ -41,21 +41,21 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
     """Compiles the step and returns the results for the table and the JSON file."""
     resolve_remat(experiment, topology)
     compiled = compile_step(experiment, topology)
-    if compiled.moved is None or compiled.memory is None:
+    if compiled.traffic is None or compiled.memory is None:
         needed, there = byte_size(compiled.needed), byte_size(compiled.available)
         raise UserError(f"the step needs {needed}; the device has {there}. Reduce config.train.global_batch_size.")
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     estimate = memory.estimate(experiment, sizes, topology.chip)
     platform = topology.chip.platform
     floor = least_bytes(experiment, sizes, platform, estimate)
-    moved = compiled.moved
+    moved = compiled.traffic
     return {
         "config": cli.config_name(),
         "topology": str(topology),
         "batch_size": experiment.train.global_batch_size,
         "bytes": moved.total,
         "seconds_at_full_rate": moved.total / topology.chip.memory_rate,
-        "bytes_besides_products": moved.besides_products,
+        "bytes_besides_products": moved.bytes_outside_matmuls,
         "estimated_besides_products": memory_bytes_between_products(experiment, sizes, platform, estimate),
         "kinds": moved.sum_by("kind"),
         "modules": moved.sum_by("module"),

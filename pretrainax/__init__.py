@@ -27,5 +27,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Returns the public names, for completion in editors."""
+    """Lists the package's attributes, including public names not yet imported, so that tab completion finds them."""
     return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ from pretrainax.config import UserError, nearest
 from pretrainax.config.reference import docstring_of, first_sentence
 from pretrainax.reporting.tables import text_table
 
-# command -> module, in the order in which a project uses them; a command has "-" where its module has "_".
+# Command -> module, in the order in which a project uses the commands. A "_" in a module name is a "-" in the command.
 MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
     for name in (
@@ -21,8 +21,11 @@ MODULES = {"train": "main"} | {
 
 
 def main() -> None:
-    """Runs the module of the command in the first argument; the other arguments are the flags of the command."""
-    name, rest = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
+    """Runs the command that the first argument names, and passes the remaining arguments to it.
+
+    Prints the list of commands for --help, -h or no argument. Exits with status 2 for an unknown command.
+    """
+    name, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
     if name in ("--help", "-h"):
         print(_commands())
         return
@@ -30,21 +33,24 @@ def main() -> None:
     if module not in MODULES.values():
         print(f"pretrainax: no command {name!r}, {nearest(name, MODULES)}", file=sys.stderr)
         sys.exit(UserError.exit_code)
-    sys.argv = [name, *rest]
+    sys.argv = [name, *arguments]
     if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does: a config file may import files next to it
+        sys.path.insert(0, os.getcwd())  # as `python -m` does: a config may import modules from here
     runpy.run_module(f"pretrainax.{module}", run_name="__main__", alter_sys=True)
 
 
 def _commands() -> str:
-    """Returns a text that lists the commands with a summary of each, from the first line of the command's docstring."""
+    """Formats the help text: a usage line, and a table with the first sentence of each command's docstring."""
     rows = [(name, first_sentence(_docstring(module)).partition(": `")[0]) for name, module in MODULES.items()]
     table = text_table(rows, indent="  ")
     return f"usage: pretrainax COMMAND [flags]\n\n{table}\n\nFlags and examples: pretrainax COMMAND --help"
 
 
 def _docstring(module: str) -> str:
-    """Returns the docstring of a module without importing the module, because the import would take seconds."""
+    """Reads a module's docstring from its source file, because importing the module would take seconds.
+
+    For a package, reads the docstring of its `__main__.py`.
+    """
     spec = importlib.util.find_spec(f"pretrainax.{module}")
     assert spec is not None and spec.origin is not None
     file = pathlib.Path(spec.origin)

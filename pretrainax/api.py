@@ -33,47 +33,50 @@ from pretrainax.training.train_step import TrainState
 
 
 class OpenRun:
-    """A run that is ready to train, with its model, mesh, data and jitted steps."""
+    """A run that is ready to train, with its model, mesh, data and jitted training step."""
 
     def __init__(self, run: Run):
         self._run = run
 
     @property
     def experiment(self) -> Experiment:
-        """Returns the config of the run, in which numbers replace the "auto" values."""
+        """Returns the run's config, with "auto" values resolved."""
         return self._run.experiment
 
     @property
     def model(self) -> AnyModel:
-        """Returns the model; `model.apply({"params": …}, batch, deterministic=…)` returns the outputs of the model."""
+        """Returns the Flax model; `model.apply({"params": …}, batch, deterministic=…)` computes the model outputs."""
         return self._run.model
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
-        """Returns the JAX mesh, which contains all devices of the run."""
+        """Returns the JAX mesh over all of the run's devices."""
         return self._run.mesh
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer of the run."""
+        """Returns the run's tokenizer."""
         return self._run.prepared.tokenizer
 
     def init(self) -> TrainState:
-        """Returns the initial training state, with random parameters or those of `config.checkpoint.init_from`."""
+        """Creates the initial training state, with random parameters or those of `config.checkpoint.init_from`."""
         run = self._run
         with jax.set_mesh(run.mesh):
             params = run.start.params(run, "")
             return run.fresh_state() if params is None else run.state_of(params)
 
     def batches(self, start: int = 0, steps: Optional[int] = None) -> Iterator[tuple[int, Batch]]:
-        """Yields (step, batch) for the steps from `start` to `start + steps - 1`, counted from 0.
+        """Yields (step, batch) for steps `start` to `start + steps - 1`, counting from 0.
 
-        The batches are on the devices. A batch depends only on the seed and the step. To continue from a checkpoint,
-        set `start` to the step of the checkpoint.
+        The arrays of a batch are already on the devices. A batch depends only on the seed and the step. To continue
+        from a checkpoint, set `start` to its step.
 
         Args:
-          start: number of steps to skip.
-          steps: number of steps; None: all remaining steps of the run.
+          start: the first step, i.e. the number of steps to skip.
+          steps: number of batches to yield. If None, yields all remaining steps of the run.
+
+        Raises:
+          UserError: the steps lie outside the run.
         """
         run, end = self._run, self.experiment.train.steps
         stop = end if steps is None else start + steps
@@ -85,23 +88,23 @@ class OpenRun:
         yield from enumerate(to_device(batches, run.mesh), start)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Mapping[str, PyTree]]:
-        """Makes one update. Returns the new state and the metrics of the step.
+        """Runs one training step on a batch, and returns the new state and the step's metrics.
 
-        The buffers of `state` are donated, so `state` cannot be used afterwards. The metrics stay on the devices until
-        `host_metrics` reads them.
+        The buffers of `state` are donated, so `state` cannot be used afterwards. The metrics are device arrays;
+        `host_metrics` copies them to the host.
         """
         with jax.set_mesh(self.mesh):
             return self._run.step(state, batch, self._run.frozen)
 
     @staticmethod
     def host_metrics(metrics: Mapping[str, PyTree]) -> dict[str, float]:
-        """Returns the metrics of a step as numbers. Waits until the devices have computed them."""
+        """Copies a step's metrics to the host and returns them as floats. Blocks until the step is done."""
         values = jax.device_get(metrics)
-        others = {name: float(values[name]) for name in ("learning_rate", "gradient_norm")}
-        return summarize(values["sums"]) | others
+        scalars = {name: float(values[name]) for name in ("learning_rate", "gradient_norm")}
+        return summarize(values["sums"]) | scalars
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Computes the metrics of a state on the validation split, as the validation of the run does."""
+        """Computes the validation metrics of a state, exactly as during training."""
         with jax.set_mesh(self.mesh):
             return self._run.validate(self._run.validated(state))
 
@@ -109,16 +112,17 @@ class OpenRun:
 def open(
     experiment: Experiment, *, extra_loss: Optional[ExtraLoss] = None, model: Optional[BuildModel] = None
 ) -> OpenRun:
-    """Prepares the data and builds the model, mesh and steps of a run. Does not train and does not write a workdir.
+    """Prepares the data and builds the model, mesh and training step of a run; does not train or write a workdir.
 
     Args:
+      experiment: the config of the run.
       extra_loss: function (outputs, batch) -> {name: (sum, count)} of losses to add to the objective; see `ExtraLoss`.
       model: function (config.model, compute) -> Linen module that replaces the model; see `BuildModel`.
 
     Raises:
-      UserError: invalid config or input.
+      UserError: the config or the input is invalid, or the config has phases, tuning or distill.
     """
-    _make_ready(experiment)
+    _initialize(experiment)
     if experiment.phases or experiment.tuning is not None or experiment.distill is not None:
         raise UserError(
             "pretrainax.open does not support config.phases, config.tuning and config.distill, which need a workdir: "
@@ -138,20 +142,24 @@ def train(
     model: Optional[BuildModel] = None,
     extend: bool = False,
 ) -> int:
-    """Trains like `python -m pretrainax.main`: resumes, logs, evaluates and saves. Returns the exit code.
+    """Trains a complete run, like `python -m pretrainax.main`, and returns the exit code.
+
+    The run resumes from its newest checkpoint if there is one, and it logs, evaluates and saves as the config says.
 
     Args:
-      workdir: folder of the run, or URL of a folder in an object store.
-      callbacks: in addition to the callbacks of the config.
+      experiment: the config of the run.
+      workdir: the run's folder, or the URL of a folder in an object store.
+      callbacks: callbacks to call in addition to those in the config.
       extra_loss: function (outputs, batch) -> {name: (sum, count)} of losses to add to the objective; see `ExtraLoss`.
       model: function (config.model, compute) -> Linen module that replaces the model; see `BuildModel`.
-      extend: as the flag --extend: a run with more steps than before may change its learning rates or mixture.
+      extend: whether raising the number of steps of an existing run may change the learning rates, or the mixture of
+        datasets, of steps that are already done; the same as the flag --extend.
 
     Raises:
-      UserError: invalid config or input.
+      UserError: the config or the input is invalid.
       RunFailed: the run failed.
     """
-    _make_ready(experiment)
+    _initialize(experiment)
     check_custom(experiment, extra_loss, model)
     with folders.local_folder(workdir, experiment.checkpoint.local_dir) as folder:
         return train_run(
@@ -163,8 +171,8 @@ def train(
         )
 
 
-def _make_ready(experiment: Experiment) -> None:
-    """Validates a config as the commands do, and starts JAX with the settings of the config."""
+def _initialize(experiment: Experiment) -> None:
+    """Validates a config and starts JAX with its settings, as the commands do."""
     complete(experiment)
     validate(experiment)
     host.tune_malloc()

@@ -1,6 +1,6 @@
-"""Shared code of all commands: the flags --config, --workdir and --debug, errors in one line, and exit codes.
+"""Shared code of all commands: the flags --config, --workdir and --debug, one-line errors, and exit codes.
 
-Does not import JAX: loader workers import the command's module again and must stay light.
+Does not import JAX: data-loader workers re-import the command's module, so the import must stay fast.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from pretrainax.trackers.secrets import masked
 
 
 class _ConfigParser(flags.ArgumentParser):
-    """Builds the config from the file of --config; `_parse` applies the flags that override fields."""
+    """Parses the value of --config into a config; `_parse` then applies the flags that override its fields."""
 
-    given = ""  # value of --config
+    config_argument = ""  # value of --config
     init_from: Optional[str] = None  # value of --config.checkpoint.init_from, which some configs read
     overridden: tuple[str, ...] = ()  # paths of fields that flags override: "train.steps"
 
     def parse(self, argument: str) -> Experiment:
-        self.given = argument
+        self.config_argument = argument
         return read_config_file(argument, self.init_from)
 
 
@@ -53,15 +53,15 @@ CONFIG = flags.DEFINE(
 WORKDIR = define_path(
     "workdir", None, "Folder of the run; by default, training writes to the new folder runs/<config>-<time>"
 )
-# Errors of the disk, not of the program: it is full, access is denied, or a file exists where a folder is needed.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
-_DISK += (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_FILES = (errno.EMFILE, errno.ENFILE)
-# Imports and tracing make many objects and few reference cycles: garbage collection at Python's default thresholds
+# Errors of the file system, not of the program, such as a full disk, denied access, or a file where a folder should be.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
+_DISK_ERRORS += (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_OPEN_FILE_ERRORS = (errno.EMFILE, errno.ENFILE)
+# Imports and tracing create many objects and few reference cycles. With Python's default thresholds, garbage collection
 # takes a twelfth of the time until the first step.
 _GC_THRESHOLDS = (50_000, 20, 50)  # arguments of gc.set_threshold
-_LINE = 4000  # maximum number of characters of an error message
-_LAST = 20  # seconds for which a failed command may clean up before it exits
+_MAX_MESSAGE_LENGTH = 4000  # maximum number of characters of an error message
+_CLEANUP_SECONDS = 20  # seconds until a failed command exits, even if threads are still running
 _FLAG = re.compile(r"--?[a-zA-Z]")  # does not match negative numbers
 _OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
 _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
@@ -77,25 +77,26 @@ def run(
 ) -> None:
     """Parses the flags, calls `main`, and exits with the exit code that `main` returns.
 
-    An error is printed in one line; a UserError exits with code 2.
+    Errors are printed as one line. A UserError exits with code 2.
 
     Args:
-      commands: allowed subcommands; the first argument must be one of them, and `main` receives it.
-      config: returns the config that flags override, for a command without --config=FILE; it may return None. It is
-        called after all other flags are parsed.
-      texts: `main` receives the arguments that are not flags.
-      trains: `main` handles a --workdir in an object store itself.
+      main: the command; it receives the positional arguments.
+      commands: allowed subcommands; if not empty, the first argument must be a subcommand, and `main` receives it.
+      config: for commands that do not take --config=FILE: a function that returns the config whose fields flags may
+        override, or None.
+      texts: whether the command takes any number of positional arguments, rather than at most a subcommand.
+      trains: whether `main` itself handles a --workdir that is an object-store URL.
     """
 
-    def guarded(words: list[str]) -> int:
+    def run_main(arguments: list[str]) -> int:
         try:
             with _local_copies(trains):
-                return main(*words[1:])
+                return main(*arguments[1:])
         except UserError as e:
             if DEBUG.value:
                 raise
             return report_error(e)
-        except KeyboardInterrupt:  # outside of a `PreemptionHandler`: while a run prepares, and in other commands
+        except KeyboardInterrupt:  # outside a `PreemptionHandler`: while a run is prepared, and in other commands
             print("\npretrainax: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
         except RuntimeError as e:
@@ -105,30 +106,30 @@ def run(
                 RunFailed("no further thread can be started: raise `ulimit -u`, or the process limit of the container")
             )
         except OSError as e:
-            if DEBUG.value or e.errno not in (*_DISK, *_FILES):
+            if DEBUG.value or e.errno not in (*_DISK_ERRORS, *_OPEN_FILE_ERRORS):
                 raise
-            if e.errno in _FILES:
+            if e.errno in _OPEN_FILE_ERRORS:
                 return report_error(RunFailed(f"{e.strerror}: raise `ulimit -n`, the limit on open files"))
-            where = e.filename or "a file could not be read or written"
-            return report_error(RunFailed(f"{where}: {e.strerror}; fix this and run the same command again"))
+            location = e.filename or "a file could not be read or written"
+            return report_error(RunFailed(f"{location}: {e.strerror}; fix this and run the same command again"))
 
     gc.set_threshold(*_GC_THRESHOLDS)
     keep_streams()
     sys.unraisablehook = _show_unraisable
-    own = flags.FLAGS.get_flags_for_module(main.__module__)
-    for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
+    command_flags = flags.FLAGS.get_flags_for_module(main.__module__)  # these and the common flags appear in --help
+    for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *command_flags):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-    # absl shows the docstring of __main__; `main` may be defined in another module than the command.
+    # --help shows the docstring of __main__. If that is empty, show the docstring of the module that defines `main`.
     program = sys.modules["__main__"]
     program.__doc__ = program.__doc__ or sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
+    app.run(run_main, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
 
 
 @contextlib.contextmanager
 def _local_copies(trains: bool) -> Iterator[None]:
-    """Replaces object-store URLs in flags by local copies inside the context, and uploads new files at the end.
+    """Replaces object-store URLs in flags with paths of local copies; uploads new files when the context exits.
 
-    trains: True leaves --workdir unchanged, because `main` handles a URL itself.
+    trains: whether to leave --workdir unchanged, because `main` itself handles a URL.
     """
     with contextlib.ExitStack() as stack:
         for name in flags.FLAGS:
@@ -138,21 +139,21 @@ def _local_copies(trains: bool) -> Iterator[None]:
         yield
 
 
-def _show_unraisable(raised: "sys.UnraisableHookArgs") -> None:
-    """Shows exceptions that Python cannot raise, for example those of library threads.
+def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Prints exceptions that Python cannot raise, such as exceptions in destructors.
 
-    It hides one exception: after a failed save, whose error is printed separately, callbacks of TensorStore still
-    arrive, but their asyncio loop is closed.
+    Hides "Event loop is closed", except with --debug. TensorStore callbacks cause this exception if they arrive after a
+    failed save, when their asyncio loop is already closed. The error of the save itself is printed separately.
     """
-    if str(raised.exc_value) != "Event loop is closed" or DEBUG.value:  # DEBUG is unknown before flags are parsed
-        sys.__unraisablehook__(raised)
+    if str(unraisable.exc_value) != "Event loop is closed" or DEBUG.value:  # DEBUG.value needs parsed flags
+        sys.__unraisablehook__(unraisable)
 
 
 def experiment(files: bool = True) -> Experiment:
-    """Returns the validated config of --config, with the fields that flags override.
+    """Returns the validated config that --config names, with flag overrides applied.
 
     Args:
-      files: True also requires that the files of the dataset and the tokenizer exist.
+      files: whether to also check that the files of the dataset and the tokenizer exist.
 
     Raises:
       UserError: --config is missing or invalid.
@@ -170,7 +171,10 @@ def overrides() -> tuple[str, ...]:
 
 
 def folder(flag: str, path: str) -> str:
-    """Creates the folder that a flag names, before slow work that writes results there. Returns its path.
+    """Creates an output folder and returns its path. Call it before slow work, so that a bad path fails early.
+
+    Args:
+      flag: name of the flag that sets the path, for the error message.
 
     Raises:
       UserError: the folder cannot be created.
@@ -183,55 +187,58 @@ def folder(flag: str, path: str) -> str:
 
 
 def config_name() -> str:
-    """Returns the name of the config: `t5_base-large` for --config=t5_base:large."""
-    file, variant = find_config(_CONFIG_PARSER.given)
+    """Returns the config's name and variant, for example `t5_base-large` for --config=t5_base:large."""
+    file, variant = find_config(_CONFIG_PARSER.config_argument)
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
 def paper_source() -> str:
-    """Returns the dataset of the paper, or "" if it is unknown.
+    """Returns the data source that the config's paper uses, in config syntax.
 
-    The dataset is the value of --config.data.source in the docstring of the config file.
+    The config file's docstring gives this source as --config.data.source="…". Returns "" if it does not.
     """
-    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
-    return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
+    match = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.config_argument)[0]))
+    return " ".join(match[1].split()).replace("( ", "(").replace(" )", ")") if match else ""
 
 
 def compare_with_ledger(experiment: Optional[Experiment] = None) -> Optional[ledger.Comparison]:
-    """Compares the config with the ledger, the .toml file next to the config file; returns None without a ledger.
+    """Compares a config with its ledger; returns None if it has no ledger.
 
-    experiment: the config to compare; None: --config with its overrides.
+    The ledger is the .toml file next to the config file, which gives the source of each number.
+
+    experiment: the config to compare. If None, compares the config that --config names, with flag overrides.
     """
-    file, variant = find_config(_CONFIG_PARSER.given)
+    file, variant = find_config(_CONFIG_PARSER.config_argument)
     path = ledger.ledger_path(file)
     return ledger.compare(experiment or CONFIG.value, path, variant) if os.path.exists(path) else None
 
 
 def deviations() -> str:
-    """Returns a summary of the deviations of the config from its source, for the header; "" without a ledger.
+    """Summarizes, for the run header, how the config deviates from the published recipe that its ledger describes.
 
-    If the .toml file of the config is not a valid ledger, the run continues, and the summary has the error.
+    Returns "" if the config has no ledger. An invalid ledger does not stop the run; the summary then contains the
+    error.
     """
     try:
-        compared = compare_with_ledger()
+        comparison = compare_with_ledger()
     except UserError as e:
         return f"unknown: {e}"
-    if compared is None:
+    if comparison is None:
         return ""
-    summary = compared.summary() or "none"
-    return f"{summary}. Source of each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.given}"
+    summary = comparison.summary() or "none"
+    return f"{summary}. Source of each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.config_argument}"
 
 
 def report_error(error: Exception) -> int:
-    """Prints an error as one line and returns the exit code for this error.
+    """Prints an error as one line to stderr and returns its exit code.
 
-    The process ends after at most 20 s, even if threads are still running.
+    Also makes the process exit after 20 s, in case threads are still running.
     """
     print(f"pretrainax: {describe_error(error)}", file=sys.stderr, flush=True)
     code = getattr(error, "exit_code", UserError.exit_code)
-    # Python waits for the threads of libraries at exit, and a thread may wait forever.
+    # At exit, Python waits for the threads of libraries, and a thread may block forever.
     signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
-    signal.alarm(_LAST)
+    signal.alarm(_CLEANUP_SECONDS)
     return code
 
 
@@ -239,8 +246,8 @@ def check_overrides(count: Sequence[str], where: str) -> None:
     """Raises UserError if a flag overrides a config field that has no effect in this command.
 
     Args:
-      count: fields or whole parts of the config that have an effect: "data.source", "mesh".
-      where: end of the error message: "in a validation".
+      count: paths of the fields or field groups that do have an effect, such as "data.source" or "mesh".
+      where: end of the error message, such as "in a validation".
     """
     ignored = [path for path in overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
     if ignored:
@@ -249,31 +256,36 @@ def check_overrides(count: Sequence[str], where: str) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the message of an error as one line, without control characters and secrets.
+    """Formats an error as one line, with secrets masked and unprintable characters replaced.
 
-    The text after the first 4,000 characters is cut.
+    Messages of more than 4,000 characters are truncated.
     """
     line = masked(printable(places.with_urls(str(error))))
-    return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} more characters"
+    return (
+        line
+        if len(line) <= _MAX_MESSAGE_LENGTH
+        else f"{line[:_MAX_MESSAGE_LENGTH]} … and {len(line) - _MAX_MESSAGE_LENGTH:,} more characters"
+    )
 
 
 def _parse(
     argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]], texts: bool
 ) -> list[str]:
+    """Parses flags and config overrides, and returns the program name and the positional arguments."""
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
         for word in argv:
             if not is_utf8(word):
                 raise UserError(f"{word} is not UTF-8: rename the file or folder")
-        words, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
+        arguments, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         _CONFIG_PARSER.init_from = dict(settings).get("config.checkpoint.init_from")
-        wants_help = any(word in _HELP for word in words)
-        rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
+        wants_help = any(word in _HELP for word in arguments)
+        remaining = flags.FLAGS([word for word in arguments if word not in _HELP], known_only=True)
         if config is not None:
-            for word in rest[1:]:
-                _check_word(word)
-            flags.FLAGS.config = _config_instead(config, wants_help)
+            for word in remaining[1:]:
+                _check_argument(word)
+            flags.FLAGS.config = _command_config(config, wants_help)
         if settings and CONFIG.value is None:
             reason = "--config is missing" if config is None else "this model has no training config"
             raise UserError(f"{reason}, so --{settings[0][0]} cannot set a field")
@@ -281,20 +293,20 @@ def _parse(
             set_field(CONFIG.value, path, text)
         _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
         if wants_help:
-            _help()
+            _print_help()
             sys.exit(0)
         if texts:
-            return _texts(rest)
-        rest = [word for word in rest if word != "--"]
-        for word in rest[1:]:
-            _check_word(word)
-        if commands and rest[1:2] not in [[command] for command in commands]:
+            return _positional_arguments(remaining)
+        remaining = [word for word in remaining if word != "--"]
+        for word in remaining[1:]:
+            _check_argument(word)
+        if commands and remaining[1:2] not in [[command] for command in commands]:
             raise UserError(
-                f"the first argument must be {' or '.join(commands)}; got {' '.join(rest[1:2]) or 'nothing'!r}"
+                f"the first argument must be {' or '.join(commands)}; got {' '.join(remaining[1:2]) or 'nothing'!r}"
             )
-        if len(rest) > 1 + bool(commands):
-            raise UserError(f"unexpected argument {rest[1 + bool(commands)]!r}; flags look like --config=FILE")
-        return rest
+        if len(remaining) > 1 + bool(commands):
+            raise UserError(f"unexpected argument {remaining[1 + bool(commands)]!r}; flags look like --config=FILE")
+        return remaining
     except (flags.Error, UserError) as e:
         if "--debug" in argv:
             raise
@@ -302,56 +314,61 @@ def _parse(
 
 
 def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
-    """Splits command-line arguments into arguments for absl and overrides, such as ("config.train.steps", "5")."""
-    words, overrides, rest = [], [], list(argv)
-    while rest:
-        word = rest.pop(0)
+    """Splits command-line arguments into absl's arguments and config overrides, such as ("config.train.steps", "5").
+
+    The value of an override is None for a flag without a value, and "false" for --noconfig.FIELD.
+    """
+    words, overrides, remaining = [], [], list(argv)
+    while remaining:
+        word = remaining.pop(0)
         match = _OVERRIDE.fullmatch(word)
         if match is None:
             words.append(word)
             continue
-        off, path, text = match.groups()
-        if off and text is not None:
+        is_negated, path, text = match.groups()
+        if is_negated and text is not None:
             raise UserError(f"{word}: --no… takes no value; write --{path}={text}")
-        if text is None and not off and rest and not _FLAG.match(rest[0]):
-            text = rest.pop(0)
-        overrides.append((path, "false" if off else text))
+        if text is None and not is_negated and remaining and not _FLAG.match(remaining[0]):
+            text = remaining.pop(0)
+        overrides.append((path, "false" if is_negated else text))
     return words, overrides
 
 
-def _texts(rest: list[str]) -> list[str]:
-    """Returns the program name and the arguments that are not flags.
+def _positional_arguments(arguments: list[str]) -> list[str]:
+    """Returns the program name and the positional arguments, including all arguments after "--".
 
     Raises:
-      UserError: an unknown flag, unless it follows "--".
+      UserError: an argument before "--" is an unknown flag.
     """
-    given = rest[: rest.index("--")] if "--" in rest else rest
-    for word in given[1:]:
+    before_separator = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for word in before_separator[1:]:
         if _FLAG.match(word):
-            _check_word(word)
-    return [*given, *rest[len(given) + 1 :]]
+            _check_argument(word)
+    return [*before_separator, *arguments[len(before_separator) + 1 :]]
 
 
-def _check_word(word: str) -> None:
-    """Raises UserError if an argument is an unknown flag, or a config field without prefix: --train.steps, steps=5."""
+def _check_argument(word: str) -> None:
+    """Raises UserError for an unknown flag, or for a config field without its prefix (--train.steps, steps=5)."""
     name, equals, value = word.lstrip("-").partition("=")
     if not (_FLAG.match(word) or equals):
         return
-    places = fields_named(name, CONFIG.value) if CONFIG.value else []
-    if not places and name.partition(".")[0] in Experiment.__dataclass_fields__:
-        places = [f"config.{name}"]
-    if places:
-        raise UserError(f"{word}: the flag for this field is --{places[0]}={value or '…'}")
+    paths = fields_named(name, CONFIG.value) if CONFIG.value else []
+    if not paths and name.partition(".")[0] in Experiment.__dataclass_fields__:
+        paths = [f"config.{name}"]
+    if paths:
+        raise UserError(f"{word}: the flag for this field is --{paths[0]}={value or '…'}")
     if _FLAG.match(word):
-        known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
-        raise UserError(f"unknown flag --{name}, {nearest(name, known)}")
+        flag_names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
+        raise UserError(f"unknown flag --{name}, {nearest(name, flag_names)}")
 
 
-def _config_instead(config: Callable[[], Optional[Experiment]], wants_help: bool) -> Optional[Experiment]:
-    """Returns the config that flags override, for a command that takes no --config=FILE.
+def _command_config(config: Callable[[], Optional[Experiment]], wants_help: bool) -> Optional[Experiment]:
+    """Returns the config of a command that does not take --config=FILE, by calling `config`.
+
+    With --help, returns None if `config` raises UserError, so that the help text is still printed.
 
     Raises:
-      UserError: --config is given.
+      UserError: --config is given, or `config` raises UserError without --help.
     """
     if CONFIG.value is not None:
         raise UserError(
@@ -366,13 +383,13 @@ def _config_instead(config: Callable[[], Optional[Experiment]], wants_help: bool
         raise
 
 
-def _help() -> None:
-    """Prints the docstring and flags of a command; with a config also the docstring of its file and every field."""
+def _print_help() -> None:
+    """Prints the docstring and flags of a command; with --config, also the docstring and every field of the config."""
     app.usage(shorthelp=True, writeto_stdout=True)
     if CONFIG.value is None:
         print("\nWith --config=FILE, --help shows every field of that config. `pretrainax --help` lists all commands.")
         return
-    if _CONFIG_PARSER.given:
-        file, _ = find_config(_CONFIG_PARSER.given)
+    if _CONFIG_PARSER.config_argument:
+        file, _ = find_config(_CONFIG_PARSER.config_argument)
         print(f"\n{file}\n\n{textwrap.indent(docstring_of(file), '  ')}\n")
     print(config_reference.format_config(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

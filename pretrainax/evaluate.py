@@ -5,10 +5,10 @@ saved checkpoints; RUN@average5: of the newest 5), an export, a Hugging Face dir
 uses the parameters that config.evaluate.parameters selects; RUN@ema selects their moving average, and RUN@trained the
 trained parameters.
 
-Without --source and --tasks, the command repeats the validation of the run: it prints the metrics on the validation
+Without --source and --tasks, the command repeats the run's own validation: it prints the metrics on the validation
 split, and samples. Flags may change the data (`--config.data.source=…`), the number of batches
-(`--config.evaluate.batches=0`: all), the objective (`--config.evaluate.objective=…`; `--config.objective.…` if the run
-has no such objective), and the mesh. A flag for a field that has no effect in a validation is an error.
+(`--config.evaluate.batches=0`: all), the mesh, and the objective (`--config.evaluate.objective=…`; for a run without a
+validation objective, `--config.objective.…`). A flag for a field that has no effect on validation is an error.
 
 --source scores any text with any model: perplexity, bits per token and bits per byte, with the standard error over
 documents. A decoder reads from left to right, in overlapping windows. An encoder predicts each token from all others
@@ -16,23 +16,23 @@ documents. A decoder reads from left to right, in overlapping windows. An encode
 
 For a model with a task head, also from a Hugging Face directory, --source computes the metrics of the task on labelled
 records: `--source="Tsv(path='dev.tsv')" --split=all`. Flags describe the records:
-`--config.objective.text_field=review` is the field of the text; `--config.objective.labels=bad,good` are the labels in
-the order of the head's outputs; `--config.objective.numbered=good,bad` are the labels that 0 and 1 mean in the records,
-if that order differs.
+`--config.objective.text_field=review` names the field of the text, and `--config.objective.labels=bad,good` lists the
+labels in the order of the head's outputs. If the records number the labels in a different order,
+`--config.objective.numbered=good,bad` lists the labels that 0 and 1 stand for.
 
-`--source=… --bytes-of-spans` scores spans of the text that are chosen by their bytes. The spans are the same for every
-model, and their bits per byte compare encoders, encoder-decoders and decoders (docs/how-to/compare-families.md).
---beside=OTHER adds the difference from another model on these spans.
+`--source=… --bytes-of-spans` scores byte spans of the text. The spans are the same for every model, so their bits per
+byte are comparable between encoders, encoder-decoders and decoders (docs/how-to/compare-families.md).
+--compare-with=OTHER adds the difference from another model on the same spans.
 
 --tasks=grammar,blimp:my/folder,my_task.json evaluates tasks without training. docs/how-to/tasks.md lists the tasks and
 explains how to write a task. --examples=N uses at most N examples of each task.
 
-The command prints the results and writes them as JSON to DIR/evaluations (for a model of the hub: to
+The command prints the results and writes them as JSON to DIR/evaluations (for a model on the Hub, to
 evaluations/org--name), or to --output=FILE. --every-checkpoint evaluates all saved checkpoints of a run and plots the
-results over the steps.
+results against the step.
 
-To use several processes, start them by hand, as launch/README.md describes under "Elsewhere". They share the mesh of
-the run and support only the validation of the run.
+To use several processes, start them by hand, as launch/README.md describes under "Elsewhere". They share the run's mesh
+and can only repeat the run's own validation.
 """
 
 from absl import flags
@@ -46,8 +46,11 @@ from pretrainax.scoring.span_choice import SpanChoice
 
 
 def main() -> None:
-    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
-    defined = {
+    """Defines the flags and runs the command.
+
+    The flags are not defined on import, because other commands define flags with the same names.
+    """
+    command_flags = {
         "from": define_path("from", None, NAMES, takes_hub=True),
         "source": flags.DEFINE_string(
             "source",
@@ -82,8 +85,11 @@ def main() -> None:
         "span-context": flags.DEFINE_integer(
             "span-context", SpanChoice.context, "--bytes-of-spans: bytes of context on each side of a span"
         ),
-        "beside": define_path(
-            "beside", None, "--bytes-of-spans: another model to compare with, in the forms of --from", takes_hub=True
+        "compare-with": define_path(
+            "compare-with",
+            None,
+            "--bytes-of-spans: another model to compare with, in the forms of --from",
+            takes_hub=True,
         ),
         "tasks": flags.DEFINE_list(
             "tasks", None, "Tasks to evaluate without training, such as grammar,blimp:my/folder,my_task.json"
@@ -96,7 +102,7 @@ def main() -> None:
         ),
         "output": define_path("output", None, "JSON file for the results; by default a new file in DIR/evaluations"),
     }
-    command = Evaluation(defined)
+    command = Evaluation(command_flags)
     cli.run(command.run, config=command.config)
 
 

@@ -1,20 +1,20 @@
 """Generates text with a model: `python -m pretrainax.generate --from=DIR "Once upon a time" [--temperature=0.8]`.
 
 DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, DIR@ema, an export, a Hugging Face directory or
-hf:org/name[@revision]. A decoder continues the prompt. An encoder-decoder answers the prompt, or fills its spans: "The
-<extra_id_0> walks in <extra_id_1> park". A single prompt is printed while its text is generated; several prompts are
-generated together.
+hf:org/name[@revision]. A decoder continues the prompt. An encoder-decoder generates a response to the prompt, or fills
+its spans: "The <extra_id_0> walks in <extra_id_1> park". The text of a single prompt is printed while it is generated.
+Several prompts are processed in batches.
 
     python -m pretrainax.generate --from=DIR --input=prompts.jsonl --output=texts.jsonl
 
-reads a prompt from each line, a JSON string or an object with "prompt", and writes a line per prompt, in the same
-order. The same command continues an interrupted output file; different settings are an error.
+reads one prompt per line, a JSON string or an object with the key "prompt", and writes one line per prompt, in order.
+The same command continues an interrupted output file. Continuing the file with different settings is an error.
 
     python -m pretrainax.generate --from=DIR --fill=5 "The [MASK] walks in the park."
 
-fills the masks of a text and prints 5 candidates for each mask. It also supports encoders: see docs/how-to/fill.md.
+fills the masks of a text and prints 5 candidates for each mask. This also works for encoders: see docs/how-to/fill.md.
 
-The last line, on stderr, shows the tokens per second.
+The last line, on stderr, reports the tokens per second.
 """
 
 import dataclasses
@@ -41,8 +41,11 @@ from pretrainax.runtime import host
 
 
 def main() -> None:
-    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
-    defined = {
+    """Defines the flags and runs the command.
+
+    The flags are not defined on import, because other commands define flags with the same names.
+    """
+    command_flags = {
         "from": define_path("from", None, NAMES, takes_hub=True),
         "input": define_path("input", None, "File of prompts, a line of JSON for each"),
         "output": define_path("output", None, "--input: file for the generated texts, a line of JSON for each prompt"),
@@ -60,31 +63,31 @@ def main() -> None:
         ),
     }
     options = _define_options()
-    command = Generation(defined, options)
+    command = Generation(command_flags, options)
     cli.run(command.run, texts=True)
 
 
 def _define_options() -> dict[str, flags.FlagHolder]:
-    """Defines a flag for each field of `Sampling`."""
-    kinds = typing.get_type_hints(Sampling)
-    defined = {}
+    """Defines a flag for each field of `Sampling`, and returns the flags by field name."""
+    hints = typing.get_type_hints(Sampling)
+    holders = {}
     for field, reference in zip(dataclasses.fields(Sampling), fields_of(Sampling), strict=True):
-        kind = kinds[field.name]
+        hint = hints[field.name]
         default: Any = field.default
-        if typing.get_origin(kind) is tuple:
+        if typing.get_origin(hint) is tuple:
             holder = flags.DEFINE_multi_string(field.name, [], reference.meaning)
-        elif str in typing.get_args(kind):
+        elif str in typing.get_args(hint):
             holder = flags.DEFINE_string(field.name, default, reference.meaning)
-        elif int in (kind, *typing.get_args(kind)):
+        elif int in (hint, *typing.get_args(hint)):
             holder = flags.DEFINE_integer(field.name, default, reference.meaning)
         else:
             holder = flags.DEFINE_float(field.name, default, reference.meaning)
-        defined[field.name] = holder
-    return defined
+        holders[field.name] = holder
+    return holders
 
 
 class Generation:
-    """The command `pretrainax generate` with its flags."""
+    """Implements the command `pretrainax generate`."""
 
     def __init__(self, asked: dict[str, flags.FlagHolder], options: dict[str, flags.FlagHolder]):
         self._flags, self._options = asked, options
@@ -93,7 +96,7 @@ class Generation:
         return self._flags[flag].value
 
     def run(self, *texts: str) -> int:
-        """Generates text for the prompts in the arguments or in the file of --input. Returns the exit code."""
+        """Generates text for the prompts in the arguments or in the --input file. Returns the exit code."""
         sampling = self._sampling()
         for name in ("config", "workdir"):
             if flags.FLAGS[name].present:
@@ -118,17 +121,17 @@ class Generation:
         return 0
 
     def _fill(self, texts: Sequence[str]) -> int:
-        """Prints each text with its masks filled, and the candidates for each mask. Returns the exit code."""
-        allowed, options = ("from", "fill", "dtype"), ("max_new_tokens",)
-        others = {name: x for name, x in self._flags.items() if name not in allowed}
-        others |= {name: x for name, x in self._options.items() if name not in options}
-        if given := [name for name, holder in others.items() if holder.present]:
-            raise UserError(f"--{given[0]} is not for --fill, which takes --from, --dtype and --max_new_tokens")
+        """Prints each text with its masks filled, followed by the candidates for each mask. Returns the exit code."""
+        allowed, allowed_options = ("from", "fill", "dtype"), ("max_new_tokens",)
+        unsupported = {name: x for name, x in self._flags.items() if name not in allowed}
+        unsupported |= {name: x for name, x in self._options.items() if name not in allowed_options}
+        if conflicting := [name for name, holder in unsupported.items() if holder.present]:
+            raise UserError(f"--{conflicting[0]} is not for --fill, which takes --from, --dtype and --max_new_tokens")
         if not texts:
             raise UserError('give texts with holes, such as "The [MASK] walks in the park."')
-        model, most = self._load(), self._options["max_new_tokens"]
+        model, token_limit = self._load(), self._options["max_new_tokens"]
         for text in texts:
-            filled = model.fill(text, self["fill"], max_new_tokens=most.value if most.present else None)
+            filled = model.fill(text, self["fill"], max_new_tokens=token_limit.value if token_limit.present else None)
             _print(f"{filled.text}\n")
             for number, candidates in enumerate(filled.holes, start=1):
                 for candidate in candidates:
@@ -158,37 +161,37 @@ class Generation:
             print(f"{outputs.done:,} of {len(prompts):,} prompts are done", file=sys.stderr)
         while outputs.done < len(prompts):
             batch = prompts[outputs.done : outputs.done + self["batch_size"]]
-            texts = generate(model, batch, sampling, first=outputs.done, batch_size=len(batch), rates=rates)
-            outputs.add(batch, texts, self["log_probs"])
+            samples = generate(model, batch, sampling, first=outputs.done, batch_size=len(batch), rates=rates)
+            outputs.add(batch, samples, self["log_probs"])
         print(f"{outputs.done:,} prompts done: {outputs.path}", file=sys.stderr)
 
     def _show(self, model: LanguageModel, sampling: Sampling, prompts: Sequence[str], rates: Rates) -> None:
-        """Generates a text per prompt and prints the texts. A single text is printed while it is generated."""
-        streams = len(prompts) == 1 and sampling.num_return == 1
-        continues = model.config.family == "decoder"
-        pending = [prompts[0]] if streams and continues else []  # the prompt is printed with the first generated text
+        """Generates and prints `num_return` texts per prompt; a single text is printed while it is generated."""
+        is_streamed = len(prompts) == 1 and sampling.num_return == 1
+        is_decoder = model.config.family == "decoder"
+        pending_prompt = [prompts[0]] if is_streamed and is_decoder else []  # printed with the first text
 
-        def show(number: int, text: str) -> None:
-            _print(f"{pending.pop() if pending else ''}{text}")
+        def print_text(number: int, text: str) -> None:
+            _print(f"{pending_prompt.pop() if pending_prompt else ''}{text}")
 
-        on_text = show if streams else None
-        texts = generate(model, prompts, sampling, on_text, batch_size=self["batch_size"], rates=rates)
-        if streams:
+        on_text = print_text if is_streamed else None
+        samples = generate(model, prompts, sampling, on_text, batch_size=self["batch_size"], rates=rates)
+        if is_streamed:
             _print("\n")
-        for text in texts:
-            if not streams:
-                number = f"[score {text.score:.3f}] " if text.score is not None else ""
-                _print(f"{number}{prompts[text.prompt]}{'' if continues else ' ⟶ '}{text.text}\n")
+        for sample in samples:
+            if not is_streamed:
+                score = f"[score {sample.score:.3f}] " if sample.score is not None else ""
+                _print(f"{score}{prompts[sample.prompt]}{'' if is_decoder else ' ⟶ '}{sample.text}\n")
             if self["log_probs"]:
-                self._print_tokens(model, text)
-            if text.ended == "context":
+                self._print_tokens(model, sample)
+            if sample.ended == "context":
                 print(
-                    f"prompt {text.prompt + 1}: the text ends here, because the context of the model is full",
+                    f"prompt {sample.prompt + 1}: the text ends here, because the context of the model is full",
                     file=sys.stderr,
                 )
 
-    def _print_tokens(self, model: LanguageModel, text: Generated) -> None:
-        for i, log_prob in zip(text.ids, text.log_probs, strict=True):
+    def _print_tokens(self, model: LanguageModel, sample: Generated) -> None:
+        for i, log_prob in zip(sample.ids, sample.log_probs, strict=True):
             _print(f"  {log_prob:9.4f}  {model.tokenizer.decode([i])!r}\n")
 
 
@@ -197,14 +200,14 @@ def _print(text: str) -> None:
 
 
 def rates_line(rates: Rates) -> str:
-    """Returns a line with the tokens per second of the prefill (the prompt) and of the decoding steps."""
+    """Formats a line with the number of tokens and the time of prefill and of decoding."""
     prefill = f"prefill: {rates.prompt_tokens:,} tokens in {rates.prefill_seconds:.2f} s, compilation included"
     if not rates.steps:
         return prefill
-    each = rates.step_seconds / rates.steps
+    seconds_per_step = rates.step_seconds / rates.steps
     return (
         f"{prefill}; steps: {rates.step_tokens:,} tokens in {rates.step_seconds:.2f} s, "
-        f"{rates.step_tokens / rates.step_seconds:,.0f} tokens/s, {1000 * each:,.2f} ms per step"
+        f"{rates.step_tokens / rates.step_seconds:,.0f} tokens/s, {1000 * seconds_per_step:,.2f} ms per step"
     )
 
 

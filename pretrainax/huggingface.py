@@ -4,28 +4,34 @@
     python -m pretrainax.huggingface export --workdir=RUN --to=DIR [--dtype=bfloat16] [--part=generator] [--adapter]
     python -m pretrainax.huggingface export --workdir=RUN --push=org/name [--to=DIR] [--license=mit] [--private]
 
-Neither an import nor an export needs memory for the whole model. RUN is the folder of a run, for its newest checkpoint,
-or RUN@2000 (the same as `--step=2000`), RUN@best, RUN@average (the mean of all saved checkpoints; RUN@average5: of the
-newest 5), RUN@ema (the moving average of the parameters) or RUN@trained (the trained parameters). Without @ema or
-@trained, it exports the parameters that the run validates.
+Imports and exports never load the whole model into memory. RUN selects the parameters to export:
 
-A directory has config.json, safetensors files (one, or several with an index) and a tokenizer. --from=hf:org/name, or
-hf:org/name@revision, is a model of the Hugging Face Hub. Only these files are downloaded, into the cache of the Hugging
-Face libraries.
+    RUN           the newest checkpoint of a run
+    RUN@2000      step 2000; equivalent to --step=2000
+    RUN@best      the best checkpoint
+    RUN@average   the mean of all saved checkpoints; RUN@average5: of the newest 5
+    RUN@ema       the moving average of the parameters
+    RUN@trained   the trained parameters
 
-An import creates a workdir that can be evaluated and exported and that can start runs:
-`--config.checkpoint.init_from` takes this workdir, the directory or hf:org/name. A model without heads (a BertModel)
-cannot be imported; start a run from it with `--config.checkpoint.fresh_heads=True`. Imports and exports of bfloat16
-tensors are exact. An export has a manifest.sha256, which an import checks if it exists.
+Without @ema or @trained, an export contains the parameters that the run validates.
 
-An export has a model card, README.md, generated from the folder of the run. --license sets the license in the card.
---config=NAME, the config of the run, adds the source of each number to the card. --push uploads the export as one
+A Hugging Face directory contains config.json, safetensors files (one, or several with an index) and a tokenizer.
+--from=hf:org/name, or hf:org/name@revision, selects a model of the Hugging Face Hub. Only these files are downloaded,
+into the cache of the Hugging Face libraries.
+
+An import creates a workdir, which can be evaluated, exported, and used to initialize runs:
+`--config.checkpoint.init_from` takes the workdir, the directory or hf:org/name. A model without heads (a BertModel)
+cannot be imported, but can initialize a run with `--config.checkpoint.fresh_heads=True`. Imports and exports of
+bfloat16 tensors are exact. An export contains manifest.sha256; an import checks this file if it exists.
+
+An export contains a model card, README.md, generated from the run's folder. --license sets the license in the
+card. --config=NAME, the config of the run, adds the source of each number to the card. --push uploads the export as one
 commit, as the user of the token (`hf auth login`, HF_TOKEN). --private makes a new repository private.
 
-For a run with `config.tuning`, an export has the merged model. With --adapter it has only the trained parameters, in
-the format of the library peft. An import also reads such a directory; --base=DIR is the base model of the adapter. An
-adapter gets a card and can be pushed only if its run started from a model of the hub, because others do not have a
-local base model.
+For a run with `config.tuning`, an export contains the merged model. With --adapter, it contains only the trained
+parameters, in the format of PEFT. An import also reads adapter directories; --base=DIR is the base model of the
+adapter. With --adapter, a model card and --push are available only if the run started from a model on the Hub, because
+other users do not have a local base model.
 """
 
 import contextlib
@@ -49,8 +55,11 @@ from pretrainax.storage.places import local_path, with_urls
 
 
 def main() -> None:
-    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
-    defined = {
+    """Defines the flags and runs the command.
+
+    The flags are not defined on import, because other commands define flags with the same names.
+    """
+    command_flags = {
         "from": define_path("from", None, "import: Hugging Face directory or hf:org/name[@revision]", True),
         "to": define_path("to", None, "export: folder to create"),
         "step": flags.DEFINE_integer("step", None, "export: step of the checkpoint; by default the newest"),
@@ -71,12 +80,12 @@ def main() -> None:
         ),
         "private": flags.DEFINE_bool("private", False, "--push: make a new repository private"),
     }
-    command = Exchange(defined)
+    command = Exchange(command_flags)
     cli.run(command.run, commands=("import", "export"))
 
 
 class Exchange:
-    """The command `pretrainax huggingface` with its flags."""
+    """Implements the command `pretrainax huggingface`."""
 
     def __init__(self, asked: Mapping[str, flags.FlagHolder]):
         self._flags = asked
@@ -85,6 +94,7 @@ class Exchange:
         return self._flags[flag].value
 
     def run(self, command: str) -> int:
+        """Imports or exports a model; `command` is "import" or "export". Returns the exit code."""
         workdir = cli.WORKDIR.value
         if not workdir:
             raise UserError(f"{command} needs --workdir=DIR")
@@ -103,8 +113,8 @@ class Exchange:
         return 0
 
     def _import(self, workdir: str) -> str:
-        given = [name for name in ("push", "license", "private") if self[name]]
-        for name in given + ["config"] * (cli.CONFIG.value is not None):
+        export_flags = [name for name in ("push", "license", "private") if self[name]]
+        for name in export_flags + ["config"] * (cli.CONFIG.value is not None):
             raise UserError(f"--{name} is for export: leave it out")
         directory = self["from"]
         if not directory:
@@ -115,7 +125,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _target(self) -> Iterator[str]:
-        """Yields the folder into which the export is written: --to or, for a push without --to, a temporary folder."""
+        """Yields the folder for the export: --to, or a temporary folder for a push without --to."""
         if self["to"]:
             yield self["to"]
         elif self["push"]:
@@ -125,18 +135,22 @@ class Exchange:
             raise UserError("export needs --to=DIR, or --push=org/name")
 
     def _export(self, workdir: str, to: str) -> str:
+        """Exports the model that `workdir` selects, with a model card, to the folder `to`. Returns a summary line."""
         directory, selector = split_selector(workdir)
-        step, size = self["step"], int(self["shard_gb"] * 1e9)
+        step, max_shard_bytes = self["step"], int(self["shard_gb"] * 1e9)
         if selector and step is not None:
             raise UserError(f"--workdir={workdir} and --step={step} both select a checkpoint: leave one out")
         origin = find_origin(workdir if step is None else f"{workdir}@{step}")
         if self["adapter"]:
             return self._export_adapter(directory, to, origin)
         recipe = self._recipe(origin)
-        card = lambda folder: write_card(folder, origin, self._name(to), self["license"], recipe)  # noqa: E731
-        return export_workdir(directory, to, origin.steps, self["dtype"], self["part"], size, origin.folder, card)
+        card = lambda folder: write_card(folder, origin, self._model_name(to), self["license"], recipe)  # noqa: E731
+        return export_workdir(
+            directory, to, origin.steps, self["dtype"], self["part"], max_shard_bytes, origin.folder, card
+        )
 
     def _export_adapter(self, directory: str, to: str, origin: Origin) -> str:
+        """Exports the trained parameters of a run with config.tuning as a PEFT adapter. Returns a summary line."""
         if len(origin.steps) != 1:
             raise UserError(
                 f"--adapter needs a single checkpoint of a run, and --workdir={cli.WORKDIR.value} is not one"
@@ -150,19 +164,19 @@ class Exchange:
 
         def card(folder: str) -> None:
             if base.hub is not None:
-                write_card(folder, origin, self._name(to), self["license"], self._recipe(origin), base)
+                write_card(folder, origin, self._model_name(to), self["license"], self._recipe(origin), base)
 
         return export_adapter(directory, to, origin.steps[0], origin.folder, card)
 
-    def _name(self, to: str) -> str:
+    def _model_name(self, to: str) -> str:
         return self["push"] or os.path.basename(os.path.abspath(to))
 
     def _recipe(self, origin: Origin) -> Optional[Recipe]:
-        """Returns the run's config compared with the ledger of --config; None without --config or without a ledger."""
+        """Compares the run's config with the ledger of --config; returns None without --config or without a ledger."""
         if cli.CONFIG.value is None:
             return None
-        compared = cli.compare_with_ledger(experiment_of(origin))
-        return None if compared is None else Recipe(cli.config_name(), compared)
+        comparison = cli.compare_with_ledger(experiment_of(origin))
+        return None if comparison is None else Recipe(cli.config_name(), comparison)
 
 
 if __name__ == "__main__":

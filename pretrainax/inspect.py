@@ -1,8 +1,9 @@
 """Shows training rows as text: `python -m pretrainax.inspect --config=… [--count=4] [--at=STEP] [--html=FILE]`.
 
-Prints the first rows of a run. Symbols mark the effect of the objective on each token, such as masking. A table
-compares the measured rates of the batches with the expected rates of the config. `--at=STEP` shows the rows of a later
-step, in the phase of that step. Exit code 1 if a measured rate is out of range, else 0.
+Prints the first rows of a run. Symbols show the effect of the objective on each token, such as masking. A table
+compares the rates measured in the batches with the rates that the config implies. `--at=STEP` shows the rows of a later
+step; in a run with config.phases, these are the rows of the phase that contains the step. The exit code is 1 if a
+measured rate is out of range, otherwise 0.
 """
 
 import os
@@ -26,28 +27,29 @@ _HTML = define_path("html", None, "HTML file to write, with the same rows and ta
 
 
 def main() -> int:
+    """Prints training rows and the table of rates. Returns the exit code."""
     experiment = cli.experiment()
     if _AT.value > experiment.train.steps:
         raise UserError(f"--at={_AT.value} is after the last step: config.train.steps is {experiment.train.steps}")
-    before = _AT.value - 1  # number of updates before the step
-    phase = phase_at(phases_of(experiment), before)
+    step = _AT.value - 1  # counted from 0
+    phase = phase_at(phases_of(experiment), step)
     if _HTML.value:
         cli.folder("html", os.path.dirname(_HTML.value) or ".")
     prepared = prepare(experiment)
-    batches = phase_batches(experiment, prepared).at(before)
-    measured = check.measure(batches, step=before)
-    views = row_views(batches, TokenTexts(prepared.tokenizer), _COUNT.value, before)
+    batches = phase_batches(experiment, prepared).at(step)
+    measurement = check.measure(batches, step=step)
+    views = row_views(batches, TokenTexts(prepared.tokenizer), _COUNT.value, step)
     summary = f"{phase}; {prepared.summary}" if experiment.phases else prepared.summary
     if _HTML.value:
-        _write(_HTML.value, page.render(cli.config_name(), summary, measured, views))
-    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        _write(_HTML.value, page.render(cli.config_name(), summary, measurement, views))
+    use_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = shutil.get_terminal_size((100, 24)).columns
     if experiment.phases:
         print(phase)
-    for one in views:
-        print("\n" + terminal.render(one, colours, width))
-    print("\n" + terminal.table(measured))
-    check.check(measured, phase.experiment.objective)
+    for view in views:
+        print("\n" + terminal.render(view, use_colours, width))
+    print("\n" + terminal.table(measurement))
+    check.check(measurement, phase.experiment.objective)
     return 0
 
 

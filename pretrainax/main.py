@@ -1,20 +1,20 @@
 """Trains a model: `python -m pretrainax.main --config=t5_base:large --workdir=DIR`.
 
---config takes the name and variant of an installed config, or your own Python file. A flag overrides any field of the
+--config takes the name and variant of an installed config, or your own Python file. Flags override fields of the
 config: `--config.train.steps=1000`.
 
 The same command on the same --workdir resumes the run from its newest checkpoint. A resumed run may change fields that
-do not affect the mathematics (mesh, logging, checkpoint interval) and fields that handle a fault
+do not affect the mathematics (mesh, logging, checkpoint interval) and fields that control how faults are handled
 (`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and their settings). Other changes are errors. A
-larger config.train.steps continues a run past its end, finished or not. If the longer plan has a different learning
-rate (or a different mixture of datasets) for steps that are already done, it also needs `--extend`.
+larger config.train.steps extends a run, finished or not. The extension needs `--extend` if it changes the learning rate
+(or the mixture of datasets) of steps that are already done.
 
---seeds=5 trains five runs, each in a folder below --workdir. --sweep="optimizer.learning_rate=1e-5,3e-5,1e-4" trains a
-run for each value of a field. Both flags together train a run for each combination. The same command continues after an
-interruption. At the end it prints a table and writes runs.json: the best checkpoint of each run by the metric that
-selects checkpoints, with medians and spreads.
+--seeds=5 trains five runs, each in a subfolder of --workdir. --sweep="optimizer.learning_rate=1e-5,3e-5,1e-4" trains
+one run per value of a field. Both flags together train one run per combination. The same command continues after an
+interruption. At the end, the command prints a table and writes runs.json. Both list each run's best checkpoint, by the
+metric that selects checkpoints, with medians and spreads.
 
---config.train.profile_steps=10:13 profiles these steps; the signal SIGUSR1 profiles the next steps. See
+--config.train.profile_steps=10:13 profiles steps 10 to 13. On the signal SIGUSR1, the run profiles its next steps. See
 docs/how-to/profile.md.
 
 Exit codes: 0 done, 1 failed, 2 invalid config or input, 75 preempted after saving (run the same command again).
@@ -47,8 +47,9 @@ _VERBOSE = flags.DEFINE_bool(
 
 
 def main() -> int:
+    """Trains a single run, or the grid of runs that --seeds and --sweep define. Returns the exit code."""
     end_with_parent()
-    request = ProfileRequest().listen()  # before any slow work, because without a handler SIGUSR1 ends the process
+    request = ProfileRequest().listen()  # first, because SIGUSR1 kills a process that has no handler
     experiment = cli.experiment()
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
@@ -79,13 +80,13 @@ def main() -> int:
         message = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
     if code == 0 and is_first:
         print(message, file=sys.stderr)
-    elif code == PREEMPTED and not cluster.is_multi_process() and PARENT not in os.environ:  # else the parent prints it
-        print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
+    elif code == PREEMPTED and not cluster.is_multi_process() and PARENT not in os.environ:  # or the parent prints it
+        print(f"to resume: {next_steps.resume_command(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
 
 
 def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -> int:
-    """Trains the runs of --seeds and --sweep. Returns the exit code."""
+    """Trains the grid of runs that --seeds and --sweep define. Returns the exit code."""
     from pretrainax.runtime import cluster
 
     if is_url(workdir):
@@ -96,14 +97,14 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
         raise UserError("--seeds and --sweep run in one process: start runs with several processes one by one")
     from pretrainax.runs import grid_runs, next_steps
 
-    words = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # includes the flags of a --flagfile
+    arguments = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # includes the flags of a --flagfile
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)
     if _SEEDS.value is not None:
         print(f"pretrainax: {grid.describe_seeds(experiment)}", file=sys.stderr)
-    own = next_steps.without(words, ["workdir", "seeds", "sweep"], ["extend", "verbose"])
-    code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value, request, _VERBOSE.value)
+    run_arguments = next_steps.remove_flags(arguments, ["workdir", "seeds", "sweep"], ["extend", "verbose"])
+    code = grid_runs.train_grid(runs, workdir, run_arguments, _EXTEND.value, request, _VERBOSE.value)
     if code in (PREEMPTED, RunFailed.exit_code):
-        print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
+        print(f"to resume: {next_steps.resume_command(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
 
 

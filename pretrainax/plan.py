@@ -1,10 +1,10 @@
 """Estimates the memory, time and price of a run: `python -m pretrainax.plan --config=FILE --topology=v5p:4x4x8`.
 
-Reports whether the run fits in memory, bytes by part, traffic over each axis of the mesh, FLOPs, time, hours and price.
-If the run does not fit, it lists changes that make it fit. `--search` lists the best meshes. No accelerator is needed.
-With the extra `tpu` or `cuda` installed, it also compiles the real step for the topology and prints the compiler's
-values next to the estimates; `--nocompile` skips this. `--flops`, `--hours`, `--tokens` and `--fit` size a model for
-a budget: see `pretrainax.scaling.budget`.
+Reports whether the run fits in memory, the memory by component, the traffic over each mesh axis, FLOPs, step time,
+hours and price. If the run does not fit, the report lists changes that make it fit. `--search` lists the best meshes.
+No accelerator is needed. If the extra `tpu` or `cuda` is installed, the command also compiles the actual training step
+for the topology and prints the compiler's values next to the estimates; `--nocompile` skips the compilation.
+`--flops`, `--hours`, `--tokens` and `--fit` size a model for a budget: see `pretrainax.scaling.budget`.
 """
 
 import sys
@@ -31,10 +31,11 @@ _BUDGET = budget.define_flags()
 
 
 def main() -> int:
+    """Prints the plan of a run, the best meshes, or a model size for a budget. Returns the exit code."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free for other processes
-    given = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
-    if any(name in given for name in budget.BUDGETS):
-        print(budget.report(Budget(**given, topology=_TOPOLOGY.value)), end="")
+    budget_flags = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
+    if any(name in budget_flags for name in budget.BUDGETS):
+        print(budget.report(Budget(**budget_flags, topology=_TOPOLOGY.value)), end="")
         return 0
     if _TABLE.value:
         print(plans_page.markdown(list(plans_page.rows())), end="")
@@ -50,19 +51,21 @@ def main() -> int:
         return 0
     candidate = search.estimate_run(experiment, topology)
     experiment = candidate.experiment
-    compiled, note = (
-        _compiled(candidate.largest.experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")
+    compiled, compile_status = (
+        _compile_for_topology(candidate.largest.experiment, topology)
+        if _COMPILE.value
+        else (None, "not compiled: --nocompile")
     )
-    print(report.run_report(cli.config_name(), candidate, topology, compiled, note))
+    print(report.run_report(cli.config_name(), candidate, topology, compiled, compile_status))
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))
     return 0
 
 
-def _compiled(experiment: Experiment, topology: Topology) -> tuple[Optional[Compiled], str]:
-    """Compiles the training step for a topology. Returns the result and a line for the report.
+def _compile_for_topology(experiment: Experiment, topology: Topology) -> tuple[Optional[Compiled], str]:
+    """Compiles the training step for a topology. Returns the compiled step and a status line for the report.
 
-    The result is None if compilation is impossible; the line has the reason.
+    If the step cannot be compiled, the first result is None and the status line gives the reason.
     """
     print(f"compiling for {topology} (--nocompile skips this) ...", file=sys.stderr, flush=True)
     try:

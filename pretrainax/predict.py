@@ -1,22 +1,23 @@
 """Labels records with a fine-tuned model: `python -m pretrainax.predict --from=DIR --input=FILE --output=FILE`.
 
 DIR is a run of a task (--config=finetune:…), RUN@best, RUN@2000, or an export, a Hugging Face directory or hf:org/name
-of a model with a task head (BertForSequenceClassification, …). --input is a file of JSON lines, a .tsv or .csv file
-with a header (.gz, .xz, .zst too), a folder of such files, - for standard input, or a data source as in a config:
+of a model with a task head (BertForSequenceClassification, …). --input is a file or a folder of files: JSON lines, or
+.tsv or .csv with a header, optionally compressed (.gz, .xz, .zst). It may also be - for standard input, or a data
+source as in a config:
 
     --input="Csv(path='my.txt', delimiter=';')"  --input="Tsv(path='-', columns=('id', 'text'))"
 
-A record needs the fields that the task reads, but no label. The output has all records in the order of the input, with
-their own fields, "prediction" and "probabilities" (of all labels). A prediction is a label (classification), a list of
-the labels above 0.5 (multi-label), a number (regression), a tag for each word (token classification), a letter
-(multiple choice) or an answer (question answering). --format=csv writes a table with a column for each field. The
-output file appears only when it is complete; --output=- prints to standard output.
+A record needs the fields that the task reads, but no label. The output contains all records in the order of the input:
+their fields, "prediction" and "probabilities" (of all labels). A prediction is a label (classification), a list of the
+labels above 0.5 (multi-label), a number (regression), a tag for each word (token classification), a letter (multiple
+choice) or an answer (question answering). --format=csv writes a table with a column for each field. The output file
+appears only when it is complete; --output=- prints to standard output.
 
-The fields of a record have the names of the training data (for a Hugging Face directory: "text"). Flags set other
-names: --config.objective.text_field=review --config.objective.pair_field=title. Texts longer than
---config.data.sequence_length are truncated and counted; --config.objective.chunks="Chunks()" reads them whole, in
-windows. A record that cannot be read ends the command with its file and line. --skip_bad skips such records, prints
-and counts them.
+Records use the field names of the training data (for a Hugging Face directory, "text"). Flags set different names:
+--config.objective.text_field=review --config.objective.pair_field=title. Texts longer than
+--config.data.sequence_length are truncated, and the command prints their number; --config.objective.chunks="Chunks()"
+reads long texts in windows instead. If a record cannot be read, the command fails and prints its file and line. With
+--skip_bad, it skips unreadable records, and prints and counts them.
 """
 
 import collections
@@ -44,8 +45,11 @@ COUNT = ("objective", "data.sequence_length", "mesh", "train.dtype")  # fields t
 
 
 def main() -> None:
-    """Defines the flags and runs the command. The flags are local because other commands use the same names."""
-    defined = {
+    """Defines the flags and runs the command.
+
+    The flags are not defined on import, because other commands define flags with the same names.
+    """
+    command_flags = {
         "from": define_path("from", None, NAMES, takes_hub=True),
         "input": define_path(
             "input", None, "Records to label: a file, a folder, - for standard input, or a data source"
@@ -57,12 +61,12 @@ def main() -> None:
             "skip_bad", False, "Skip records that cannot be read, and print their file and line"
         ),
     }
-    command = Prediction(defined)
+    command = Prediction(command_flags)
     cli.run(command.run, config=command.config)
 
 
 class Prediction:
-    """The command `pretrainax predict` with its flags."""
+    """Implements the command `pretrainax predict`."""
 
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._flags = asked
@@ -71,7 +75,7 @@ class Prediction:
         return self._flags[flag].value
 
     def config(self) -> Optional[Experiment]:
-        """Finds the model of --from and returns its config, for flags to override."""
+        """Finds the model that --from names, and returns its config, whose fields flags can override."""
         if flags.FLAGS["workdir"].present:
             raise UserError("--workdir is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
@@ -80,6 +84,7 @@ class Prediction:
         return experiment_of(self.origin)
 
     def run(self) -> int:
+        """Predicts a label for each record in --input and writes the results to --output. Returns the exit code."""
         experiment = cli.CONFIG.value
         cli.check_overrides(COUNT, "in a prediction")
         for flag in ("input", "output"):
@@ -88,7 +93,7 @@ class Prediction:
         if self["output"] != STANDARD and os.path.exists(self["output"]) and os.path.exists(self["input"]):
             if os.path.samefile(self["input"], self["output"]):
                 raise UserError(f"--output={self['output']} is the file of --input: set another file")
-        task_in(experiment, self.origin.description)  # raises an error before the slow loading of the model
+        task_in(experiment, self.origin.description)  # raises an error before the model is loaded, which is slow
         records = Input(self["input"], experiment, self["skip_bad"])
         host.enable_compilation_cache(experiment.data.cache_dir)
         host.start_devices()
@@ -100,34 +105,35 @@ class Prediction:
         return 0
 
     def _write(self, loaded: LoadedModel, task: Task, records: Input) -> None:
-        waiting: collections.deque[InputRecord] = collections.deque()
+        """Writes the records with their predictions to --output, and prints a summary line to stderr."""
+        pending: collections.deque[InputRecord] = collections.deque()
 
-        def encoded():
-            for each in records.records(task):
-                waiting.append(each)
-                yield each.record
+        def task_records():
+            for input_record in records.records(task):
+                pending.append(input_record)
+                yield input_record.record
 
-        started, count, cut = time.monotonic(), 0, 0
+        start_time, num_records, num_truncated = time.monotonic(), 0, 0
         with writing(self["output"], self["format"]) as output:
-            answers = task_outputs(loaded, task, encoded(), self["batch"])
-            for answered in tqdm(
-                answers, desc="predicting", unit=" records", leave=False, disable=not sys.stderr.isatty()
+            results = task_outputs(loaded, task, task_records(), self["batch"])
+            for result in tqdm(
+                results, desc="predicting", unit=" records", leave=False, disable=not sys.stderr.isatty()
             ):
-                output.add(waiting.popleft(), task.prediction(answered.predictions, answered.notes))
-                count, cut = count + 1, cut + answered.is_cut
-            if not count:
-                bad = f": all {records.bad:,} records are bad" if records.bad else ""
-                raise UserError(f"--input={self['input']} holds no record{bad}")
-        summary = [f"wrote {count:,} records of {self['input']} to {self['output']}"]
+                output.add(pending.popleft(), task.prediction(result.predictions, result.notes))
+                num_records, num_truncated = num_records + 1, num_truncated + result.is_cut
+            if not num_records:
+                reason = f": all {records.bad:,} records are bad" if records.bad else ""
+                raise UserError(f"--input={self['input']} holds no record{reason}")
+        summary = [f"wrote {num_records:,} records of {self['input']} to {self['output']}"]
         summary += [f"left out {records.bad:,} bad records"] if records.bad else []
-        if cut:
-            length, (are, lose) = (
+        if num_truncated:
+            length, (verb, loses_end) = (
                 cli.CONFIG.value.data.sequence_length,
-                ("record is", "loses its") if cut == 1 else ("records are", "lose their"),
+                ("record is", "loses its") if num_truncated == 1 else ("records are", "lose their"),
             )
-            rows = f"{length:,} tokens (config.data.sequence_length)"
-            summary.append(f"{cut:,} {are} longer than {rows} and {lose} end")
-        print("; ".join([*summary, f"{count / (time.monotonic() - started):,.0f} records/s"]), file=sys.stderr)
+            limit = f"{length:,} tokens (config.data.sequence_length)"
+            summary.append(f"{num_truncated:,} {verb} longer than {limit} and {loses_end} end")
+        print("; ".join([*summary, f"{num_records / (time.monotonic() - start_time):,.0f} records/s"]), file=sys.stderr)
 
 
 if __name__ == "__main__":

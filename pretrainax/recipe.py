@@ -1,10 +1,10 @@
 """Shows the source of each number of a config: `python -m pretrainax.recipe --config=bert_base [--only=optimizer]`.
 
-The table has a row for each number, and for each choice of a class or word that is not the default. Each row names its
-source: the paper, the released code of its authors, or a choice of this project with its reason. The table marks fields
-that flags override. Below the table is a list of the deviations: features of the source that this config does not have.
-`--preset=macbert_base` shows an architecture of the zoo that no config trains. The sources are in the ledger, the
-.toml file next to the config, such as `configs/bert_base.toml`.
+The table has a row for each number, and for each class or option that is not the default. A row gives the source of the
+value: the paper, its authors' code, or this project's own choice, with the reason. The table marks fields that flags
+override. Below the table is a list of deviations: features of the source that this config lacks.
+`--preset=macbert_base` shows a zoo architecture that no config trains. The sources are in the ledger, the .toml file
+next to the config, such as `configs/bert_base.toml`.
 """
 
 import collections
@@ -28,38 +28,41 @@ _PRESET = flags.DEFINE_string(
 
 
 def main() -> int:
+    """Prints the source of each value in a config or preset, and its deviations. Returns the exit code."""
     if _PRESET.value and cli.CONFIG.value:
         raise UserError("--preset and --config are both set: leave one of them out")
-    compared = _compare_preset(_PRESET.value) if _PRESET.value else _compare_config()
-    rows = [row for row in compared.rows if row.path.startswith(_ONLY.value) and not _is_idle(row)]
+    comparison = _compare_preset(_PRESET.value) if _PRESET.value else _compare_config()
+    rows = [row for row in comparison.rows if row.path.startswith(_ONLY.value) and not _is_unused(row)]
     if not rows:
-        raise UserError(f"--only={_ONLY.value}: no field starts with this; the first field is {compared.rows[0].path}")
+        raise UserError(
+            f"--only={_ONLY.value}: no field starts with this; the first field is {comparison.rows[0].path}"
+        )
     print(text_table([("field", "value", "from", "source or reason"), *map(_cells, rows)]))
     print(f"\n{_LEGEND}")
-    if compared.deviations and not _ONLY.value:
+    if comparison.deviations and not _ONLY.value:
         print("\nDeviations: features of the source, and what this config has instead\n")
-        pairs = ((("source", one.theirs), ("here", one.ours)) for one in compared.deviations)
+        pairs = ((("source", deviation.theirs), ("here", deviation.ours)) for deviation in comparison.deviations)
         print(text_table((row for pair in pairs for row in pair), indent="  "))
     counts = collections.Counter(row.fact.status for row in rows if row.fact and row.agrees)
-    shares = ", ".join(f"{counts[status]} {status}" for status in ledger.STATUSES)
-    print(f"\n{len(rows)} fields: {shares}, {len(rows) - counts.total()} other (here or ?)")
+    counts_by_status = ", ".join(f"{counts[status]} {status}" for status in ledger.STATUSES)
+    print(f"\n{len(rows)} fields: {counts_by_status}, {len(rows) - counts.total()} other (here or ?)")
     return 0
 
 
-def _is_idle(row: ledger.LedgerRow) -> bool:
-    """Returns True for a row whose field has the value None and may have any value according to the ledger."""
+def _is_unused(row: ledger.LedgerRow) -> bool:
+    """Returns whether a row carries no information: the field is None, and the ledger allows any value for it."""
     return row.value is None and row.fact is not None and row.fact.value == "any"
 
 
 def _compare_config() -> ledger.Comparison:
     cli.experiment(files=False)
-    compared = cli.compare_with_ledger()
-    if compared is None:
+    comparison = cli.compare_with_ledger()
+    if comparison is None:
         raise UserError(
             f"--config={cli.config_name()} has no ledger: write a .toml file with its name next to it, as described in "
             "docs/how-to/recipe-sources.md"
         )
-    return compared
+    return comparison
 
 
 def _compare_preset(name: str) -> ledger.Comparison:
@@ -69,20 +72,26 @@ def _compare_preset(name: str) -> ledger.Comparison:
 
 
 def _cells(row: ledger.LedgerRow) -> tuple[str, ...]:
+    """Formats the four cells of a table row: field, value, where the value comes from, and the source or reason."""
     fact = row.fact
     if fact is None:
-        return row.path, _written(row.value), "?", "not in the ledger"
+        return row.path, _format_value(row.value), "?", "not in the ledger"
     expected = (
         f"{large_number(fact.value)} tokens"
         if fact.in_tokens and ledger.is_number(fact.value)
-        else _written(fact.value)
+        else _format_value(fact.value)
     )
     if not row.agrees:
-        return row.path, _written(row.value), "here", f"instead of {expected} ({fact.status}: {fact.source})"
-    return row.path, _written(row.value), fact.status, f"{fact.source}: {expected}" if fact.in_tokens else fact.source
+        return row.path, _format_value(row.value), "here", f"instead of {expected} ({fact.status}: {fact.source})"
+    return (
+        row.path,
+        _format_value(row.value),
+        fact.status,
+        f"{fact.source}: {expected}" if fact.in_tokens else fact.source,
+    )
 
 
-def _written(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

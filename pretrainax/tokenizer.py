@@ -5,9 +5,9 @@
     python -m pretrainax.tokenizer encode --tokenizer=DIR [--text=TEXT]
 
 `train` trains the tokenizer of config.tokenizer on config.data.source, as a run does before its first step, and saves
-it. `report` trains each kind at each size on config.tokenizer.train_bytes of the training split, measures it on the
-validation split, and writes report.md, report.json and report.png to --to. `encode` prints the tokens of --text, or of
-stdin.
+it. `report` trains a tokenizer of each kind and vocabulary size on config.tokenizer.train_bytes bytes of the training
+split, and measures it on the validation split. It writes report.md, report.json and report.png to --to. `encode` prints
+the tokens of --text, or of stdin.
 """
 
 import dataclasses
@@ -26,23 +26,23 @@ from pretrainax.tokenization.compare import KINDS, compare, measure, table, writ
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.segmentation import describe_segmentation
 
-_TRAINED = 10_000_000  # bytes of training text for `report` if config.tokenizer.train_bytes is unset
-_MEASURED = 4_000_000  # maximum bytes of validation text
+_TRAINING_BYTES = 10_000_000  # bytes of training text for `report` if config.tokenizer.train_bytes is None or 0
+_VALIDATION_BYTES = 4_000_000  # maximum bytes of validation text
 
 
 def train(experiment: Experiment, directory: Optional[str]) -> str:
     """Trains the tokenizer of a config, or loads it from the cache. Returns a summary line.
 
-    directory: folder in which the tokenizer is saved; None: only in the cache.
+    directory: folder for the tokenizer. If None, the tokenizer is saved only in the cache.
     """
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     tokenizer = prepare_tokenizer(experiment)
-    seconds = time.perf_counter() - started
-    text = sample_split(experiment, "valid", _MEASURED)
-    bytes_per_token = measure(tokenizer, text)["bytes_per_token"]
+    seconds = time.perf_counter() - start_time
+    documents = sample_split(experiment, "valid", _VALIDATION_BYTES)
+    bytes_per_token = measure(tokenizer, documents)["bytes_per_token"]
     summary = (
         f"{type(experiment.tokenizer).__name__} of {tokenizer.vocabulary.size:,} ids: "
-        f"{bytes_per_token:.3f} bytes per token on {sum(len(t.encode()) for t in text) / 1e6:.2f} MB of "
+        f"{bytes_per_token:.3f} bytes per token on {sum(len(d.encode()) for d in documents) / 1e6:.2f} MB of "
         f"validation text; made in {seconds:.1f} s"
     )
     if directory is None:
@@ -52,12 +52,12 @@ def train(experiment: Experiment, directory: Optional[str]) -> str:
 
 
 def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], directory: Optional[str]) -> str:
-    """Trains tokenizers of all `kinds` and vocabulary `sizes` and compares them. Returns the table of results.
+    """Trains a tokenizer of each kind at each vocabulary size and compares them. Returns the table of results.
 
-    directory: folder for the report; None: no report is written.
+    directory: folder for the report. If None, no report is written.
     """
-    training = sample_split(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
-    held_out = sample_split(experiment, "valid", _MEASURED)
+    training = sample_split(experiment, "train", experiment.tokenizer.train_bytes or _TRAINING_BYTES)
+    held_out = sample_split(experiment, "valid", _VALIDATION_BYTES)
     costs = functools.partial(model_costs, experiment)
     results = compare(experiment.tokenizer, training, held_out, kinds, sizes, costs)
     if directory is not None:
@@ -66,10 +66,13 @@ def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], d
 
 
 def model_costs(experiment: Experiment, tokenizer: Tokenizer, bytes_per_token: float) -> dict[str, float]:
-    """Returns two costs of config.model with the vocabulary of `tokenizer`.
+    """Computes what a tokenizer's vocabulary costs: embedding parameters, and training FLOPs per byte of text.
 
-    These costs are the number of parameters of the embedding tables, and the training FLOPs per byte of text. A larger
-    vocabulary makes the softmax more expensive and the token sequences shorter.
+    The costs are those of config.model with this vocabulary. A larger vocabulary makes the softmax more expensive but
+    shortens the token sequences.
+
+    Args:
+      bytes_per_token: mean number of bytes of text per token.
     """
     from pretrainax.models.flops import flops_per_step  # local import, because it imports JAX
 

@@ -1,14 +1,18 @@
 """Checks that a config resumes exactly: `python -m pretrainax.verify_resume --config=… [--steps=20 --kills=3]`.
 
-Runs the first steps of the config in a temporary folder three times: once without interruption; once killed (SIGKILL)
-at random moments and resumed each time; once killed half-way and resumed with a different number of processes. Then it
-compares the batches, losses and final parameters with those of the uninterrupted run. With the same number of
-processes, all must be bit-identical. With a different number, the batches must be identical, and losses may differ by a
-relative 2e-5, because sums over devices have a different order. Exit code 0 if the checks pass, 1 if not.
+Trains the first steps of the config three times in a temporary folder:
 
-It runs on the devices of the machine. Without an accelerator, or with JAX_PLATFORMS=cpu, it runs on CPU devices that
-XLA simulates. Several processes cannot share an accelerator, so a different number of processes is compared only on CPU
-devices.
+- without interruption;
+- killed (SIGKILL) at random moments, and resumed each time;
+- killed half-way, and resumed with a different number of processes.
+
+The command then compares batches, losses and final parameters with the uninterrupted run. With the same number of
+processes, all must be bit-identical. With a different number, the batches must be identical, and losses may differ by a
+relative 2e-5, because sums over devices are added in a different order. The exit code is 0 if all checks pass,
+otherwise 1.
+
+The runs use the devices of this machine. Without an accelerator, or with JAX_PLATFORMS=cpu, they use CPU devices that
+XLA simulates. Several processes cannot share an accelerator, so the third run needs CPU devices.
 """
 
 import dataclasses
@@ -38,6 +42,7 @@ _RECORD = define_path(
 
 
 def main() -> int:
+    """Trains and compares the runs, or, with --record, only trains. Returns the exit code."""
     experiment = cli.experiment()
     if _RECORD.value:
         return record(experiment, cli.WORKDIR.value, _RECORD.value)
@@ -49,36 +54,40 @@ def main() -> int:
         def trial(name: str) -> Trial:
             return Trial(os.path.join(folder, name), arguments, devices)
 
-        whole = trial("whole")
-        seconds = whole.finish()
-        platform = whole.platform()
+        uninterrupted = trial("whole")
+        seconds = uninterrupted.finish()
+        platform = uninterrupted.platform()
         print(
             f"undisturbed run: {steps} steps in {seconds:.0f} s on {platform['devices']} × {platform['kind']}",
             flush=True,
         )
         rows = []
-        killed = trial("killed")
-        moments = sorted(random.sample(range(steps), min(_KILLS.value, steps)))
-        killed.kill_at(moments, seconds / steps)
-        name = f"killed {len(moments)} times, near steps {', '.join(map(str, moments))}"
-        rows += compare(name, whole, killed, same=True)
+        killed_trial = trial("killed")
+        kill_steps = sorted(random.sample(range(steps), min(_KILLS.value, steps)))
+        killed_trial.kill_at(kill_steps, seconds / steps)
+        name = f"killed {len(kill_steps)} times, near steps {', '.join(map(str, kill_steps))}"
+        rows += compare(name, uninterrupted, killed_trial, same=True)
         if _PROCESSES.value > 1 and platform["name"] == "cpu":
-            other = trial("other")
-            other.kill_at([half := steps // 2], 0.0, resume=False)
-            other.finish(_PROCESSES.value)
-            name = f"killed at step {half}, resumed by {_PROCESSES.value} processes"
-            rows += compare(name, whole, other, same=False)
+            resharded_trial = trial("other")
+            resharded_trial.kill_at([middle_step := steps // 2], 0.0, resume=False)
+            resharded_trial.finish(_PROCESSES.value)
+            name = f"killed at step {middle_step}, resumed by {_PROCESSES.value} processes"
+            rows += compare(name, uninterrupted, resharded_trial, same=False)
         elif _PROCESSES.value > 1:
             print("other process counts are compared only with JAX_PLATFORMS=cpu; see --help")
     print("\ncompared with the undisturbed run (✗: a check that fails)\n")
     print(text_table([(row.run, row.what, row.found, "" if row.good else "✗") for row in rows]))
-    good = all(row.good for row in rows)
-    print("all checks pass: the config resumes" if good else "FAILED: the config does NOT resume as it should")
-    return 0 if good else 1
+    all_pass = all(row.good for row in rows)
+    print("all checks pass: the config resumes" if all_pass else "FAILED: the config does NOT resume as it should")
+    return 0 if all_pass else 1
 
 
 def _devices(mesh: MeshConfig, processes: int) -> int:
-    """Returns the smallest number of CPU devices that fits the mesh and that the processes can share equally."""
+    """Returns the smallest number of CPU devices that fits the mesh and is divisible by `processes`.
+
+    Raises:
+      UserError: the mesh has a fixed number of devices, which is not divisible by `processes`.
+    """
     from pretrainax.sharding.axes import AXES, DATA_AXIS  # local import, because it imports JAX
 
     sizes = {axis: getattr(mesh, axis) for axis in AXES}  # without `slices`, which divide DATA_AXIS
@@ -96,35 +105,37 @@ def _devices(mesh: MeshConfig, processes: int) -> int:
 
 
 def _config_arguments(words: list[str]) -> list[str]:
-    """Returns the command-line arguments of --config and of overrides, unchanged."""
+    """Returns, unchanged, the command-line arguments that set --config or override its fields."""
     arguments = []
-    for word, after in zip(words, [*words[1:], "-"], strict=True):
+    for word, next_word in zip(words, [*words[1:], "-"], strict=True):
         name = word.lstrip("-").split("=")[0]
         if word.startswith("-") and (name == "config" or name.removeprefix("no").startswith("config.")):
-            arguments += [word] if "=" in word or after.startswith("-") else [word, after]
+            arguments += [word] if "=" in word or next_word.startswith("-") else [word, next_word]
     return arguments
 
 
 def _overrides(experiment: Experiment, steps: int) -> list[str]:
-    """Returns the overrides for a short run of the config, which logs each step and saves five times."""
-    every = max(steps // 5, 1)
+    """Returns the overrides for a run of `steps` steps that logs every step and saves five checkpoints."""
+    save_interval = max(steps // 5, 1)
     changes = {
         "train.steps": steps,
         "train.log_every": 1,
         "train.deterministic": True,
         "evaluate.every": steps,
         "evaluate.batches": 1,
-        "checkpoint.every": every,
+        "checkpoint.every": save_interval,
     }
-    if experiment.phases:  # each phase has the same share of the short run as of the whole run
+    if experiment.phases:  # each phase has the same fraction of the short run as of the full run
         phases = phases_of(experiment)
-        shares = [{"share": phase.steps / experiment.train.steps} for phase in phases[:-1]] + [{"share": None}]
-        short = zip(experiment.phases, shares, strict=True)
-        changes["phases"] = format_value(tuple(dataclasses.replace(p, steps=None, tokens=None, **s) for p, s in short))
+        fractions = [{"share": phase.steps / experiment.train.steps} for phase in phases[:-1]] + [{"share": None}]
+        phases_and_fractions = zip(experiment.phases, fractions, strict=True)
+        changes["phases"] = format_value(
+            tuple(dataclasses.replace(p, steps=None, tokens=None, **s) for p, s in phases_and_fractions)
+        )
     if experiment.checkpoint.keep_at:
         changes["checkpoint.keep_at"] = "()"
     if experiment.train.on_spike == "rollback":
-        changes["checkpoint.keep"] = 1 + math.ceil(experiment.train.rollback_steps / every)
+        changes["checkpoint.keep"] = 1 + math.ceil(experiment.train.rollback_steps / save_interval)
     return [f"--config.{name}={value}" for name, value in changes.items()]
 
 

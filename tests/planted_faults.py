@@ -36,8 +36,8 @@ FAULTS = (
     Fault(
         "loss: half of the target's logit",
         "models/heads/vocabulary_loss.py",
-        "log_z - reading.target\n",
-        "log_z - 0.5 * reading.target\n",
+        "log_z - stats.target\n",
+        "log_z - 0.5 * stats.target\n",
     ),
     Fault(
         "mask: a token sees the next",
@@ -61,8 +61,8 @@ FAULTS = (
     Fault(
         "loss: experts' balance not divided by k",
         "layers/feed_forward/router.py",
-        "even = settings.top_k * jnp.maximum",
-        "even = jnp.maximum",
+        "even_assignments = settings.top_k * jnp.maximum",
+        "even_assignments = jnp.maximum",
     ),
     # Attention
     Fault(
@@ -137,15 +137,15 @@ FAULTS = (
     Fault(
         "schedule: the warm-up begins at zero",
         "optim/schedules.py",
-        "start, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1",
-        "start, steps_to_peak = 0.0, self.warmup_steps - 1",
+        "start_fraction, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1",
+        "start_fraction, steps_to_peak = 0.0, self.warmup_steps - 1",
     ),
     # Objectives
     Fault(
         "objective: [MASK] and random tokens change places",
         "data/objectives/masked.py",
-        "kind < self.mask_fraction\n",
-        "kind > self.mask_fraction\n",
+        "kind_draws < self.mask_fraction\n",
+        "kind_draws > self.mask_fraction\n",
     ),
     Fault(
         "objective: a next token of another text",
@@ -156,8 +156,8 @@ FAULTS = (
     Fault(
         "objective: sentinels of targets begin anew",
         "data/objectives/spans.py",
-        "before = np.append(before, len(mask) - 1)",
-        "before = np.append(before, len(mask) - 2)",
+        "sentinel_positions = np.append(sentinel_positions, len(mask) - 1)",
+        "sentinel_positions = np.append(sentinel_positions, len(mask) - 2)",
     ),
     # Accumulation and sharding
     Fault(

@@ -19,7 +19,7 @@ def run(program: str, *arguments) -> subprocess.CompletedProcess:
 def test_a_command_that_has_failed_ends_though_a_thread_of_a_library_does_not():
     program = """
         import threading
-        cli._LAST = 1
+        cli._CLEANUP_SECONDS = 1
         def main():
             threading.Thread(target=threading.Event().wait).start()
             raise RunFailed("it failed")

@@ -1,5 +1,6 @@
 """Compares the documentation with the package: names, links, tables, and the site itself."""
 
+import importlib
 import os
 import pathlib
 import pkgutil
@@ -130,3 +131,14 @@ def test_what_the_changelog_says_to_import_is_there():
     for first, *others in [re.findall(r"`(\.?[\w.]+)`", row) for row in rows if "`pretrainax." in row]:
         for name in [first, *(first.rsplit(".", 1)[0] + other for other in others if other.startswith("."))]:
             pkgutil.resolve_name(name)
+
+
+def test_every_new_name_of_the_upgrade_page_exists():
+    page = (ROOT / "docs" / "upgrade.md").read_text()
+    for module, name in re.findall(r"^\| `([\w.]+)` \| `[\w.]+` \| `([\w.]+)` \|$", page, re.MULTILINE):
+        owner = importlib.import_module(f"pretrainax.{module}")
+        *classes, last = name.split(".")
+        for cls in classes:
+            owner = getattr(owner, cls)
+        fields = {field for base in getattr(owner, "__mro__", ()) for field in vars(base).get("__annotations__", {})}
+        assert hasattr(owner, last) or last in fields, f"{module}: {name}"

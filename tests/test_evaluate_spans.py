@@ -40,7 +40,13 @@ def evaluate(models, *flags):
 
 @pytest.mark.slow
 def test_two_models_pay_for_the_same_spans(models, tmp_path):
-    flags = "--bytes-of-spans", "--span-share=0.2", "--span-bytes=4", "--span-context=8", f"--beside={models['gpt2']}"
+    flags = (
+        "--bytes-of-spans",
+        "--span-share=0.2",
+        "--span-bytes=4",
+        "--span-context=8",
+        f"--compare-with={models['gpt2']}",
+    )
     done = evaluate(models, *flags, f"--output={tmp_path}/out.json")
     assert done.returncode == 0, done.stderr
     bert, length, more = json.loads((tmp_path / "out.json").read_text())
@@ -65,7 +71,7 @@ class Flag(NamedTuple):
     [
         ({"bytes-of-spans": True, "stride": 3}, "--stride changes nothing with --bytes-of-spans: leave it out"),
         ({"span-bytes": 3.0}, "--span-bytes changes nothing without --bytes-of-spans: leave it out"),
-        ({"beside": "runs/gpt"}, "--beside changes nothing without --bytes-of-spans: leave it out"),
+        ({"compare-with": "runs/gpt"}, "--compare-with changes nothing without --bytes-of-spans: leave it out"),
     ],
 )
 def test_a_flag_that_changes_nothing_is_refused(given, message):

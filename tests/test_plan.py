@@ -87,7 +87,7 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
         memory=Usage(**usage),
         collectives=[Collective("data", "all-reduce", 5_000_000, 2, "decoder/blocks")],
         buffers=[Buffer("decoder/blocks/mlp/up", 3_000_000, "bf16[8,32,64]")],
-        moved=MemoryTraffic(
+        traffic=MemoryTraffic(
             [
                 KernelBytes("decoder/blocks/mlp/up", "products", True, 4 * 10**9),
                 KernelBytes("decoder/blocks", "elementwise", False, 10**9),

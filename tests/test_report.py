@@ -77,7 +77,7 @@ def test_what_a_run_lacks_is_said(made):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["--figures=los"], "--figures=los: no run has this metric; they have loss"),
+        (["--metrics=los"], "--metrics=los: no run has this metric; they have loss"),
         (["--by=flops"], "--by=flops: no run has counted this; use --by=step"),
         (["/nowhere"], "/nowhere is not a folder: give the --workdir of a run"),
     ],

@@ -17,12 +17,15 @@ SMALL = (
     "--config.tokenizer.vocab_size=400 --config.train.steps=3 --config.schedule.warmup_steps=1 "
     "--config.evaluate.batches=1 --config.model.num_layers=1"
 ).split()
+VERIFY = "--steps=4 --kills=1 --config.model.num_layers=1 --config.data.sequence_length=32".split()
 # What else makes a command small, or fit to this machine, by the page
 FLAGS = {
     "first-model": lambda words: SMALL if "--config=small.py" in words else [],
     "fine-tune": lambda words: fewer_steps(words, 3),
     "compare": lambda words: fewer_steps(words, 2),
-    "scale-out": lambda words: fewer_steps(words, 4 if "--extend" in words else 2),
+    "scale-out": lambda words: (
+        VERIFY if "verify-resume" in words else fewer_steps(words, 4 if "--extend" in words else 2)
+    ),
 }
 
 

@@ -1,7 +1,7 @@
-"""A model under parameter-efficient tuning, with separate trees for trained and frozen parameters.
+"""A model with parameter-efficient tuning, whose trained and frozen parameters are in separate trees.
 
-The model itself is unchanged. A Flax interceptor calls `Tuning.around` instead of each `Linear`. Added parameters live
-in the scope of that `Linear`, so that scans over layers and rematerialization treat the added parameters like the
+The model itself is unchanged. A Flax interceptor calls `Tuning.apply_linear` instead of each `Linear`. The added
+parameters are in the scope of that `Linear`, so that scans over layers and rematerialization treat them like its
 kernel.
 """
 
@@ -27,9 +27,9 @@ FROZEN = "frozen"  # name of the Flax collection of frozen parameters
 
 @dataclasses.dataclass(frozen=True)
 class Adapted(Wrapped):
-    """Wraps a model with a parameter-efficient tuning, and is used like the model.
+    """Wraps a model with a parameter-efficient tuning method, and is used like the model.
 
-    `apply` reads the collections "params" (trained) and "frozen"; "params" may also contain the frozen parameters.
+    `apply` reads the collections "params" (trained) and "frozen". "params" may also contain the frozen parameters.
     """
 
     model: AnyModel
@@ -41,34 +41,35 @@ class Adapted(Wrapped):
         return self.model
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns the parameters of a newly initialised model: {"params": trained parameters, "frozen": the others}."""
+        """Initializes the parameters: {"params": trained parameters, "frozen": all other parameters of the model}."""
         key = rngs["params"]
         params = self.model.init(rngs, batch, deterministic=deterministic)["params"]
         return {"params": self.start(params, key), **self.frozen(params)}
 
     def start(self, params: PyTree, key: jax.Array) -> PyTree:
-        trained = {path: x for path, x in flat(params).items() if self._trains(path)}
+        trained = {path: x for path, x in flat(params).items() if self._is_trained(path)}
         return nested(trained | self.tuning.added(params, key))
 
     def frozen(self, params: PyTree) -> dict[str, PyTree]:
-        return {FROZEN: nested({path: x for path, x in flat(params).items() if not self._trains(path)})}
+        return {FROZEN: nested({path: x for path, x in flat(params).items() if not self._is_trained(path)})}
 
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns an equivalent model without tuning, and its parameters, into which the tuning is merged.
+        """Merges the tuning into the parameters; returns an equivalent model without tuning and the merged parameters.
 
-        If no model without tuning is equivalent, or if `frozen` is None, returns this model and its parameters.
+        If there is no equivalent model without tuning, this model is returned, with the merged parameters. If `frozen`
+        is None, returns this model and `params`.
         """
         if frozen is None:
             return self, params
-        whole = nested(self.tuning.merged(_joined(params, frozen[FROZEN])))
-        return self.model if self.tuning.is_mergeable else self, whole
+        merged_params = nested(self.tuning.merged(_merge_trees(params, frozen[FROZEN])))
+        return self.model if self.tuning.is_mergeable else self, merged_params
 
     def model_params(self, params: PyTree, frozen: Frozen) -> PyTree:
         return params, frozen
 
     def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
-        trained, share = run.trained_parameters, run.trained_parameters / run.parameters
-        yield "tuning", f"{self.tuning}: trains {trained:,} parameters, {share:.2%} of all"
+        trained, fraction = run.trained_parameters, run.trained_parameters / run.parameters
+        yield "tuning", f"{self.tuning}: trains {trained:,} parameters, {fraction:.2%} of all"
 
     def apply(
         self,
@@ -78,15 +79,15 @@ class Adapted(Wrapped):
         deterministic: bool,
         rngs: Optional[dict[str, jax.Array]] = None,
     ) -> Outputs:
-        params = nested(self.tuning.expanded(_joined(variables["params"], variables.get(FROZEN, {}))))
+        params = nested(self.tuning.expanded(_merge_trees(variables["params"], variables.get(FROZEN, {}))))
         with nn.intercept_methods(self.tuning.interceptor(batch, training=not deterministic)):
-            longer = self.tuning.extended(batch, self.config)
-            return self.model.apply({"params": params}, longer, deterministic=deterministic, rngs=rngs)
+            extended_batch = self.tuning.extended(batch, self.config)
+            return self.model.apply({"params": params}, extended_batch, deterministic=deterministic, rngs=rngs)
 
-    def _trains(self, path: str) -> bool:
+    def _is_trained(self, path: str) -> bool:
         heads = head_modules(self.config)
         return self.tuning.trains(path, heads) or (self.train_heads and path.partition("/")[0] in heads)
 
 
-def _joined(params: PyTree, frozen: PyTree) -> Flat:
+def _merge_trees(params: PyTree, frozen: PyTree) -> Flat:
     return flat(params) | flat(frozen)

@@ -19,14 +19,15 @@ from pretrainax.sharding.param_paths import Flat, flat
 
 @dataclasses.dataclass
 class LoRA(Tuning):
-    """Replaces a matrix W [in, out] by W + alpha / rank · A B and trains A [in, rank] and B [rank, out].
+    """Replaces a matrix W [in, out] with W + alpha / rank · A B and trains A [in, rank] and B [rank, out].
 
-    B starts at zero, so the initial model is unchanged. With `dora`, the update changes only the direction of each
-    output, and a magnitude m per output is trained (Liu et al. 2024, arXiv 2402.09353, section 4.1):
+    B is initialized to zero, so the initial model is unchanged. With `dora`, the update changes only the direction of
+    each output, and a magnitude m per output is trained (Liu et al. 2024, arXiv 2402.09353, section 4.1):
 
         m · (W + alpha / rank · A B) / |W + alpha / rank · A B|
 
-    The norm is over the inputs and has no gradient (section 4.3). m starts as |W|.
+    The norm is taken over the inputs and is treated as a constant in the backward pass (section 4.3). m is initialized
+    to |W|.
     """
 
     rank: int = 8  # rank of the update
@@ -61,10 +62,10 @@ class LoRA(Tuning):
         if not linear.has_variable("params", "lora_a"):
             return y
         a, b = (linear.get_variable("params", name) for name in ("lora_a", "lora_b"))
-        inputs = len(linear.axes) - len(linear.features)
+        num_inputs = len(linear.axes) - len(linear.features)
         if training and self.dropout:
             x = apply_dropout(self.dropout, x, linear.make_rng("dropout"))
-        update = self.scale * project(project(x, a, inputs), b, 1)
+        update = self.scale * project(project(x, a, num_inputs), b, 1)
         if not self.dora:
             return y + update
         kernel, magnitude = (linear.get_variable("params", name) for name in ("kernel", "magnitude"))
@@ -82,13 +83,13 @@ class LoRA(Tuning):
             magnitude = params.pop(f"{path}/magnitude", None)
             kernel = params[f"{path}/kernel"] + jax.vmap(self._update)(a, b)
             if magnitude is not None:
-                scaled = lambda kernel, m: kernel * broadcast_to_rows(m / _norm(kernel, m.ndim), kernel)  # noqa: E731
-                kernel = jax.vmap(scaled)(kernel, magnitude)
+                rescale = lambda kernel, m: kernel * broadcast_to_rows(m / _norm(kernel, m.ndim), kernel)  # noqa: E731
+                kernel = jax.vmap(rescale)(kernel, magnitude)
             params[f"{path}/kernel"] = kernel
         return params
 
     def _update(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Returns alpha / rank · A B of one layer, [in…, rank], [rank, out…] -> [in…, out…]."""
+        """Computes the update alpha / rank · A B of one layer, [in…, rank], [rank, out…] -> [in…, out…]."""
         return self.scale * jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -102,24 +103,27 @@ class LoRA(Tuning):
         if not self.alpha > 0:
             yield f"config.tuning.alpha is {self.alpha}, it must be above 0"
         matrices = matrices_of(abstract_params(experiment.model))
-        wrong = {pattern: problem for pattern in self.targets if (problem := pattern_problem(pattern, matrices))}
-        for pattern, problem in wrong.items():
+        pattern_problems = {
+            pattern: problem for pattern in self.targets if (problem := pattern_problem(pattern, matrices))
+        }
+        for pattern, problem in pattern_problems.items():
             yield f"config.tuning.targets has {pattern!r}, {problem}"
-        if not wrong:
-            yield from self._too_large(matching(matrices, self.targets))
+        if not pattern_problems:
+            yield from self._rank_problems(matching(matrices, self.targets))
 
-    def _too_large(self, matrices: list[Matrix]) -> Iterator[str]:
-        if small := [matrix for matrix in matrices if matrix.rank < self.rank]:
-            first = min(small, key=lambda matrix: matrix.rank)
+    def _rank_problems(self, matrices: list[Matrix]) -> Iterator[str]:
+        if smaller_matrices := [matrix for matrix in matrices if matrix.rank < self.rank]:
+            smallest = min(smaller_matrices, key=lambda matrix: matrix.rank)
             yield (
-                f"config.tuning.rank is {self.rank}, but {first.path} is a matrix of {math.prod(first.inputs)} × "
-                f"{math.prod(first.outputs)}: it must be at most {first.rank}"
+                f"config.tuning.rank is {self.rank}, but {smallest.path} is a matrix of {math.prod(smallest.inputs)} × "
+                f"{math.prod(smallest.outputs)}: it must be at most {smallest.rank}"
             )
 
 
 def _norm(kernel: jax.Array, outputs: int) -> jax.Array:
-    """Returns the Euclidean norm of a kernel over its input axes, [in…, out…] -> [out…].
+    """Computes the Euclidean norm of a kernel over the input axes, [in…, out…] -> [out…].
 
-    outputs: number of output axes.
+    Args:
+      outputs: number of output axes.
     """
     return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(range(kernel.ndim - outputs))))

@@ -1,4 +1,4 @@
-"""Lists the tunable matrices of a model's blocks, and defines the sharding of the parameters that a tuning adds."""
+"""Lists the tunable matrices of a model's blocks, and defines how added parameters are sharded."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from pretrainax import models  # noqa: F401  its modules add rules to PARTITION_RULES
-from pretrainax.adapt.patterns import found_in
+from pretrainax.adapt.patterns import match_patterns
 from pretrainax.config import UserError, nearest
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.sharding.rules import PARTITION_RULES, add_partition_rules, axes_of_leaves
@@ -25,12 +25,12 @@ class Matrix(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Returns the maximum rank of the matrix of one layer."""
+        """Returns the maximum rank of one layer's matrix."""
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
 
 def matrices_of(params: PyTree) -> list[Matrix]:
-    """Returns the linear layers of a model's blocks; params: the model's parameters, as arrays or shapes.
+    """Lists the matrices of the linear layers in a model's blocks; `params` are the model's parameters or their shapes.
 
     Experts and routers of a mixture of experts are excluded: no `Linear` computes them, so an update would change the
     merged model but not the model in training.
@@ -38,8 +38,8 @@ def matrices_of(params: PyTree) -> list[Matrix]:
     matrices = []
     for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
         if is_stacked(name) and name.endswith(_KERNEL) and "experts" not in axes and _ROUTER not in name:
-            cut = 1 + _summed(axes[1:])
-            matrices.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:cut], x.shape[cut:]))
+            split = 1 + _num_input_axes(axes[1:])
+            matrices.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:split], x.shape[split:]))
     return matrices
 
 
@@ -60,12 +60,12 @@ def matching(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix
 
 
 def _search(patterns: tuple[str, ...], paths: tuple[str, ...]) -> list[list[bool]]:
-    """Returns, for each pattern, a list with a bool per path, True if the pattern matches the end of the path."""
-    return found_in(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
+    """Returns one list per pattern, with a bool per path: True if the pattern matches the end of the path."""
+    return match_patterns(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
 
 
 def pattern_problem(pattern: str, matrices: Sequence[Matrix]) -> str:
-    """Returns the reason why a pattern matches no matrix, with similar names; "" if the pattern matches a matrix."""
+    """Explains why a pattern matches no matrix and suggests similar names; returns "" if it matches a matrix."""
     try:
         if any(_search((pattern,), tuple(matrix.path for matrix in matrices))[0]):
             return ""
@@ -77,18 +77,18 @@ def pattern_problem(pattern: str, matrices: Sequence[Matrix]) -> str:
     return f"but no matrix of the model's blocks matches it, {nearest(pattern, names)}"
 
 
-def _summed(axes: Sequence[str]) -> int:
-    """Returns the number of input axes of a kernel with these axis names (without the axis of layers)."""
+def _num_input_axes(axes: Sequence[str]) -> int:
+    """Returns the number of input axes of a kernel, given its axis names without the layer axis."""
     return 2 if axes[0] in ("num_heads", "num_kv_heads") else 1
 
 
-def _rows() -> Iterable[tuple[str, str]]:
-    """Yields partition rules for added parameters; each axis is sharded like the same axis of the matrix."""
+def _partition_rules() -> Iterable[tuple[str, str]]:
+    """Yields partition rules for the added parameters; each axis is sharded like the same axis of the matrix."""
     for pattern, names in PARTITION_RULES:
         if pattern.startswith("blocks/") and pattern.endswith(_KERNEL) and "layers experts" not in names:
             layers, *axes = names.split()
-            cut, path = _summed(axes), pattern.removesuffix("kernel")
-            inputs, outputs = " ".join(axes[:cut]), " ".join(axes[cut:])
+            split, path = _num_input_axes(axes), pattern.removesuffix("kernel")
+            inputs, outputs = " ".join(axes[:split]), " ".join(axes[split:])
             yield f"{path}lora_a", f"{layers} {inputs} rank"
             yield f"{path}lora_b", f"{layers} rank {outputs}"
             yield f"{path}magnitude", f"{layers} {outputs}"
@@ -96,4 +96,4 @@ def _rows() -> Iterable[tuple[str, str]]:
             yield f"{path}prefix", f"{layers} rows {outputs}"
 
 
-add_partition_rules(list(_rows()))
+add_partition_rules(list(_partition_rules()))

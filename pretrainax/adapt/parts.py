@@ -1,4 +1,4 @@
-"""Parameter-efficient tunings that train a subset of the model's own parameters: biases or heads."""
+"""Parameter-efficient tuning methods that train a subset of the model's own parameters: biases or heads."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import flat
 
 
-class _Part(Tuning):
-    """Base class of tunings that add no parameters."""
+class _SubsetTuning(Tuning):
+    """Base class of tuning methods that add no parameters."""
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -21,7 +21,7 @@ class _Part(Tuning):
 
 
 @dataclasses.dataclass
-class BitFit(_Part):
+class BitFit(_SubsetTuning):
     """Trains only the biases, including those of norms and heads (Ben Zaken et al. 2021, arXiv 2106.10199)."""
 
     def trains(self, path, heads):
@@ -29,10 +29,10 @@ class BitFit(_Part):
 
 
 @dataclasses.dataclass
-class HeadAlone(_Part):
+class HeadAlone(_SubsetTuning):
     """Trains only the heads.
 
-    An output matrix that is tied to the token embeddings is not trained.
+    An output matrix that is tied to the token embeddings remains frozen.
     """
 
     passes: ClassVar[int] = 1  # only the forward pass, because nothing before the heads is trained

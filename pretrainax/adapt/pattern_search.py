@@ -1,10 +1,10 @@
-"""Searches names with regular expressions, in a separate process (`runtime.confined`), because some take years."""
+"""Searches names with regular expressions; runs in a separate process, because a search may never finish."""
 
 import re
 
 
 def search(patterns: list[str], names: list[str]) -> list[list[bool]]:
-    """Returns, for each pattern, a list with a bool per name, True if the pattern matches a part of the name.
+    """Returns one list per pattern, with a bool per name: True if the pattern matches a substring of the name.
 
     Raises:
       ValueError: a pattern is not a valid regular expression.

@@ -11,22 +11,26 @@ from pretrainax.adapt.tuning import Tuning, broadcast_to_rows
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.param_paths import Flat
 
-# Patterns of the linear layers whose inputs (_READS) or outputs (_KEYS) are rescaled.
-_READS = re.compile(r"/mlp(_after)?/down$")
-_KEYS = re.compile(r"_attention/(key|value)$")
+# Path patterns of the linear layers whose inputs or outputs are rescaled.
+_INPUT_RESCALED = re.compile(r"/mlp(_after)?/down$")
+_OUTPUT_RESCALED = re.compile(r"_attention/(key|value)$")
 
 
 @dataclasses.dataclass
 class IA3(Tuning):
-    """Trains three vectors per layer that multiply the keys, the values and the input of `down` elementwise.
+    """Trains three vectors per block, which multiply the keys, the values and the input of `down` elementwise.
 
-    `down` is the second linear layer of the feed-forward layer. The vectors start as ones (section 3.3).
+    `down` is the second linear layer of the feed-forward layer. The vectors are initialized to ones (section 3.3).
     """
 
     def added(self, params, key):
         del key
-        matrices = [matrix for matrix in matrices_of(params) if _READS.search(matrix.path) or _KEYS.search(matrix.path)]
-        sizes = {m.path: m.inputs if _READS.search(m.path) else m.outputs for m in matrices}
+        matrices = [
+            matrix
+            for matrix in matrices_of(params)
+            if _INPUT_RESCALED.search(matrix.path) or _OUTPUT_RESCALED.search(matrix.path)
+        ]
+        sizes = {m.path: m.inputs if _INPUT_RESCALED.search(m.path) else m.outputs for m in matrices}
         layers = {matrix.path: matrix.layers for matrix in matrices}
         return {f"{path}/ia3": jnp.ones((layers[path], *size), jnp.float32) for path, size in sizes.items()}
 
@@ -45,7 +49,7 @@ class IA3(Tuning):
         params = dict(params)
         for path in [name.removesuffix("/ia3") for name in params if name.endswith("/ia3")]:
             vector, kernel = params.pop(f"{path}/ia3"), params[f"{path}/kernel"]
-            if _READS.search(path):
+            if _INPUT_RESCALED.search(path):
                 params[f"{path}/kernel"] = kernel * vector[:, :, None]  # [L, F, D]
                 continue
             params[f"{path}/kernel"] = jax.vmap(lambda kernel, vector: kernel * broadcast_to_rows(vector, kernel))(

@@ -1,4 +1,4 @@
-"""The interface of parameter-efficient tunings: trained and added parameters, and how a tuned layer computes."""
+"""The interface of parameter-efficient tuning methods, which train, add and merge parameters."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ Interceptor = Callable[[Callable, tuple, dict, nn.module.InterceptorContext], Py
 
 
 class Tuning(kinds.Tuning):
-    """Base class of parameter-efficient tunings.
+    """Base class of parameter-efficient tuning methods.
 
-    Parameters from `config.checkpoint.init_from` are frozen, except those that the tuning trains. Newly initialised
-    heads are trained too (`Experiment.draws_heads`).
+    Parameters from `config.checkpoint.init_from` are frozen, except those that the tuning trains. Newly initialized
+    heads are also trained (`Experiment.initializes_missing_heads`).
     """
 
     is_mergeable: ClassVar[bool] = True  # True if an equivalent model without tuning exists
@@ -34,7 +34,7 @@ class Tuning(kinds.Tuning):
 
     def adapted(self, model: models.AnyModel, experiment: Experiment) -> Adapted:
         """Wraps `model`, the model of an experiment, with this tuning."""
-        return Adapted(model, self, experiment.draws_heads)
+        return Adapted(model, self, experiment.initializes_missing_heads)
 
     @property
     def tokens(self) -> int:
@@ -42,20 +42,22 @@ class Tuning(kinds.Tuning):
         return 0
 
     def limits(self, config: ModelConfig) -> dict[str, int]:
-        """Returns the maximum number of tokens per row, without virtual tokens, by limiting field of config.model."""
+        """Returns the maximum number of non-virtual tokens for each config.model field that limits the row length."""
         limit = config.position.max_length
         return {"position.max_length": limit - self.tokens} if isinstance(limit, int) else {}
 
     def trains(self, path: str, heads: set[str]) -> bool:
-        """Returns True if the tuning trains the model's parameter at `path`.
+        """Checks whether the tuning trains the model's parameter at `path`.
 
-        heads: first path components of the parameters of heads.
+        Args:
+          path: parameter path.
+          heads: first path components of the parameters of heads.
         """
         del path, heads
         return False
 
     def added(self, params: PyTree, key: jax.Array) -> Flat:
-        """Returns the initial values of the parameters that the tuning adds to a model.
+        """Initializes the parameters that the tuning adds to a model; returns {parameter path: array}.
 
         Args:
           params: the parameters of the model.
@@ -65,16 +67,16 @@ class Tuning(kinds.Tuning):
         return {}
 
     def expanded(self, params: Flat) -> Flat:
-        """Returns the parameters that the model reads, computed from all trained and frozen parameters."""
+        """Computes the parameters that the model reads, given all trained and frozen parameters."""
         return params
 
     def extended(self, batch: Batch, config: ModelConfig) -> Batch:
-        """Returns the batch with virtual tokens before each document; `config`: of the model."""
+        """Adds virtual tokens before each document of a batch; `config` is the model config."""
         del config
         return batch
 
     def interceptor(self, batch: Batch, training: bool) -> Interceptor:
-        """Returns the Flax interceptor that applies the tuning in a forward pass over a batch."""
+        """Builds the Flax interceptor that applies the tuning in a forward pass over a batch."""
         del batch
 
         def intercept(call, args, kwargs, context):
@@ -87,21 +89,22 @@ class Tuning(kinds.Tuning):
     def apply_linear(
         self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool
     ) -> jax.Array:
-        """Returns the output of a linear layer with its added parameters.
+        """Computes the output of a linear layer with the added parameters.
 
         Args:
           linear: the bound module of the layer.
           call: computes the layer without the added parameters.
           x: the input of the layer.
-          training: True in training, False in validation.
+          training: whether dropout applies: True in training, False in validation.
         """
         del linear, training
         return call(x)
 
     def merged(self, params: Flat) -> Flat:
-        """Returns the parameters of an equivalent model without tuning.
+        """Merges the tuning into the parameters of an equivalent model without tuning.
 
-        params: all parameters of the model, including the added parameters.
+        Args:
+          params: all parameters of the model, including the added parameters.
         """
         return params
 
@@ -131,17 +134,17 @@ class Tuning(kinds.Tuning):
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Returns the shapes of a model's parameters; a vocabulary size or maximum length of "auto" counts as 2."""
+    """Computes the shapes of a model's parameters; a vocabulary size or maximum length of "auto" is treated as 2."""
     config = copy.deepcopy(config)
     if config.vocab_size == AUTO:
         config.vocab_size = 2
     if config.position.max_length == AUTO:
         config.position.max_length = 2
-    # Without a mesh, tracing would query devices before the processes of a run have joined.
+    # Without a mesh, tracing would query the devices before the processes of a run have connected.
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "cpu")):
         return models.abstract_params(config)
 
 
 def broadcast_to_rows(vector: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns `vector`, whose axes are the last axes of y, in the dtype of y and with leading axes of size 1."""
+    """Reshapes `vector`, whose axes are the last axes of y, so that it broadcasts with y; casts it to y's dtype."""
     return vector.astype(y.dtype).reshape((1,) * (y.ndim - vector.ndim) + vector.shape)

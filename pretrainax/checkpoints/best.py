@@ -1,4 +1,4 @@
-"""Selects the best checkpoint of a run by a validation metric."""
+"""Selects a run's best checkpoint by a validation metric."""
 
 import contextlib
 import os
@@ -13,29 +13,29 @@ from pretrainax.files.json_files import JsonObject
 
 
 def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[int]:
-    """Returns the step with the best value of a metric, the first of equal values; None if no step has a value.
+    """Returns the step with a metric's best value (the first one if there are ties), or None if there are no values.
 
     Args:
-      values: value of the metric at each step, in step order; None if the value is unknown.
-      figure: name of the metric.
+      values: the metric's value at each step, in step order; None if the value is unknown.
+      figure: name of the metric, which determines whether larger or smaller values are better.
     """
-    known = {step: value for step, value in values.items() if value is not None}
+    known_values = {step: value for step, value in values.items() if value is not None}
     best = max if larger_is_better(figure) else min
-    return best(known, key=known.__getitem__) if known else None
+    return best(known_values, key=known_values.__getitem__) if known_values else None
 
 
 def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, JsonObject]]:
-    """Returns (step, value of the metric, all validation metrics) of the best checkpoint in a folder of checkpoints.
+    """Finds the checkpoint in a folder with the best value of a validation metric.
 
-    Returns None if no checkpoint has a value of the metric.
+    Returns (step, value of the metric, all validation metrics), or None if no checkpoint has a value of the metric.
 
     Args:
-      directory: the folder `checkpoints` of a run.
+      directory: a run's `checkpoints` folder.
       figure: name of the metric.
     """
     metrics: dict[int, JsonObject] = {}
     for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # an incomplete or damaged checkpoint has no known metrics
+        with contextlib.suppress(UserError):  # the metrics of an incomplete or damaged checkpoint are unknown
             metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
     step = best_step({step: values.get(figure) for step, values in metrics.items()}, figure)
     return None if step is None else (step, metrics[step][figure], metrics[step])

@@ -3,14 +3,14 @@
 A checkpoint is the folder `checkpoints/<step>/`, where the step is the number of updates before the checkpoint. The
 folder contains:
 
-- the folders of Orbax, which are the parts of the checkpoint: `params/`, `optimizer/`, and `ema/` if the run has a
+- the parts of the checkpoint, which are Orbax folders: `params/`, `optimizer/`, and `ema/` if the run has a
   moving average of its parameters;
 - `run.json`: array shapes, validation metrics and the state of the training loop;
-- `manifest.sha256`: the SHA-256 of every file, in the format of `sha256sum -c`. Orbax has no checksums of array data,
+- `manifest.sha256`: the SHA-256 of every file, in the format of `sha256sum -c`. Orbax has no checksums for array data,
   so without the manifest a flipped bit would silently change a weight.
 
-A folder gets its final name only after its arrays have been opened again and all files have been hashed and flushed to
-disk. A process that is killed at any time therefore leaves only complete checkpoints under their final names.
+A folder gets its final name only after its arrays have been reopened and all files have been hashed and flushed to
+disk. Even if the process is killed, every checkpoint with a final name is therefore complete.
 """
 
 import concurrent.futures
@@ -39,7 +39,7 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class Checkpoints:
-    """Saves and restores the checkpoints of one run; keeps the `keep` newest, the best, and permanent checkpoints.
+    """Saves and restores one run's checkpoints; keeps the `keep` newest, the best, and the permanent ones.
 
     The state to save is a flax dataclass with a field `params` and an optional field `ema`. At most one save is in
     progress at a time. With several processes, all processes must call every method; process 0 hashes, renames and
@@ -53,19 +53,19 @@ class Checkpoints:
         select_by: str = "loss",
         keeps: Callable[[int], bool] = lambda step: False,
     ):
-        """Creates the folder of checkpoints, and deletes incomplete checkpoints of a killed process in it.
+        """Creates the checkpoint folder, and deletes incomplete checkpoints that a killed process left there.
 
         Args:
           directory: the folder `checkpoints` of the run.
           keep: number of newest checkpoints to keep.
           select_by: name of the validation metric that selects the best checkpoint.
-          keeps: returns True for the steps of permanent checkpoints, which are never deleted.
+          keeps: returns True for a step whose checkpoint is permanent, i.e. never deleted.
         """
         self.directory = os.fspath(exact_path(directory))
         self.keep, self.select_by, self.keeps = keep, select_by, keeps
         self.warnings: list[str] = []  # one line for each damaged checkpoint that `restore_newest` skipped
         # Steps of damaged checkpoints: never deleted, not counted among the newest, and replaced by a save of the step.
-        self._distrusted: set[int] = set()
+        self._damaged_steps: set[int] = set()
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: Optional[tuple[int, concurrent.futures.Future]] = None  # step and future of the save in progress
         os.makedirs(self.directory, exist_ok=True)
@@ -73,26 +73,26 @@ class Checkpoints:
         self._clear_unfinished()
 
     def save(self, step: int, state: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
-        """Copies the state, then writes a checkpoint in the background; replaces an existing checkpoint of the step.
+        """Copies the state, then writes a checkpoint in the background, replacing any existing checkpoint of `step`.
 
-        Waits for the previous save first.
+        First waits for the previous save.
 
         Args:
           step: number of updates before the checkpoint.
           state: the training state; when this method returns, its buffers may be donated to the next update.
-          extra: state of the training loop, any JSON object; `restore_newest` returns it.
-          metrics: validation metrics of this step; None: the checkpoint cannot be the best.
+          extra: state of the training loop, as any JSON object; `restore_newest` returns it.
+          metrics: validation metrics of this step. If None, the checkpoint cannot be the best.
 
         Raises:
-          RunFailed: the previous save failed, or this save failed before it continued in the background.
+          RunFailed: the previous save failed, or this save failed before its background part began.
         """
         self.wait()
         parts = parts_of(state)
         staging = self._path(step, ".saving")
         with save_errors(step):
             if jax.process_index() == 0:
-                # Before Orbax: the caller may change `extra` later, and this fails at once if the folder is not
-                # writable, for which Orbax would wait 300 s.
+                # Written before Orbax starts, because the caller may change `extra` later. Fails at once if the folder
+                # is not writable; Orbax would wait 300 s.
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
             response = ocp.save_checkpointables_async(exact_path(staging), parts)
         self._pending = step, self._writer.submit(self._finish, step, staging, response)
@@ -113,28 +113,28 @@ class Checkpoints:
             self._clear_unfinished()  # Orbax may write files after its save has failed
 
     def drop_after(self, step: int) -> None:
-        """Deletes the checkpoints after `step`, except damaged ones; a rollback to `step` calls it."""
+        """Deletes the undamaged checkpoints after `step`, for a rollback to `step`."""
         self.wait()
-        if self._owns:
+        if self._owns_folder:
             for later in list_steps(self.directory):
-                if later > step and later not in self._distrusted:
+                if later > step and later not in self._damaged_steps:
                     os.rename(self._path(later), self._path(later, ".deleted"))
         self._clear_unfinished()
 
     def restore_newest(self, abstract_state: PyTree, up_to: Optional[int] = None) -> Optional[tuple[int, PyTree, dict]]:
-        """Restores the newest valid checkpoint and returns (step, state, extra); None if there are no checkpoints.
+        """Restores the newest valid checkpoint; returns (step, state, extra), or None if there are no checkpoints.
 
         A checkpoint is valid if all its files match their checksums.
 
         Args:
           abstract_state: jax.ShapeDtypeStructs with the target shardings; the saved shardings may differ.
-          up_to: restores the newest valid step that is at most `up_to`, or else the oldest valid step after it; None:
-            restores the newest valid step.
+          up_to: restores the newest valid step that is at most `up_to`, or else the oldest valid step after it. If
+            None, restores the newest valid step.
 
         Raises:
-          UserError: all checkpoints are damaged (none is deleted); the arrays differ from `abstract_state`; or the
-            checkpoint has no optimizer state. The message lists missing and unexpected arrays, and arrays with a
-            different shape or dtype.
+          UserError: all checkpoints are damaged (none is deleted), the checkpoint has no optimizer state, or its arrays
+            differ from `abstract_state`. The message lists missing and unexpected arrays, and arrays with a different
+            shape or dtype.
         """
         self.wait()
         if (step := self._newest_valid(abstract_state, up_to)) is None:
@@ -150,27 +150,27 @@ class Checkpoints:
                 f"--workdir with --config.checkpoint.init_from={os.path.dirname(self.directory)}"
             )
         parts = load_parts(path, parts_of(abstract_state))
-        rest = parts.pop("optimizer")
-        state = abstract_state.replace(**parts, **rest)
+        other_fields = parts.pop("optimizer")
+        state = abstract_state.replace(**parts, **other_fields)
         return step, state, stored["extra"]
 
     def share(self) -> None:
-        """Waits for the last save; all processes then find the same checkpoints in their shared folder."""
+        """Waits for the last save, so that all processes find the same checkpoints in their shared folder."""
         self.wait()
 
     def _newest_valid(self, abstract_state: PyTree, up_to: Optional[int]) -> Optional[int]:
-        """Returns the step that all processes restore, or None; logs a warning for each damaged checkpoint."""
+        """Returns the step that all processes restore, or None if there is none; warns about damaged checkpoints."""
         newest = -1
         if jax.process_index() == 0:
             step, damaged = newest_valid_step(self.directory, up_to)
-            self._distrust(damaged)
+            self._record_damaged(damaged)
             newest = -1 if step is None else step
         step = int(multihost_utils.broadcast_one_to_all(np.int32(newest)))
         return None if step < 0 else step
 
-    def _distrust(self, damaged: dict[int, str]) -> None:
+    def _record_damaged(self, damaged: dict[int, str]) -> None:
         self.warnings = skipped_messages(self.directory, damaged)
-        self._distrusted |= set(damaged)
+        self._damaged_steps |= set(damaged)
         for line in self.warnings:
             logging.warning(line)
 
@@ -178,20 +178,20 @@ class Checkpoints:
         return os.path.join(self.directory, f"{step}{suffix}")
 
     @property
-    def _owns(self) -> bool:
-        """Returns True if this process renames and deletes files in the folder: only process 0 of a shared folder."""
+    def _owns_folder(self) -> bool:
+        """Returns True if this process renames and deletes files in the folder (in a shared one, only process 0)."""
         return jax.process_index() == 0
 
     def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:
         """Completes a save after Orbax has written the arrays.
 
-        Adds run.json, opens all arrays again, writes the manifest, gives the folder its final name, and deletes older
+        Adds run.json, reopens all arrays, writes the manifest, gives the folder its final name, and deletes older
         checkpoints.
 
         Args:
           step: step of the checkpoint.
           staging: temporary path of the checkpoint folder.
-          response: the save of Orbax in progress.
+          response: Orbax's save in progress.
         """
         try:
             response.result()
@@ -203,39 +203,39 @@ class Checkpoints:
                     os.rename(self._path(step), self._path(step, ".replaced"))
                 os.rename(staging, self._path(step))
                 manifest.fsync_path(self.directory)
-                self._distrusted.discard(step)
+                self._damaged_steps.discard(step)
                 self._delete_older(step)
         finally:
             self._clear_unfinished()  # frees the space of a failed save
 
     def _delete_older(self, newest: int) -> None:
-        """Deletes all checkpoints except the newest, the best, permanent ones, and damaged ones, for inspection.
+        """Deletes all checkpoints except the `keep` newest, the best, the permanent, and the damaged checkpoints.
 
-        An unscheduled save, of a process that had to exit, is kept if it is `newest`, but does not count among the
-        `keep` newest checkpoints. The set of kept checkpoints, and therefore the target of a rollback, then depends
-        only on the schedule.
+        Damaged checkpoints are kept for inspection. An unscheduled checkpoint, saved because the process had to exit,
+        is kept if it is `newest`, but does not count among the `keep` newest checkpoints. The set of kept checkpoints,
+        and therefore the target of a rollback, then depends only on the schedule.
 
         newest: step of the newest checkpoint.
         """
         values, scheduled = {}, []
         for step in list_steps(self.directory):
-            if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
+            if step not in self._damaged_steps and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since its save: `restore_newest` reports it
                     run = read_run_json(self._path(step))
                     values[step] = run["metrics"].get(self.select_by)
                     scheduled += [step] if run["extra"].get("is_scheduled", True) else []
         permanent = set(filter(self.keeps, values))  # not counted among the newest
-        last = [step for step in scheduled if step not in permanent][-self.keep :]
-        for step in values.keys() - {newest, *last, best_step(values, self.select_by)} - permanent:
+        newest_scheduled = [step for step in scheduled if step not in permanent][-self.keep :]
+        for step in values.keys() - {newest, *newest_scheduled, best_step(values, self.select_by)} - permanent:
             # Renamed before its deletion, so that no partly deleted folder has the name of a checkpoint.
             os.rename(self._path(step), self._path(step, ".deleted"))
 
     def _clear_unfinished(self) -> None:
-        """Deletes the files of interrupted saves and deletions, in processes that own the folder.
+        """Deletes the files of interrupted saves and deletions, if this process owns the folder.
 
-        If a process was killed while it replaced a checkpoint, the old checkpoint gets its name back.
+        If a process was killed while replacing a checkpoint, the old checkpoint gets its name back.
         """
-        for name in os.listdir(self.directory) if self._owns else ():
+        for name in os.listdir(self.directory) if self._owns_folder else ():
             if match := UNFINISHED.fullmatch(name):
                 path, final = os.path.join(self.directory, name), self._path(int(match[1]))
                 if match[2] == "replaced" and not os.path.exists(final):
@@ -248,7 +248,7 @@ class Checkpoints:
 
 
 def parts_of(state: PyTree) -> dict[str, PyTree]:
-    """Splits a training state into the parts of a checkpoint: "params", "ema" if it has one, and "optimizer".
+    """Splits a training state into the parts of a checkpoint: "params", "ema" if not None, and "optimizer".
 
     "optimizer" contains all other fields. Each part is a folder, so parameters can be read without the optimizer state.
     """

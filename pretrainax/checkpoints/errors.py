@@ -1,4 +1,4 @@
-"""Converts errors of failed saves with Orbax and TensorStore to one-line errors."""
+"""Converts the errors of failed saves (disk, Orbax, TensorStore) to one-line errors."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from pretrainax.config import RunFailed
 
 @contextlib.contextmanager
 def save_errors(step: int) -> Iterator[None]:
-    """Context manager that converts any error of a save (disk, permissions, Orbax, TensorStore) into RunFailed.
+    """Converts errors raised while saving `step` (disk, permissions, Orbax, TensorStore) to RunFailed.
 
     The message is one line; the flag `--debug` shows the original error.
     """
@@ -34,7 +34,7 @@ def _reason(error: Exception) -> str:
 
 
 def silence_orbax() -> None:
-    """Disables the tracebacks that Orbax logs in addition to the error of a failed save, and its log of sizes."""
+    """Silences Orbax's log of sizes, and the tracebacks that Orbax logs in addition to raising a save's error."""
     for name in ("absl", "concurrent.futures"):
         logging.getLogger(name).addFilter(_is_not_orbax_traceback)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
@@ -45,5 +45,5 @@ def silence_orbax() -> None:
 
 
 def _is_not_orbax_traceback(record: logging.LogRecord) -> bool:
-    """Logging filter: drops tracebacks of Orbax threads that fail or finish late. The save raises the error once."""
+    """Drops tracebacks logged for Orbax threads that fail or finish late, because the save itself raises the error."""
     return "_SignalingThread.run() raised" not in str(record.msg) and "loop is closed" not in str(record.exc_info)

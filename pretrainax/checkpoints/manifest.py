@@ -1,4 +1,4 @@
-"""Writes and verifies manifests: the SHA-256 of each file of a folder, in the format of `sha256sum -c`."""
+"""Writes and verifies manifests, which list the SHA-256 of each file in a folder in the format of `sha256sum -c`."""
 
 import concurrent.futures
 import errno
@@ -20,29 +20,29 @@ _IGNORED = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # files that f
 
 
 def write_manifest(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Flushes the files of a folder to disk, then writes the manifest of the folder.
+    """Flushes the files of a folder to disk, then writes the folder's manifest.
 
-    With this order, a power failure cannot leave a manifest without its files.
+    Because of this order, a power failure cannot leave a manifest without the files that it lists.
 
     Args:
       directory: path of the folder.
-      elsewhere: SHA-256 by name of files that other processes wrote. Some of these files may also be local.
+      elsewhere: {name: SHA-256} of files written by other processes. Some of these files may also be local.
 
     Raises:
       OSError: a local file differs from the file of the same name in `elsewhere`.
     """
     local = flush_and_hash(directory)
-    if changed := [name for name in sorted(local.keys() & elsewhere.keys()) if local[name] != elsewhere[name]]:
-        raise OSError(errno.EIO, f"{changed[0]} differs from the file that another process wrote")
+    if conflicts := [name for name in sorted(local.keys() & elsewhere.keys()) if local[name] != elsewhere[name]]:
+        raise OSError(errno.EIO, f"{conflicts[0]} differs from the file that another process wrote")
     manifest = os.path.join(directory, MANIFEST)
-    every = sorted({**local, **elsewhere}.items())
-    write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in every))
+    digests = sorted({**local, **elsewhere}.items())
+    write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in digests))
     fsync_path(manifest)
     fsync_path(directory)
 
 
 def flush_and_hash(directory: str) -> dict[str, str]:
-    """Flushes the files of a folder to disk; returns the SHA-256 of each file, by its name relative to the folder."""
+    """Flushes the files of a folder to disk; returns {path relative to the folder: SHA-256}."""
     names = _files(directory)
     paths = [os.path.join(directory, name) for name in names]
     for folder, _, _ in os.walk(directory):
@@ -53,11 +53,11 @@ def flush_and_hash(directory: str) -> dict[str, str]:
 
 
 def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Returns one line for each difference between a folder and its manifest; [] for a valid folder.
+    """Compares a folder with its manifest; returns one line per difference, or [] if the folder is valid.
 
-    For a link, the target of the link is verified. Links that the manifest does not list are allowed.
+    Links are followed, so their targets are verified. Links that the manifest does not list are allowed.
 
-    needed: returns True for the files to verify; its argument is a name in the manifest.
+    needed: returns True for the files to verify, given a file name in the manifest.
     """
     try:
         content = read_bytes(os.path.join(directory, MANIFEST)).decode("utf-8")
@@ -68,22 +68,22 @@ def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) ->
         return [f"{MANIFEST}: {_reason(error)}"]
     if not lines or None in lines:
         return [f"{MANIFEST} broken"]
-    every = {match[2]: match[1] for match in lines}
-    if odd := [f"{MANIFEST} names {shortened(name)!r}: {why}" for name in every if (why := name_problem(name))]:
-        return odd[:1]
-    expected = {name: digest for name, digest in every.items() if needed(name)}
-    both = sorted(name for name in expected if os.path.isfile(os.path.join(directory, name)))
+    listed = {match[2]: match[1] for match in lines}
+    if invalid := [f"{MANIFEST} names {shortened(name)!r}: {why}" for name in listed if (why := name_problem(name))]:
+        return invalid[:1]
+    expected = {name: digest for name, digest in listed.items() if needed(name)}
+    existing = sorted(name for name in expected if os.path.isfile(os.path.join(directory, name)))
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        digests = pool.map(_digest_or_reason, (os.path.join(directory, name) for name in both))
+        digests = pool.map(_digest_or_reason, (os.path.join(directory, name) for name in existing))
     changed = [
-        f"{n} {'changed' if len(d) == 64 else d}" for n, d in zip(both, digests, strict=True) if d != expected[n]
+        f"{n} {'changed' if len(d) == 64 else d}" for n, d in zip(existing, digests, strict=True) if d != expected[n]
     ]
-    missing = [f"{name} missing" for name in sorted(expected.keys() - set(both))]
-    return changed + missing + [f"{name} not in {MANIFEST}" for name in _files(directory) if name not in every]
+    missing = [f"{name} missing" for name in sorted(expected.keys() - set(existing))]
+    return changed + missing + [f"{name} not in {MANIFEST}" for name in _files(directory) if name not in listed]
 
 
 def _files(directory: str) -> list[str]:
-    """Returns the sorted relative paths of the files in a folder that its manifest must list.
+    """Returns the sorted relative paths of the files that a folder's manifest must list.
 
     Omits the manifest, links, hidden files (created by NFS and snapshots) and files created by file managers.
     """

@@ -1,4 +1,4 @@
-"""Restores the parameters of checkpoints into their shardings, and writes and reads parameters block by block."""
+"""Restores checkpoint parameters with given shardings; writes and reads parameters block by block."""
 
 import errno
 import functools
@@ -24,16 +24,16 @@ from pretrainax.storage.places import complete
 
 Params = dict[str, PyTree]  # a nested dict of parameter arrays, or of their shapes and dtypes
 Initializer = Callable[[list[str]], dict[str, jax.Array]]  # paths of parameters -> their initial values, sharded
-Index = tuple[slice, ...]  # position of a block in an array: one slice per axis
+Index = tuple[slice, ...]  # location of a block in an array: one slice per axis
 TRAINED, EMA = "params", "ema"  # folders of a checkpoint: trained parameters, and their moving average
-_BLOCK_BYTES = 1 << 26  # maximum bytes of a block: the part of a parameter that is in memory at a time
+_BLOCK_BYTES = 1 << 26  # maximum bytes of a block, the unit in which a parameter is written and read
 CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
 
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
-    """Returns the parameters of one checkpoint, or their mean over several checkpoints.
+    """Loads the parameters of one checkpoint, or their mean over several checkpoints.
 
-    Downloads missing files first if the run is in an object store.
+    If the run is in an object store, missing files are downloaded first.
 
     Args:
       step_directories: folders of the checkpoints.
@@ -51,10 +51,10 @@ def load_steps(step_directories: Sequence[str], abstract_params: Params, folder:
 
 
 def average_params(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
-    """Returns the mean of the parameters over checkpoints, computed in float64; each device reads only its shards.
+    """Averages the parameters of several checkpoints in float64; each device reads only its own shards.
 
     Args:
-      step_directories: folders of the checkpoints; their files must be local.
+      step_directories: folders of the checkpoints, whose files must be local.
       abstract_params: jax.ShapeDtypeStructs with the target shardings.
       folder: TRAINED, or EMA for the moving average of the parameters.
 
@@ -75,7 +75,7 @@ def average_params(step_directories: Sequence[str], abstract_params: Params, fol
 
 
 def _mean(arrays: Sequence[ts.TensorStore], index: Index) -> np.ndarray:
-    """Returns the mean of the same block of several arrays, in their dtype; for one array, its block.
+    """Reads block `index` of each array and averages the blocks in float64; casts the mean to the arrays' dtype.
 
     arrays: stored arrays of the same shape and dtype.
     """
@@ -90,9 +90,9 @@ def _by_path(tree: Params) -> dict[str, PyTree]:
 
 
 def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Restores parts of a checkpoint (its folders, such as `params`) into the given shardings.
+    """Restores parts of a checkpoint (subfolders such as `params`) with the given shardings.
 
-    abstract_parts: trees of jax.ShapeDtypeStructs with the target shardings, by the name of the part.
+    abstract_parts: {name of the part: tree of jax.ShapeDtypeStructs with the target shardings}.
 
     Raises:
       UserError: the saved arrays of these parts differ in path, shape or dtype.
@@ -101,18 +101,18 @@ def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[s
     return ocp.load_checkpointables(exact_path(step_directory), abstract_parts)
 
 
-def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
-    """Raises UserError unless the parts of a checkpoint contain exactly the wanted arrays.
+def _check_arrays(step_directory: str, expected: dict[str, str]) -> None:
+    """Raises UserError unless the parts of a checkpoint contain exactly the expected arrays.
 
-    wanted: dtype and shape of each array, by part and path, as `signatures` returns them.
+    expected: {"part/path": dtype and shape of the array}, as `signatures` returns it.
     """
-    parts, stored = {name.split("/")[0] for name in wanted}, read_run_json(step_directory)["arrays"]
+    parts, stored = {name.split("/")[0] for name in expected}, read_run_json(step_directory)["arrays"]
     stored = {name: signature for name, signature in stored.items() if name.split("/")[0] in parts}
-    both = wanted.keys() & stored.keys()
+    common = expected.keys() & stored.keys()
     problems = (
-        [f"{name} {wanted[name]} is missing" for name in wanted if name not in both]
-        + [f"{name} {stored[name]} is unexpected" for name in stored if name not in both]
-        + [f"{n} is {stored[n]}, expected {wanted[n]}" for n in wanted if n in both and stored[n] != wanted[n]]
+        [f"{name} {expected[name]} is missing" for name in expected if name not in common]
+        + [f"{name} {stored[name]} is unexpected" for name in stored if name not in common]
+        + [f"{n} is {stored[n]}, expected {expected[n]}" for n in expected if n in common and stored[n] != expected[n]]
     )
     if problems:
         raise UserError(
@@ -127,13 +127,13 @@ def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
 def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Index], np.ndarray], extra: dict) -> None:
     """Writes a checkpoint of step 0 that contains only parameters, block by block.
 
-    At most one block is in memory at a time. Orbax first writes the checkpoint with arrays of one number each.
-    TensorStore then replaces these arrays by the parameters, in chunks of one layer or of a part of a layer.
+    At most one block is in memory at a time. Orbax first writes a checkpoint in which each array has a single element.
+    TensorStore then replaces these arrays with the parameters, in chunks of at most one layer.
 
     Args:
       workdir: folder of the run; it must not contain a checkpoint of step 0.
       abstract_params: shapes and dtypes of the parameters.
-      read: returns a block of a parameter, given the path and the index of the block; called once per block.
+      read: returns a block, given the parameter's path and the block's index; called once per block.
       extra: content of "extra" in run.json, any JSON object.
     """
     directory = os.fspath(exact_path(os.path.join(workdir, "checkpoints")))
@@ -177,9 +177,9 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
 
 
 def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yields (path, start, block) for each block of the parameters of a checkpoint, or of the mean of several ones.
+    """Yields (path, start, block) for each block of a checkpoint's parameters, or of their mean over several.
 
-    A block is a range of the first axis that begins at `start` and has the size of a stored chunk.
+    A block is a slice of the parameter along its first axis, which begins at `start` and is as long as a stored chunk.
 
     Args:
       step_directories: folders of checkpoints of one run.
@@ -196,7 +196,7 @@ def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple
 
 
 def check_readable(step_directory: str) -> None:
-    """Opens each array of a new checkpoint, as a restore does.
+    """Checks that each array of a new checkpoint can be opened, as it would be on restore.
 
     Raises:
       OSError: an array is missing, or its shape or dtype differs from run.json.
@@ -220,11 +220,11 @@ def _store(step_directory: str, part: str = TRAINED) -> dict:
 
 
 def array_spec(store: dict, path: str) -> dict:
-    """Returns the TensorStore spec of an array, with its name in Orbax checkpoints and without a cache.
+    """Returns the TensorStore spec of an array in an Orbax checkpoint, without a cache.
 
     Args:
       store: spec of the key-value store that contains the arrays of a part.
-      path: path of the array in the part, such as "decoder/blocks/kernel".
+      path: path of the array within the part, such as "decoder/blocks/kernel".
     """
     return {
         "driver": "zarr3",
@@ -234,10 +234,10 @@ def array_spec(store: dict, path: str) -> dict:
 
 
 def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Returns the shape of the stored chunks of a parameter.
+    """Returns the shape of the chunks in which a parameter is stored.
 
-    A chunk contains one layer of a stack, or a whole parameter outside stacks. Chunks of more than `_BLOCK_BYTES` bytes
-    are split, first along the first axes.
+    A chunk contains one layer of a stacked parameter, or the whole parameter if it is not stacked. Chunks of more than
+    `_BLOCK_BYTES` bytes are split further, along the leading axes first.
     """
     chunk = [1, *shape[1:]] if is_stacked(path) else list(shape)
     for axis, n in enumerate(chunk):

@@ -1,4 +1,4 @@
-"""Creates checkpoint paths for Orbax and TensorStore, which misinterpret some paths."""
+"""Converts local paths for Orbax and TensorStore, which misinterpret some paths."""
 
 import glob
 import os
@@ -20,12 +20,12 @@ class ExactPath(PosixGPath):
     """
 
     def glob(self, pattern: str) -> Iterator["ExactPath"]:
-        """Yields the paths below this path that match a pattern, relative to this path."""
+        """Yields the paths below this one that match `pattern`, which is relative to this path."""
         return map(type(self), glob.glob(os.path.join(glob.escape(os.fspath(self)), pattern)))
 
 
 def exact_path(path: str) -> ExactPath:
-    """Returns an absolute path for Orbax and TensorStore; raises UserError for paths that they misinterpret."""
+    """Makes a path absolute for Orbax and TensorStore; raises UserError if they would misinterpret it."""
     path = os.path.abspath(path)
     if match := _INVALID.search(path):
         why = f"the folder {match['folder']!r}" if match["folder"] else f"the prefix /{match['bucket']}/"

@@ -1,4 +1,4 @@
-"""Reads and writes run.json of a checkpoint: step, validation metrics, array shapes, state of the training loop."""
+"""Reads and writes a checkpoint's run.json: step, validation metrics, array shapes and training-loop state."""
 
 import json
 import math
@@ -17,29 +17,29 @@ RUN_JSON = "run.json"
 
 
 def write_run_json(path: str, step: int, parts: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
-    """Writes the run.json of a checkpoint to the file `path`.
+    """Writes a checkpoint's run.json to `path`.
 
     Args:
       path: path of the file.
       step: number of updates before the checkpoint.
-      parts: trees of the saved arrays, or of their shapes and dtypes, by name: {"params": …}.
+      parts: {name of a part, such as "params": tree of the saved arrays, or of their shapes and dtypes}.
       extra: state of the training loop; any JSON object.
-      metrics: validation metrics of this step; None: none.
+      metrics: validation metrics of this step, or None if it was not validated.
     """
     content = {"step": step, "metrics": _finite(metrics or {}), "arrays": signatures(parts), "extra": extra}
     write_atomically(path, json.dumps(content, indent=1))
 
 
 def read_run_json(step_directory: str) -> dict:
-    """Returns the content of run.json in a checkpoint folder.
+    """Reads run.json from a checkpoint folder.
 
     Raises:
       UserError: the file is missing or invalid, or lacks one of the objects "metrics", "arrays" and "extra".
     """
     path = os.path.join(step_directory, RUN_JSON)
     content = read_object(path)
-    if lost := [name for name in ("arrays", "metrics", "extra") if not isinstance(content.get(name), dict)]:
-        raise UserError(f"{path} is not valid for a checkpoint: it lacks {', '.join(lost)}")
+    if missing := [name for name in ("arrays", "metrics", "extra") if not isinstance(content.get(name), dict)]:
+        raise UserError(f"{path} is not valid for a checkpoint: it lacks {', '.join(missing)}")
     return content
 
 
@@ -51,31 +51,31 @@ def check_tokenizer(step_directory: str, fingerprint: str, tokenizer: str) -> No
       fingerprint: fingerprint of the expected tokenizer.
       tokenizer: folder of the expected tokenizer, for the message.
     """
-    trained = read_run_json(step_directory)["extra"].get("tokenizer", fingerprint)
-    if trained != fingerprint:
+    actual = read_run_json(step_directory)["extra"].get("tokenizer", fingerprint)
+    if actual != fingerprint:
         raise UserError(
-            f"checkpoint {step_directory} was trained with tokenizer {str(trained)[:12]}, and {tokenizer} is "
+            f"checkpoint {step_directory} was trained with tokenizer {str(actual)[:12]}, and {tokenizer} is "
             f"{fingerprint[:12]}, whose ids mean other text: restore the run's own tokenizer/ folder"
         )
 
 
 def signatures(tree: PyTree) -> dict[str, str]:
-    """Returns the dtype and shape of each array, by path: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
+    """Formats each array's dtype and shape, by path: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
     values = [signature_of(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
     return dict(zip(parameter_names(tree), values, strict=True))
 
 
 def signature_of(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> str:
-    """Formats the dtype and shape of an array as in run.json: "float32[4,256,8,32]"."""
+    """Formats an array's dtype and shape as run.json stores them, for example "float32[4,256,8,32]"."""
     return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
 def stored_shapes(step_directory: str, part: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shape and dtype of each array in a part of a checkpoint, according to run.json.
+    """Reads the shapes and dtypes of the arrays in one part of a checkpoint from run.json.
 
-    The keys are the paths of the arrays in the part, without its name.
+    The keys are the paths of the arrays within the part.
 
-    part: folder of the checkpoint: "params", "ema" or "optimizer".
+    part: name of the part (a subfolder of the checkpoint): "params", "ema" or "optimizer".
     """
     shapes = {}
     for name, signature in read_run_json(step_directory)["arrays"].items():
@@ -87,5 +87,5 @@ def stored_shapes(step_directory: str, part: str) -> dict[str, jax.ShapeDtypeStr
 
 
 def _finite(metrics: dict) -> dict:
-    """Returns the metrics with None instead of values that are not finite, so that these are never the best value."""
+    """Replaces non-finite metrics with None, so that a non-finite value never counts as the best."""
     return {name: float(x) if x is not None and math.isfinite(x) else None for name, x in metrics.items()}

@@ -1,10 +1,10 @@
 """Writes the arrays of checkpoints without a shared disk: each process writes its shards, and process 0 joins them.
 
-A part of a checkpoint is a folder such as `params/`. Below this folder, each process has its own OCDBT store (a
-database of TensorStore): the values of the arrays in `d/`, and the locations of the values in `manifest.ocdbt` and
-`nodes/`. Process 0 joins the stores into one store of the whole part, which refers to the values in the stores of the
-processes, so process 0 does not need the values. Orbax and other readers find the same arrays as after the save of a
-single process.
+A part of a checkpoint is a folder, for example `params/`. In this folder, each process has its own OCDBT store (a
+TensorStore database): the array values in `d/`, and the locations of the values in `manifest.ocdbt` and `nodes/`.
+Process 0 joins the stores into one store for the complete part. The joined store refers to the values in the
+processes' stores, so process 0 does not need them. Orbax and other readers find the same arrays as if a single process
+had saved them.
 """
 
 import os
@@ -21,33 +21,33 @@ from pretrainax.sharding.param_paths import PyTree, parameter_names
 
 Bounds = list[list[int]]  # bounds of a block of an array: [start, stop] on each axis
 _VALUES = re.compile(r"[^/]+/(?P<owner>[0-9a-f]+-\d+\.\d+)/d/.*")
-# maximum bytes of a value that OCDBT stores in a node instead of in `d/`, such as the metadata of an array
+# maximum bytes of values, such as the metadata of an array, that OCDBT stores in a node instead of in `d/`
 _INLINE = 4096
 
 
-class OwnArray(NamedTuple):
-    """The blocks of an array that one process writes."""
+class HostShards(NamedTuple):
+    """The blocks of one array that this process writes."""
 
-    shape: tuple[int, ...]  # shape of the whole array
+    shape: tuple[int, ...]  # shape of the complete array
     dtype: str
     chunk: tuple[int, ...]  # shape of a shard
-    blocks: list[tuple[Index, np.ndarray]]  # (position in the array, values) of each shard of this process
+    blocks: list[tuple[Index, np.ndarray]]  # (location in the array, values) of each shard of this process
 
 
-def own_shards(tree: PyTree) -> dict[str, OwnArray]:
-    """Copies the shards that this process writes to host memory; returns them by the path of their array.
+def host_shards(tree: PyTree) -> dict[str, HostShards]:
+    """Copies to host memory the shards that this process must write; returns {path of the array: shards}.
 
-    Of several replicas of a shard, only the first replica is written. Arrays without a shard to write are omitted.
+    If a shard is replicated, only its first replica is written. Arrays without a shard to write are omitted.
     """
     leaves = jax.tree.leaves(tree)
-    owned = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
-    for shard in (shard for shards in owned for shard in shards):
+    shards_by_leaf = [[shard for shard in x.addressable_shards if shard.replica_id == 0] for x in leaves]
+    for shard in (shard for shards in shards_by_leaf for shard in shards):
         shard.data.copy_to_host_async()
     return {
-        name: OwnArray(
+        name: HostShards(
             x.shape, x.dtype.name, x.sharding.shard_shape(x.shape), [(s.index, _on_host(s.data)) for s in shards]
         )
-        for name, x, shards in zip(parameter_names(tree), leaves, owned, strict=True)
+        for name, x, shards in zip(parameter_names(tree), leaves, shards_by_leaf, strict=True)
         if shards
     }
 
@@ -61,13 +61,13 @@ def _on_host(shard: jax.Array) -> np.ndarray:
     return array.copy() if shard.device.platform == "cpu" else array
 
 
-def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:
-    """Writes the shards of this process to its own OCDBT store in the folder of a part.
+def write_shards(part: str, owner: str, arrays: Mapping[str, HostShards]) -> None:
+    """Writes this process's shards to its own OCDBT store in the folder of a checkpoint part.
 
     Args:
-      part: path of the folder of the part, such as `params/`.
-      owner: name of the store of this process.
-      arrays: shards by the path of their array.
+      part: path of the part's folder, for example `params/`.
+      owner: name of this process's store.
+      arrays: {path of the array: its shards}.
     """
     store, context = _store(os.path.join(part, owner)), ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     with ts.Transaction(atomic=True) as transaction:  # one context: separate contexts would write separate nodes
@@ -90,19 +90,19 @@ def write_shards(part: str, owner: str, arrays: Mapping[str, OwnArray]) -> None:
 
 
 def join_shards(part: str, owners: Iterable[str]) -> None:
-    """Joins the OCDBT stores of all processes into the store of a part; the values need not be local.
+    """Joins all processes' OCDBT stores into one store for a checkpoint part; the values need not be local.
 
     Args:
-      part: path of the folder of the part, such as `params/`.
-      owners: names of the stores of the processes.
+      part: path of the part's folder, for example `params/`.
+      owners: names of the processes' stores.
     """
     context = ts.Context()  # one context: with separate contexts, TensorStore would copy the values
-    whole = ts.KvStore.open(_store(part), context=context).result()
+    joined_store = ts.KvStore.open(_store(part), context=context).result()
     with ts.Transaction(atomic=True) as transaction:
         for owner in owners:
             if os.path.isdir(os.path.join(part, owner)):  # False if the process has no shards of the part
                 store = ts.KvStore.open(_store(os.path.join(part, owner)), context=context).result()
-                store.experimental_copy_range_to(whole.with_transaction(transaction)).result()
+                store.experimental_copy_range_to(joined_store.with_transaction(transaction)).result()
 
 
 def _store(folder: str) -> dict:
@@ -114,52 +114,52 @@ def _store(folder: str) -> dict:
 # --- files that a restore needs --------------------------------------------------------------------------------------
 
 
-def are_values(name: str) -> bool:
-    """Returns True if a file contains array values that one of several processes wrote.
+def is_value_file(name: str) -> bool:
+    """Returns True if a file contains array values written by one process of a multi-process run.
 
-    name: name of the file relative to the checkpoint folder.
+    name: path of the file relative to the checkpoint folder.
     """
     return _VALUES.fullmatch(name) is not None
 
 
-def regions(arrays: Mapping[str, OwnArray]) -> dict[str, list[Bounds]]:
-    """Returns the bounds of all blocks that a process writes, by the path of their array."""
+def regions(arrays: Mapping[str, HostShards]) -> dict[str, list[Bounds]]:
+    """Returns the bounds of all blocks that a process writes, as {path of the array: bounds}."""
     return {name: [_bounds(index, x.shape) for index, _ in x.blocks] for name, x in arrays.items()}
 
 
 def read_by_process(
     parts: Mapping[str, PyTree], written: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]]
 ) -> Callable[[str], bool]:
-    """Returns a predicate that is True for the files that this process reads in a restore of its shards.
+    """Returns a predicate that accepts the files that this process reads to restore its shards.
 
-    The argument of the predicate is the name of a file relative to the checkpoint folder.
+    The predicate takes a file path relative to the checkpoint folder.
 
     Args:
-      parts: trees of jax.ShapeDtypeStructs with the target shardings, by the name of the part.
-      written: bounds of the blocks that each process wrote: name of its store -> part -> array -> bounds.
+      parts: {name of the part: tree of jax.ShapeDtypeStructs with the target shardings}.
+      written: the blocks that each process wrote: {OCDBT store of the process: {part: {array: bounds}}}.
     """
-    wanted: dict[tuple[str, str], list[Bounds]] = {}
+    target_bounds: dict[tuple[str, str], list[Bounds]] = {}
     for part, tree in parts.items():
         for name, x in zip(parameter_names(tree), jax.tree.leaves(tree), strict=True):
             indices = x.sharding.addressable_devices_indices_map(x.shape).values()
-            wanted[part, name] = [_bounds(index, x.shape) for index in indices]
-    needed = {
+            target_bounds[part, name] = [_bounds(index, x.shape) for index in indices]
+    needed_stores = {
         (part, owner)
-        for owner, owned in written.items()
-        for part, arrays in owned.items()
+        for owner, blocks_by_part in written.items()
+        for part, arrays in blocks_by_part.items()
         for name, blocks in arrays.items()
-        if any(_overlap(a, b) for a in wanted.get((part, name), ()) for b in blocks)
+        if any(_overlap(a, b) for a in target_bounds.get((part, name), ()) for b in blocks)
     }
 
     def is_needed(name: str) -> bool:
         match = _VALUES.fullmatch(name)
-        return match is None or (name.partition("/")[0], match["owner"]) in needed
+        return match is None or (name.partition("/")[0], match["owner"]) in needed_stores
 
     return is_needed
 
 
 def _bounds(index: Index, shape: Sequence[int]) -> Bounds:
-    return [list(each.indices(n)[:2]) for each, n in zip(index, shape, strict=True)]
+    return [list(axis_slice.indices(n)[:2]) for axis_slice, n in zip(index, shape, strict=True)]
 
 
 def _overlap(a: Bounds, b: Bounds) -> bool:

@@ -21,31 +21,31 @@ UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # temporary na
 
 
 def parameter_files(*folders: str) -> Callable[[str], bool]:
-    """Returns a predicate that is True for top-level files of a checkpoint and for files in the named folders.
+    """Returns a predicate that accepts a checkpoint's top-level files and the files in the given folders.
 
-    The argument of the predicate is the name of a file relative to the checkpoint folder.
+    The predicate takes a file path relative to the checkpoint folder.
     """
     return lambda name: "/" not in name or name.partition("/")[0] in folders
 
 
 def list_steps(directory: str) -> list[int]:
-    """Returns the sorted steps of all checkpoints in a folder `checkpoints`, including damaged checkpoints."""
+    """Lists the sorted steps of all checkpoints in a run's `checkpoints` folder, including damaged ones."""
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
 
 
 def step_of(folder: str) -> int:
-    """Returns the step of a checkpoint from the path of its folder: the number of updates before the checkpoint."""
+    """Parses the step (the number of updates before the checkpoint) from the path of a checkpoint folder."""
     return int(os.path.basename(folder))
 
 
 def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
-    """Returns the steps that are recent enough to average their parameters (`config.evaluate.average`).
+    """Selects the checkpoints recent enough to be averaged (`config.evaluate.average`).
 
-    These are the steps that the run keeps because of `saving.keep`. Excluded are an older best checkpoint, and
-    checkpoints that exist only because of `saving.keep_at`.
+    These are the checkpoints that the run keeps because of `saving.keep`. An older best checkpoint and checkpoints
+    that exist only because of `saving.keep_at` are excluded.
 
     Args:
-      steps: all steps of the run.
+      steps: steps of all the run's checkpoints.
       saving: the checkpoint config of the run.
     """
     newest = max(steps, default=0)
@@ -58,7 +58,7 @@ def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
 
 
 def misnamed(directory: str) -> list[str]:
-    """Returns the names of folders that contain a checkpoint but are not named by a step: `0038`, `38 (copy)`."""
+    """Lists folders that contain a checkpoint but are not named after a step, such as `0038` or `38 (copy)`."""
     names = [name for name in os.listdir(directory) if not _is_step(name) and not UNFINISHED.fullmatch(name)]
     paths = {name: os.path.join(directory, name) for name in names if not name.startswith(".")}
     return sorted(
@@ -67,17 +67,16 @@ def misnamed(directory: str) -> list[str]:
 
 
 def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """Returns one line for each fault of a checkpoint; [] for a valid checkpoint.
+    """Verifies a checkpoint; returns one line per fault, or [] if the checkpoint is valid.
 
     A fault is a damaged or missing file, or a folder name that differs from the saved step. With an object store,
-    missing files are downloaded first. If a run deletes the checkpoint in the meantime, the result is one line, and the
-    local folder is updated to the current checkpoints.
+    missing files are downloaded first. If a run deletes the checkpoint in the meantime, the result is a single line,
+    and the local folder is updated to the current checkpoints.
 
     Args:
       directory: the folder `checkpoints` of the run.
       step: step of the checkpoint.
-      needed: returns True for the files to download and verify; its argument is a file name relative to the folder of
-        the checkpoint.
+      needed: returns True for the files to download and verify, given a file path relative to the checkpoint folder.
     """
     path = os.path.join(directory, str(step))
     try:
@@ -87,8 +86,8 @@ def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda nam
         return [str(e)]
     if problems := manifest.faults(path, needed):
         return problems
-    saved = read_run_json(path).get("step")
-    return [] if saved == step else [f"it was saved as step {saved}: rename its folder to {saved}"]
+    saved_step = read_run_json(path).get("step")
+    return [] if saved_step == step else [f"it was saved as step {saved_step}: rename its folder to {saved_step}"]
 
 
 def _is_step(name: str) -> bool:
@@ -98,11 +97,11 @@ def _is_step(name: str) -> bool:
 def newest_valid_step(
     directory: str, up_to: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True
 ) -> tuple[Optional[int], dict[int, str]]:
-    """Returns the newest valid step, and the faults of each newer step by step; (None, {}) without checkpoints.
+    """Returns the newest valid step and {step: faults} of damaged newer steps, or (None, {}) without a checkpoint.
 
     Args:
       directory: the folder `checkpoints` of the run.
-      up_to: selects the newest valid step that is at most `up_to`, or else the oldest valid step after it; None:
+      up_to: selects the newest valid step that is at most `up_to`, or else the oldest valid step after it. If None,
         selects the newest valid step.
       needed: returns True for the files to download and verify, as in `faults`.
 
@@ -113,50 +112,50 @@ def newest_valid_step(
     while untried := [step for step in candidates(directory, up_to) if step not in damaged]:
         problems = faults(directory, untried[0], needed)
         if not problems:
-            return untried[0], _still_there(directory, damaged)
+            return untried[0], _existing_faults(directory, damaged)
         damaged[untried[0]] = ", ".join(problems)
-    check_any_valid(directory, _still_there(directory, damaged))
+    check_any_valid(directory, _existing_faults(directory, damaged))
     return None, {}
 
 
-def _still_there(directory: str, damaged: dict[int, str]) -> dict[int, str]:
-    """Returns the faults of the checkpoints that still exist; a run may have deleted the other ones in the meantime."""
+def _existing_faults(directory: str, damaged: dict[int, str]) -> dict[int, str]:
+    """Keeps the faults of checkpoints that still exist; a run may have deleted the others in the meantime."""
     steps = set(list_steps(directory))
     return {step: problem for step, problem in damaged.items() if step in steps}
 
 
 def candidates(directory: str, up_to: Optional[int] = None) -> list[int]:
-    """Returns all steps in the order in which `newest_valid_step` verifies their checkpoints."""
+    """Lists all steps in the order in which `newest_valid_step` verifies their checkpoints."""
     steps = list_steps(directory)[::-1]
     return steps if up_to is None else sorted(steps, key=lambda step: (step > up_to, abs(step - up_to)))
 
 
 def check_any_valid(directory: str, damaged: dict[int, str]) -> None:
-    """Raises UserError if the folder has damaged checkpoints or misnamed folders; call it if no checkpoint is valid.
+    """Raises UserError if there are damaged or misnamed checkpoints; call this if no checkpoint is valid.
 
-    damaged: faults of each damaged checkpoint, by step.
+    damaged: {step: faults} of each damaged checkpoint.
     """
     if damaged:
         lines = "; ".join(f"step {step}: {problem}" for step, problem in damaged.items())
         raise UserError(
             f"every checkpoint in {directory} is damaged ({lines}); none was deleted: repair or move away the folder"
         )
-    if wrong := misnamed(directory):
+    if misnamed_folders := misnamed(directory):
         raise UserError(
             f"no checkpoint in {directory} is named by its step and nothing else: rename "
-            f"{', '.join(map(repr, wrong))} to continue from there, or move these folders away"
+            f"{', '.join(map(repr, misnamed_folders))} to continue from there, or move these folders away"
         )
 
 
 def _nearest_valid_step(directory: str, step: int, needed: Callable[[str], bool]) -> Optional[int]:
-    """Returns the step of the valid checkpoint nearest to a missing or damaged step; None if none is valid."""
+    """Returns the valid step nearest to a missing or damaged step, or None if no checkpoint is valid."""
     steps = list_steps(directory) if os.path.isdir(directory) else []
     others = sorted((other for other in steps if other != step), key=lambda other: abs(other - step))
     return next((other for other in others if not faults(directory, other, needed)), None)
 
 
 def skipped_messages(directory: str, damaged: dict[int, str]) -> list[str]:
-    """Returns a message for each damaged checkpoint that `newest_valid_step` skipped, and for each misnamed folder."""
+    """Formats a message for each damaged checkpoint that `newest_valid_step` skipped, and each misnamed folder."""
     return [f"checkpoint {step} is not used: {problem}" for step, problem in damaged.items()] + [
         f"checkpoint {name!r} is not used: a folder's name must be its step and nothing else"
         for name in misnamed(directory)
@@ -164,11 +163,11 @@ def skipped_messages(directory: str, damaged: dict[int, str]) -> list[str]:
 
 
 def find_checkpoint(workdir: str, step: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True) -> str:
-    """Returns the path of the folder of a valid checkpoint of a run.
+    """Finds a valid checkpoint of a run and returns the path of its folder.
 
     Args:
       workdir: folder of the run.
-      step: step of the checkpoint; None: the newest valid checkpoint.
+      step: step of the checkpoint. If None, selects the newest valid checkpoint.
       needed: returns True for the files to download and verify, as in `faults`.
 
     Raises:
@@ -179,11 +178,11 @@ def find_checkpoint(workdir: str, step: Optional[int] = None, needed: Callable[[
         path = os.path.join(directory, str(step))
         problems = faults(directory, step, needed) if os.path.isdir(path) else ["it does not exist"]
         if problems:
-            other = _nearest_valid_step(directory, step, needed)
-            instead = "no other checkpoint is valid"
-            if other is not None:
-                instead = f"the nearest valid one is {workdir}@{other} (for an export: --step={other})"
-            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(problems)}; {instead}")
+            nearest_step = _nearest_valid_step(directory, step, needed)
+            suggestion = "no other checkpoint is valid"
+            if nearest_step is not None:
+                suggestion = f"the nearest valid one is {workdir}@{nearest_step} (for an export: --step={nearest_step})"
+            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(problems)}; {suggestion}")
         return path
     step, damaged = newest_valid_step(directory, needed=needed) if os.path.isdir(directory) else (None, {})
     if step is None:

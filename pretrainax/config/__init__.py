@@ -1,10 +1,10 @@
-"""Defines the configuration of a run, as a tree of plain dataclasses.
+"""Defines a run's configuration as a tree of plain dataclasses.
 
-`configs/x.py` defines `get_config(variant: str = "") -> Experiment`. Flags override single fields
-(`--config.train.steps=100`). A field with alternatives (the objective, the optimizer) contains a `Choice`: an instance
-of the class that implements the alternative, with the fields of this class. All defaults are defined in this package.
-Flags change fields after the config has been constructed. Derived values are therefore properties, and
-`validation.validate` runs last.
+`configs/x.py` defines `get_config(variant: str = "") -> Experiment`. Flags override individual fields
+(`--config.train.steps=100`). The value of a field with alternatives (the objective, the optimizer) is a `Choice`: an
+instance of the class that implements the selected alternative, with the alternative's options as its fields. Flags
+change fields after the config has been constructed, so derived values are properties, and `validation.validate` runs
+last.
 
 This package imports neither JAX nor NumPy, because data loader processes import it.
 """

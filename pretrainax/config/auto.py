@@ -1,4 +1,4 @@
-"""Replaces the sizes that are `auto` in a config by numbers, after the tokenizer has been loaded."""
+"""Resolves the `auto` sizes in a config to numbers, after the tokenizer has been loaded."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -15,17 +15,17 @@ _MULTIPLE = 128  # width of the matrix unit of a TPU; most mesh sizes divide it
 
 
 def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
-    """Sets the `auto` sizes of a config: the vocabulary size for the tokenizer, `max_length` for the longest row.
+    """Sets the `auto` sizes of a config: the model's vocabulary size and the position encoding's `max_length`.
 
-    The vocabulary size is rounded up to a multiple of 128, as in T5. `max_length` is the number of positions; the
-    longest row of all phases and of the validation determines it.
+    The vocabulary size is the tokenizer's size, rounded up to a multiple of 128 as in T5. `max_length` is the length of
+    the longest row in any phase or in validation.
 
     Args:
       experiment: the config; modified in place.
-      ids: vocabulary size of the tokenizer; None: unknown, because the tokenizer is not loaded.
+      ids: number of token ids in the tokenizer's vocabulary, or None if the tokenizer is not loaded.
 
     Raises:
-      UserError: the vocabulary size is required, but `ids` is None.
+      UserError: the model's vocabulary size is `auto`, but `ids` is None.
     """
     model = experiment.model
     if model.vocab_size == AUTO:

@@ -1,4 +1,4 @@
-"""Implements config fields with alternatives: their value is a `Choice`, an instance of one of several dataclasses."""
+"""Implements config fields with alternatives: the value is a `Choice`, an instance of one of several dataclasses."""
 
 import ast
 import dataclasses
@@ -36,28 +36,28 @@ ENTRY_POINTS = "pretrainax.choices"  # entry point group for choices of other pa
 
 
 def resumable_field(default: object) -> Any:
-    """Returns a dataclass field that may change when a run resumes.
+    """Defines a dataclass field that a resumed run may change.
 
-    It does not change the mathematics of the run, or it configures the handling of faults.
+    The field either does not affect the numerical results of the run, or configures fault handling.
     """
     return dataclasses.field(default=default, metadata={"free": True})
 
 
 def optional_in_json(default: object, is_free: bool = True) -> Any:
-    """Returns a dataclass field that config.json omits if it has its default value.
+    """Defines a dataclass field that config.json omits if it has its default value.
 
-    A new version of PretrainAX can then add the field without changing the config.json of runs that do not use it.
+    A new version of PretrainAX can thus add the field without changing the config.json of runs that do not use it.
 
-    is_free: if True, the field may change when a run resumes, as with `resumable_field`.
+    is_free: whether a resumed run may change the field, as with `resumable_field`.
     """
     return dataclasses.field(default=default, metadata={"free": is_free, "later": True})
 
 
 class Choice:
-    """Base class of the dataclasses that are the alternatives for a config field; JSON stores the class name.
+    """Base class of the alternatives for a config field, which are dataclasses; JSON stores the class name.
 
-    A class of another package is available after its import, for example by a config file. A flag or the config.json
-    of a run can also name a class that is not imported yet, if its package has an entry point for the class:
+    A class from another package is available once it has been imported, for example by a config file. A flag or a run's
+    config.json can also name a class that has not been imported yet if its package defines an entry point:
 
         [project.entry-points."pretrainax.choices"]
         MyOptimizer = "mypackage.optim:MyOptimizer"
@@ -78,25 +78,24 @@ class Choice:
 
     @staticmethod
     def alternatives(kind: type["Choice"]) -> list[type["Choice"]]:
-        """Returns the concrete subclasses of `kind` in this package: the values of a config field of this type."""
+        """Returns the built-in concrete subclasses of `kind`, i.e. the alternatives for a config field of that type."""
         import_built_in()
         return [cls for cls in Choice.imported() if issubclass(cls, kind) and _is_built_in(cls) and _is_complete(cls)]
 
     @classmethod
     def type_name(cls) -> str:
-        """Returns the name of the class in JSON: `AdamW`, or `mypackage.optim:MyOptimizer` for other packages."""
+        """Returns the class name used in JSON: `AdamW`, or `mypackage.optim:MyOptimizer` for other packages."""
         return cls.__name__ if _is_built_in(cls) else f"{cls.__module__}:{cls.__qualname__}"
 
     @classmethod
     def named(cls, name: str) -> type["Choice"]:
-        """Returns the concrete subclass of this class with a `type_name` or class name.
+        """Resolves a `type_name` or class name to a concrete subclass of this class.
 
-        Classes of this package take precedence. The name can come from an untrusted config.json, so the name never
-        selects a module to import. Only the modules of this package and the entry points of installed packages are
-        imported.
+        Classes in this package take precedence. Because the name can come from an untrusted config.json, it never
+        selects a module to import: only modules in this package and entry points of installed packages are imported.
 
         Raises:
-          UserError: no subclass has this name; the error contains the most similar names.
+          UserError: no subclass has this name; the message suggests the most similar names.
         """
         import_built_in()
         if name not in _choices_by_name():
@@ -115,13 +114,13 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> "Choice":
-        """Creates an instance from a flag value such as `"TextFiles(path='my/books', valid_fraction=0.05)"`.
+        """Parses a flag value such as `"TextFiles(path='my/books', valid_fraction=0.05)"`.
 
-        The values in parentheses are literals, nested instances of Choice, and tuples of both; no code is executed.
-        Call this method on the type of the config field, so that errors can suggest alternatives.
+        The field values are literals, nested instances of Choice, and tuples of these. No code is executed. Call this
+        method on the config field's type, so that errors can suggest alternatives.
 
         Raises:
-          UserError: the text is not such a value, or the class does not exist or does not belong to the field.
+          UserError: the syntax or a field is invalid, or the class does not exist or is not valid for the field.
         """
         try:
             return _choice(ast.parse(text, mode="eval").body, cls)
@@ -140,7 +139,7 @@ class Choice:
 
     @classmethod
     def parse_several(cls, text: str) -> tuple:
-        """Parses a tuple of instances, such as `"(Phase(share=0.9), Phase())"`; one instance becomes a tuple of one."""
+        """Parses a tuple of instances, such as `"(Phase(share=0.9), Phase())"`, or one instance as a tuple of one."""
         try:
             node = ast.parse(text.strip(), mode="eval").body
             items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
@@ -150,9 +149,9 @@ class Choice:
 
     @classmethod
     def reader_of(cls, path: str) -> Optional[str]:
-        """Returns the name of the class whose `endings` contain the suffix of a file; None if there is no such class.
+        """Returns the name of the class that reads a file according to its `endings`, or None if no class does.
 
-        path: a file, or a folder; for a folder, the first of its files whose suffix any class reads counts.
+        path: a file or folder. In a folder, the first file (by name) that some class reads determines the class.
         """
         names = [path]
         if os.path.isdir(path):
@@ -162,48 +161,48 @@ class Choice:
 
     @classmethod
     def taking_path(cls, path: str) -> list[str]:
-        """Returns the names of the classes to suggest if a user sets a field to a path instead of Name(path=...)."""
-        if names := cls._siblings("path"):
+        """Returns the class names to suggest when a user sets a config field to a path instead of Name(path=...)."""
+        if names := cls._alternatives_with_field("path"):
             reader = cls.reader_of(os.path.expanduser(path))
             return [reader] if reader in names else ["TextFiles"] if "TextFiles" in names else names
         return []
 
     @classmethod
-    def _siblings(cls, field: str) -> list[str]:
-        """Returns the names of the alternative classes for this config field that define a field named `field`."""
+    def _alternatives_with_field(cls, field: str) -> list[str]:
+        """Returns the names of the alternatives to this class that define a field named `field`."""
         kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
         names = kind.names() if kind else []
         return [name for name in names if field in _choices_by_name()[name].__dataclass_fields__]
 
     @classmethod
     def no_field(cls, path: str, field: str) -> str:
-        """Returns the error message for a flag that sets a field that this class does not have.
+        """Formats the error message for a flag that sets an unknown field of this class.
 
         Args:
-          path: path of the config field that contains an instance of this class: "config.data.source".
+          path: path of the config field whose value is an instance of this class, such as "config.data.source".
           field: name of the unknown field.
         """
         fields = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
-        if others := cls._siblings(field):
+        if others := cls._alternatives_with_field(field):
             example = "TextFiles" if "TextFiles" in others else others[-1]
             return f'{line}; choices with this field: --{path}="{example}({field}=...)" ({", ".join(others)})'
         return f"{line}, {nearest(field, fields)}"
 
     @classmethod
     def names(cls) -> list[str]:
-        """Returns the sorted names of all concrete subclasses of this class that are imported."""
+        """Returns the sorted names of all imported concrete subclasses of this class."""
         import_built_in()
         return sorted(name for name, choice in _choices_by_name().items() if issubclass(choice, cls))
 
     def __str__(self) -> str:
-        """Returns the flag value for this instance, Name(field=value, ...), without fields that have their defaults."""
-        given = ((f, getattr(self, f.name)) for f in constructor_fields(type(self)))
-        fields = (f"{f.name}={format_value(value)}" for f, value in given if value != default_of(f))
+        """Formats this instance as a flag value, Name(field=value, ...), omitting fields with default values."""
+        values = ((f, getattr(self, f.name)) for f in constructor_fields(type(self)))
+        fields = (f"{f.name}={format_value(value)}" for f, value in values if value != default_of(f))
         return f"{type(self).__name__}({', '.join(fields)})"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
-        """Yields an error message for each invalid field: the value, the allowed values, and the field to set.
+        """Yields an error message for each invalid field, with the value and the allowed values.
 
         experiment: the config that contains this instance.
         """
@@ -211,7 +210,7 @@ class Choice:
 
 
 def constructor_fields(cls: type) -> list[dataclasses.Field]:
-    """Returns the fields of a dataclass in constructor order: keyword-only fields come last."""
+    """Returns a dataclass's fields in constructor order, i.e. with keyword-only fields last."""
     return sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
 
 
@@ -221,7 +220,7 @@ def default_of(field: dataclasses.Field) -> Any:
 
 
 def format_value(value: object) -> str:
-    """Formats the value of a config field as in a flag: `(1, 2)`, `'auto'`, `AdamW(beta2=0.98)`."""
+    """Formats a config value as it would be written in a flag: `(1, 2)`, `'auto'`, `AdamW(b2=0.98)`."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(format_value, value))}{',' if len(value) == 1 else ''})"
     return str(value) if isinstance(value, Choice) else repr(value)
@@ -232,13 +231,13 @@ def _is_built_in(cls: type[Choice]) -> bool:
 
 
 def _is_complete(cls: type[Choice]) -> bool:
-    """Returns True for concrete classes: dataclasses that define no abstract method."""
+    """Returns True if the class is concrete, i.e. a dataclass without abstract methods."""
     is_abstract = any(getattr(member, "__isabstractmethod__", False) for member in vars(cls).values())
     return "__dataclass_fields__" in vars(cls) and not is_abstract
 
 
 def import_built_in() -> None:
-    """Imports all modules of this package that define choices, including their dependencies."""
+    """Imports all modules in this package that define subclasses of Choice, along with their dependencies."""
     for module in BUILT_IN:
         importlib.import_module(module)  # registers its choices
 
@@ -258,10 +257,11 @@ def _import_entry_points(class_name: str) -> None:
 
 
 def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
-    """Instantiates the choice that a name or a call describes.
+    """Instantiates the subclass of `kind` that a parsed name or call such as `AdamW(b2=0.98)` describes.
 
     Raises:
-      SyntaxError, ValueError: the node is neither a name nor a call.
+      SyntaxError, ValueError: the node is neither a name nor a call, or a value is not a literal.
+      UserError: no subclass of `kind` has this name, or a field is unknown, missing or of the wrong type.
     """
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.args:
@@ -291,7 +291,7 @@ def fits(value: object, hint: object) -> bool:
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in kinds
-    if origin is Annotated:  # a type and a literal such as 'auto'
+    if origin is Annotated:  # a type and literals such as 'auto'
         return value in kinds[1:] or fits(value, kinds[0])
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, kind) for kind in kinds)
@@ -305,7 +305,7 @@ def fits(value: object, hint: object) -> bool:
 
 
 def type_error_line(path: str, value: object, hint: object) -> str:
-    """Returns the error message for a config field whose value has a wrong type.
+    """Formats the error message for a config field whose value has the wrong type.
 
     hint: type annotation of the field.
     """
@@ -313,7 +313,7 @@ def type_error_line(path: str, value: object, hint: object) -> str:
 
 
 def format_type(hint: object) -> str:
-    """Formats a type annotation for errors: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
+    """Formats a type annotation for error messages: "of type int", "'stop' or 'skip'", "of kind Packing (…)"."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(map(repr, kinds))

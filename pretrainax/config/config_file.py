@@ -1,7 +1,7 @@
-"""Loads the config that --config selects: the name of an installed config, or a Python file, with an optional variant.
+"""Loads the config that --config selects: an installed config by name, or a Python file, with an optional variant.
 
-`t5_base:large` calls `get_config("large")` in `configs/t5_base.py`. The files of `configs/` are installed with the
-package and available by name from any directory. `--config=configs/t5_base.py` also selects the installed file if this
+`t5_base:large` calls `get_config("large")` in `configs/t5_base.py`. The files in `configs/` are installed with the
+package and available by name from any directory. `--config=configs/t5_base.py` also selects the installed file if that
 path does not exist.
 """
 
@@ -24,15 +24,15 @@ _MODULE = "config_config"  # module name of config files; choices defined there 
 
 
 def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
-    """Runs `get_config` of a config file and returns the config.
+    """Imports a config file, calls its function `get_config`, and returns the config.
 
     Args:
       given: value of --config, such as "t5_base:large" or "my/config.py".
-      init_from: value of config.checkpoint.init_from, passed to a `get_config(variant, init_from)` that builds the
-        model config from it.
+      init_from: value of config.checkpoint.init_from, passed to `get_config` if it takes a second argument, from which
+        it builds the model config.
 
     Raises:
-      UserError: the file is not a config file, or its code raises an error; the message has the line number.
+      UserError: the file is not a config file, or its code raises an error, whose line number the message contains.
     """
     if problem := path_problem(given):
         raise UserError(f"--config={given}: {problem}")
@@ -63,7 +63,10 @@ def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
 
 
 def find_config(given: str) -> tuple[str, str]:
-    """Returns (path, variant) of the config that --config selects; the file may not exist; "": no variant."""
+    """Splits a --config value into the config file's path and the variant ("" if there is none).
+
+    The name of an installed config is resolved to the installed file's path. The file may not exist.
+    """
     file, _, variant = given.partition(":")
     folder, name = os.path.split(file)
     if not os.path.isfile(file) and (folder == "configs" if name.endswith(".py") else not folder):
@@ -80,7 +83,7 @@ def config_names() -> list[str]:
 
 
 def configs_like(name: str) -> list[str]:
-    """Returns the names of the installed configs that start with the first word of a name: t5_base for "t5_small"."""
+    """Returns the installed configs whose names share their first word with `name`: t5_base for "t5_small"."""
     word = re.split("[-_.:/]", name)[0]
     return [config for config in config_names() if word and config.startswith(word)]
 
@@ -94,6 +97,7 @@ def _import(file: str) -> ModuleType:
 
 
 def _folder_message(path: str) -> str:
+    """Formats the error message for a --config value that is a folder."""
     if os.path.exists(os.path.join(path, "config.json")):
         return (
             f"--config={path} is a run folder, it must be a Python file. To resume the run, repeat the "
@@ -105,6 +109,7 @@ def _folder_message(path: str) -> str:
 
 
 def _missing_message(file: str) -> str:
+    """Formats the error message for a missing config file, suggesting similar names."""
     if os.path.isfile(f"{file}.py"):
         return f"no config file {file!r}, did you mean {f'{file}.py'!r}?"
     folder, name = os.path.split(file)
@@ -119,9 +124,9 @@ def _missing_message(file: str) -> str:
 
 
 def _location(file: str, error: Exception) -> str:
-    """Returns "file:line" of an error in a config file: the line of a syntax error, or of the last frame in the file.
+    """Formats where an error occurred in a config file as "file:line", or as "file" if the line is unknown.
 
-    Returns only the file if the line is unknown.
+    The line is that of the syntax error, or of the last stack frame in the file.
     """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]

@@ -1,4 +1,4 @@
-"""Defines the config of a run (`Experiment`) as a tree of plain dataclasses."""
+"""Defines a run's config (`Experiment`) as a tree of plain dataclasses."""
 
 import dataclasses
 import importlib
@@ -39,14 +39,14 @@ else:  # base classes, which import neither JAX nor NumPy
         Wrapper,
     )
 
-Remat = Literal["none", "dots", "block"]  # ordered from the fastest to the one with the least memory
-PipelineSchedule = Literal["gpipe", "1f1b"]  # ordered from the fastest to the one with the least memory
+Remat = Literal["none", "dots", "block"]  # from the fastest to the most memory-efficient
+PipelineSchedule = Literal["gpipe", "1f1b"]  # from the fastest to the most memory-efficient
 PermanentSteps = Annotated[tuple[int, ...], "log"]
 
 
 @dataclasses.dataclass
 class DataConfig:
-    """The dataset of a run, and its conversion to rows of tokens."""
+    """Config of the dataset of a run, and of its conversion to rows of tokens."""
 
     source: Source  # source of the documents
     sequence_length: int = 512  # input tokens of an example (encoder input for an encoder-decoder)
@@ -66,12 +66,11 @@ class DataConfig:
 
 @dataclasses.dataclass
 class MeshConfig:
-    """Number of devices along each mesh axis; one axis may be -1, which takes all remaining devices."""
+    """Number of devices along each mesh axis; one axis may be -1, which means all remaining devices."""
 
     data: int = resumable_field(-1)  # data parallelism: splits the batch, replicates parameters
-    pipeline: int = resumable_field(
-        1
-    )  # pipeline parallelism: splits the layers into stages, and the batch outside the layers
+    # pipeline parallelism: splits the layers into stages, and the batch outside the layers
+    pipeline: int = resumable_field(1)
     fsdp: int = resumable_field(1)  # fully sharded data parallelism: splits the batch and the parameters
     expert: int = resumable_field(1)  # expert parallelism: splits the batch and the experts; devices exchange tokens
     sequence: int = resumable_field(1)  # sequence parallelism: splits the length
@@ -81,7 +80,7 @@ class MeshConfig:
 
 @dataclasses.dataclass
 class TrainConfig:
-    """Training: length, batch size, seeds, numerics, fault handling and performance options."""
+    """Config of training: length, batch size, seeds, numerics, fault handling and performance options."""
 
     steps: int = 1000  # total number of updates
     global_batch_size: int = 32  # examples per update, over all devices and microbatches
@@ -112,41 +111,39 @@ class TrainConfig:
     log_every: int = resumable_field(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
     # first and last step of a profile in WORKDIR/profiles, such as 10:13; "": no profile (docs/how-to/profile.md)
     profile_steps: str = resumable_field("")
-    # a process exits with code 1, so that the scheduler can restart the run, after this many seconds without a step,
-    # validation batch or write of a checkpoint; it applies after the first step. 0: never
+    # seconds without a step, validation batch or checkpoint write after which a process exits with code 1, so that the
+    # scheduler can restart the run; applies after the first step. 0: no limit
     stuck_after: float = resumable_field(3600.0)
     # makes GPU runs bitwise reproducible, also after a restart on GPUs of the same kind (launch/README.md)
     deterministic: bool = resumable_field(False)
     # attention kernel; auto: the fastest that supports the model
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = resumable_field("auto")
-    # activations saved for the backward pass: none: matrix products and kernel outputs | dots: matrix products | block:
-    # inputs of blocks | auto: the first of these that fits in memory, by the estimate
+    # activations saved for the backward pass: none: outputs of matrix multiplications and kernels | dots: outputs of
+    # matrix multiplications | block: inputs of blocks | auto: the first of these whose estimated memory fits
     remat: Literal["auto", Remat] = resumable_field("none")
-    pipeline_microbatches: int = resumable_field(
-        0
-    )  # microbatches that pass through the stages of mesh.pipeline; 0: one per row
+    # microbatches that pass through the stages of mesh.pipeline; 0: one per row
+    pipeline_microbatches: int = resumable_field(0)
     # 1f1b: each microbatch runs backward right after its forward pass, so a stage stores few at a time | gpipe:
     # backward starts after all forward passes
     pipeline_schedule: PipelineSchedule = resumable_field("gpipe")
     # blocks per iteration of the scan over layers; 0: on GPU all of up to 24, on CPU 4, on TPU 1
     scan_unroll: int = resumable_field(0)
-    loss_chunk: int = resumable_field(
-        0
-    )  # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
+    # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
+    loss_chunk: int = resumable_field(0)
 
     @property
     def layer_forwards(self) -> int:
-        """Returns the number of forward passes of a layer per step: 2 with remat "block", otherwise 1."""
+        """Returns how many times each layer runs forward per step: 2 with remat "block", otherwise 1."""
         return 2 if self.remat == "block" else 1
 
     @property
     def logged_every(self) -> int:
-        """Returns the steps between log lines: `log_every`, or for 0 a fiftieth of the run, from 1 to 50 steps."""
+        """Returns the number of steps between log lines: `log_every` or, if that is 0, `steps` / 50 (from 1 to 50)."""
         return self.log_every or min(max(self.steps // 50, 1), 50)
 
     @property
     def profiled(self) -> range:
-        """Returns the range of the steps to profile, counted as in metrics.jsonl; empty if `profile_steps` is "".
+        """Returns the steps to profile, numbered as in metrics.jsonl; the range is empty if `profile_steps` is "".
 
         Raises:
           ValueError: `profile_steps` is malformed.
@@ -157,17 +154,18 @@ class TrainConfig:
         return range(first, last + 1)
 
     def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
-        """Returns the seed for one kind of random choices: the field `{use}_seed`, or `seed` if that field is None."""
+        """Returns the seed for one use of randomness: the field `{use}_seed`, or `seed` if that field is None."""
         override = getattr(self, f"{use}_seed")
         return self.seed if override is None else override
 
 
 @dataclasses.dataclass
 class LayersConfig:
-    """Layer-wise learning rates, freezing and gradual unfreezing, for fine-tuning.
+    """Config of layer-wise learning rates, freezing and gradual unfreezing, for fine-tuning.
 
-    The top layer contains the heads and the last norm. Below it are the blocks of each stack, from last to first. The
-    lowest layer contains the embeddings and all other parameters that the blocks share. ALBERT's blocks are one layer.
+    The top layer contains the heads and the last norm. Below the top layer are the blocks of each stack, from last to
+    first. The lowest layer contains the embeddings and all other parameters that the blocks share. ALBERT's blocks,
+    which share their parameters, form one layer.
     """
 
     # the learning rate of a layer is the rate of the schedule times rate_decay ** (number of layers above the layer)
@@ -180,12 +178,12 @@ class LayersConfig:
     unfreeze_warmup: int = 0  # warmup steps of an unfrozen layer's learning rate
 
     def last_start(self, model: ModelConfig) -> int:
-        """Returns the number of steps before all layers that are not frozen train."""
+        """Returns the step at which gradual unfreezing starts to train the last of the layers that are not frozen."""
         blocks = max(model.stack_blocks)
         return self.unfreeze_every * (blocks - self.frozen if self.frozen_embeddings else blocks + 1)
 
     def describe(self) -> str:
-        """Describes the non-default settings; "" if all layers train alike."""
+        """Describes the non-default settings; returns "" if all layers train with the same learning rate."""
         blocks = "the first block" if self.frozen == 1 else f"the first {self.frozen} blocks"
         frozen = ["the embeddings"] * self.frozen_embeddings + [blocks] * bool(self.frozen)
         settings = [f"rate · {self.rate_decay:g}^(layers above)"] * (self.rate_decay != 1.0)
@@ -197,13 +195,13 @@ class LayersConfig:
 
 @dataclasses.dataclass
 class EvaluateConfig:
-    """Config of validation: its frequency, data, parameters and metric."""
+    """Config of validation: frequency, data, parameters and metric."""
 
     every: int = resumable_field(500)  # steps between validations
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
-    batches: int = resumable_field(20)  # batches of the validation split, the same in each validation; 0: all
-    # at the end, also validates the mean parameters of this many last checkpoints (Transformer: 5); 0: no average
+    batches: int = resumable_field(20)  # batches of the validation split, the same in every validation; 0: all batches
+    # number of last checkpoints whose mean parameters the run validates at its end (Transformer: 5); 0: no average
     average: int = resumable_field(0)
     # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
     select_by: str = resumable_field("")
@@ -217,7 +215,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass
 class CheckpointConfig:
-    """Config of checkpoints: when they are saved, which are kept, and the initial parameters of the run."""
+    """Config of checkpoints: when to save them, which of them to keep, and the initial parameters of the run."""
 
     every: int = resumable_field(500)  # steps between checkpoints; the run also saves at the end and on SIGTERM
     keep: int = resumable_field(2)  # number of newest checkpoints to keep, in addition to the best
@@ -238,7 +236,10 @@ class CheckpointConfig:
 
 
 def _default_trackers() -> tuple[Tracker, ...]:
-    """Returns the default trackers: TensorBoard. Imports their module late, because it imports this module."""
+    """Returns the default trackers: TensorBoard.
+
+    The trackers module is imported inside this function, because it imports this module.
+    """
     return (importlib.import_module("pretrainax.trackers").TensorBoard(),)
 
 
@@ -266,46 +267,42 @@ class Experiment:
     # experiment trackers, in addition to metrics.jsonl: (WandB(project='t5'), TensorBoard())
     trackers: tuple[Tracker, ...] = dataclasses.field(default_factory=_default_trackers, metadata={"free": True})
 
-    callbacks: tuple[Callback, ...] = optional_in_json(
-        ()
-    )  # additional callbacks, by entry point name (docs/how-to/own-code.md)
+    # additional callbacks, by entry point name (docs/how-to/own-code.md)
+    callbacks: tuple[Callback, ...] = optional_in_json(())
 
     @property
     def validation_objective(self) -> Objective:
-        """Returns the validation objective:
-
-        `evaluate.objective`, or the training objective if `evaluate.objective` is None.
-        """
+        """Returns the validation objective: `evaluate.objective`, or `objective` if that is None."""
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
 
     @property
-    def draws_heads(self) -> bool:
-        """Returns True if the run initializes heads that are missing in `checkpoint.init_from`, instead of an error.
+    def initializes_missing_heads(self) -> bool:
+        """Returns whether heads that `checkpoint.init_from` lacks are initialized instead of raising an error.
 
-        This applies to task heads, or to all heads if `checkpoint.fresh_heads` is True.
+        This is True if the model has a task head or `checkpoint.fresh_heads` is set.
         """
         return self.checkpoint.fresh_heads or self.model.head is not None
 
     @property
     def rows_per_update(self) -> float:
-        """Returns the number of gradients of examples per update; an optimizer can use an example several times."""
+        """Counts the per-example gradients per update, as an optimizer may differentiate a batch repeatedly."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update
 
     @property
     def wrapper(self) -> Optional[Wrapper]:
-        """Returns the config that wraps the model during training: `distill`, or else `tuning`; None without both."""
+        """Returns the config that wraps the model during training: `distill` or `tuning`, or None if neither is set."""
         return self.tuning if self.distill is None else self.distill
 
     @property
     def passes(self) -> int:
-        """Returns the number of matrix products per weight matrix and step.
+        """Returns the number of matmuls with each weight matrix per step.
 
-        This is 3 for a trained matrix: one forward and two backward. With `tuning`, it is the number for a frozen
-        matrix.
+        A trained matrix has three: one in the forward pass and two in the backward pass. With `tuning`, the number is
+        that of a frozen matrix.
         """
         return 3 if self.tuning is None else self.tuning.passes
 
     @property
     def select_by(self) -> str:
-        """Returns the name of the validation metric for the best checkpoint, for patience and for `plan --fit`."""
+        """Returns the name of the validation metric used for the best checkpoint, patience and `plan --fit`."""
         return self.evaluate.select_by or self.validation_objective.select_by

@@ -37,14 +37,14 @@ class MixtureOfExperts(Choice):
     # number of first layers of a stack with a dense feed-forward of width config.model.d_ff instead of experts
     # (DeepSeek); None: 0
     first_dense: Optional[int] = None
-    # every n-th layer has experts, the other layers have a dense feed-forward (Switch Transformer: 2); None: all layers
+    # every n-th layer has experts; the other layers have a dense feed-forward (Switch Transformer: 2); None: all layers
     # have experts
     every: Optional[int] = None
     # width of an additional dense feed-forward after the experts of each layer, with its own norm (ST-MoE: Zoph et al.
     # 2022, the released st_moe_base.gin); None: no such feed-forward
     dense_after: Optional[int] = None
-    # maximum number of tokens of an expert, as a multiple of the tokens per expert under an even load. An expert skips
-    # the tokens beyond this number (GShard). None: unlimited, as in every imported model
+    # maximum number of tokens per expert, as a multiple of the number under an even load. An expert skips additional
+    # tokens (GShard). None: unlimited, as in every imported model
     capacity: Optional[float] = None
     # weight of the balance loss, which is 1 for an even load (Fedus et al. 2021, section 2.2)
     balance_weight: float = 0.01
@@ -54,7 +54,7 @@ class MixtureOfExperts(Choice):
     # with more tokens than the mean, and increases for the other experts. The bias is added to the scores that select
     # experts, not to the weights (DeepSeek-V3, section 2.1.2; 0.001). None: no bias
     bias_rate: Optional[float] = None
-    # weight of the loss log(Z)^2, with the softmax normalizer Z of the router (ST-MoE: Zoph et al. 2022, section 3.3;
+    # weight of the loss log(Z)^2; Z is the softmax normalizer of the router (ST-MoE: Zoph et al. 2022, section 3.3;
     # 0.001)
     z_weight: float = 0.0
 
@@ -95,6 +95,7 @@ class MixtureOfExperts(Choice):
         yield from self._problems_of_spacing(path, model)
 
     def _problems_of_spacing(self, path: str, model: "ModelConfig") -> Iterator[str]:
+        """Yields an error message for each problem with `every`; `path` is this config's path in messages."""
         if self.every is None:
             return
         message = f"{path}.every is {self.every}"
@@ -114,14 +115,15 @@ class MixtureOfExperts(Choice):
                 yield f"{message}, and config.model.{field} requires identical layers: set one of them to its default"
 
     def _problems_of_groups(self, path: str) -> Iterator[str]:
+        """Yields an error message for each problem with the expert groups; `path` is this config's path in messages."""
         if self.groups is None or self.top_groups is None:
             if self.groups != self.top_groups:
                 yield f"{path}.groups is {self.groups} and {path}.top_groups is {self.top_groups}: set both or neither"
             return
         if min(self.groups, self.top_groups) < 1:
             return
-        group_size, rest = divmod(self.num_experts, self.groups)
-        if rest:
+        group_size, remainder = divmod(self.num_experts, self.groups)
+        if remainder:
             yield f"{path}.num_experts {self.num_experts} is not a multiple of {path}.groups {self.groups}"
         elif self.top_groups > self.groups:
             yield f"{path}.top_groups is {self.top_groups}, it must be at most {path}.groups, {self.groups}"

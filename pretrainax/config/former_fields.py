@@ -1,4 +1,4 @@
-"""Converts names of earlier versions in config.json and metrics.jsonl to their current names."""
+"""Converts field and metric names that earlier versions wrote to config.json and metrics.jsonl to current names."""
 
 from pretrainax.files.json_files import JsonObject
 
@@ -22,17 +22,17 @@ _METRICS = {"mfu_done": "mfu_executed"}
 
 
 def upgrade_fields(class_name: str, fields: JsonObject) -> JsonObject:
-    """Returns the fields of a config class, as read from config.json, with their current names and values."""
+    """Converts a config class's fields, as read from config.json, to their current names and values."""
     names = _FIELDS.get(class_name, {})
     upgraded = {names.get(name, name): value for name, value in fields.items()}
     for name, value in upgraded.items():
         if isinstance(value, str):
             upgraded[name] = _VALUES.get((class_name, name), {}).get(value, value)
-    if class_name == "ModelConfig" and (recurrent := upgraded.pop("recurrent", None)) is not None:  # 0.6
+    if class_name == "ModelConfig" and (recurrent := upgraded.pop("recurrent", None)) is not None:  # configs of 0.6
         upgraded["parts"] = [*upgraded.get("parts", ()), recurrent]
     return upgraded
 
 
 def upgrade_metrics(line: JsonObject) -> JsonObject:
-    """Returns a line of metrics.jsonl, as a dict, with the current names of the metrics."""
+    """Converts the metric names in a line of metrics.jsonl, given as a dict, to the current names."""
     return {_METRICS.get(name, name): value for name, value in line.items()}

@@ -1,4 +1,4 @@
-"""Creates the configs of a grid of runs from --seeds and --sweep: each is a copy of one config with changed fields."""
+"""Builds the configs of a grid of runs from --seeds and --sweep: copies of a base config with changed fields."""
 
 import copy
 import hashlib
@@ -14,7 +14,7 @@ from pretrainax.config.serialization import to_json
 from pretrainax.config.validation import get, validate
 from pretrainax.files.errors import UserError, shortened
 
-# prefix of a seed field in config.train (init_seed, …) -> the random choices that the seed controls
+# prefix of a seed field in config.train (init_seed, …) -> what the seed randomizes
 SEED_USES = {"init": "fresh parameters", "order": "the order of the data", "dropout": "dropout", "mask": "masks"}
 _MAX_NAME = 40  # maximum characters of a value in a folder name
 _MAX_RUNS = 1000  # maximum runs of a grid
@@ -25,32 +25,32 @@ class GridRun(NamedTuple):
 
     name: str  # folder name: "learning_rate=1e-5,seed-0"
     seed: Optional[int]  # train.seed of the run; None: train.seed of the config
-    values: dict[str, str]  # values as given, by field: {"optimizer.learning_rate": "1e-5"}
-    experiment: Experiment
+    values: dict[str, str]  # values as in --sweep, by field: {"optimizer.learning_rate": "1e-5"}
+    experiment: Experiment  # config of the run
 
     @property
     def flags(self) -> list[str]:
-        """Returns the flags that set the changed fields of the run, to append to the flags of the command."""
+        """Returns the flags that set the run's changed fields, to be appended to the base command's flags."""
         values = self.values if self.seed is None else self.values | {"train.seed": str(self.seed)}
         return [f"--config.{field}={value}" for field, value in values.items()]
 
 
 def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str]) -> list[GridRun]:
-    """Returns the runs of a grid: one for each combination of a seed and of the values of all swept fields.
+    """Builds a grid of runs, one for each combination of a seed and values of the swept fields.
 
-    All runs of one seed precede the runs of the next seed. If the grid is interrupted, the completed runs therefore
-    compare as many values as possible.
+    All runs with one seed precede those with the next seed, so that even an interrupted grid compares as many values as
+    possible.
 
     Args:
       experiment: base config; not modified.
-      seeds: number of seeds: `train.seed`, `train.seed` + 1, …; None: only `train.seed`, which the names of the runs
-        then omit.
-      sweeps: a field and its values in each string, such as "optimizer.learning_rate=1e-5,3e-5". Brackets must enclose
-        a value that contains commas.
+      seeds: number of consecutive seeds, starting with `train.seed`. If None, only `train.seed` is used, and run names
+        omit the seed.
+      sweeps: one string per field, with the field and its values, such as "optimizer.learning_rate=1e-5,3e-5". A value
+        that contains commas must be in brackets.
 
     Raises:
-      UserError: an unknown or repeated field, an invalid or repeated value, or an invalid config; also if the seeds
-        have no effect, or if the runs select their best checkpoints by different metrics.
+      UserError: a field is unknown or repeated, a value is invalid or repeated, a config is invalid, the seeds have no
+        effect, or the runs select their best checkpoints by different metrics.
     """
     axes = dict(_axis(sweep, experiment) for sweep in sweeps)
     if len(axes) < len(sweeps):
@@ -64,8 +64,10 @@ def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str])
         for combination in itertools.product(*axes.values()):
             values = dict(zip(axes, combination, strict=True))
             config = _with(experiment, values if seed is None else values | {"train.seed": str(seed)})
-            parts = [f"{field.rpartition('.')[2]}={_slug(value)}" for field, value in values.items()]
-            runs.append(GridRun(",".join([*parts, *([] if seed is None else [f"seed-{seed}"])]), seed, values, config))
+            name_parts = [f"{field.rpartition('.')[2]}={_slug(value)}" for field, value in values.items()]
+            runs.append(
+                GridRun(",".join([*name_parts, *([] if seed is None else [f"seed-{seed}"])]), seed, values, config)
+            )
     for run in runs:
         try:
             validate(run.experiment)
@@ -80,7 +82,7 @@ def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str])
 
 
 def describe_seeds(experiment: Experiment) -> str:
-    """Returns a sentence on the random choices that the seeds of --seeds control, and on the seeds that stay fixed."""
+    """Describes in one sentence what --seeds randomizes and which seeds stay fixed."""
     seeds = {use: getattr(experiment.train, f"{use}_seed") for use in SEED_USES}
     fixed = "".join(f"; config.train.{use}_seed stays {seed}" for use, seed in seeds.items() if seed is not None)
     controlled = [description for use, description in SEED_USES.items() if seeds[use] is None]
@@ -88,7 +90,7 @@ def describe_seeds(experiment: Experiment) -> str:
 
 
 def _axis(sweep: str, experiment: Experiment) -> tuple[str, list[str]]:
-    """Parses a value of --sweep; returns the field, "optimizer.learning_rate", and its values as strings."""
+    """Parses a --sweep value; returns the field ("optimizer.learning_rate") and its values as strings."""
     path, equals, text = sweep.strip().partition("=")
     field, values = path.lstrip("-").removeprefix("config."), [value.strip() for value in _split_values(text)]
     if not (equals and field and all(values)):
@@ -96,29 +98,29 @@ def _axis(sweep: str, experiment: Experiment) -> tuple[str, list[str]]:
             f"--sweep={shortened(sweep)}: give a field and its values, such as "
             '--sweep="optimizer.learning_rate=1e-5,3e-5,1e-4"'
         )
-    seen: dict[str, str] = {}
+    value_of: dict[str, str] = {}
     for value in values:
         try:
-            read = str(to_json(get(_with(experiment, {field: value}), field)))
+            parsed = str(to_json(get(_with(experiment, {field: value}), field)))
         except UserError as e:
             raise UserError(f"--sweep={shortened(sweep)}: {e}") from e
-        if read in seen:
-            raise UserError(f"--sweep={shortened(sweep)}: {seen[read]} and {value} are the same value")
-        seen[read] = value
+        if parsed in value_of:
+            raise UserError(f"--sweep={shortened(sweep)}: {value_of[parsed]} and {value} are the same value")
+        value_of[parsed] = value
     return field, values
 
 
 def _split_values(text: str) -> Iterator[str]:
-    """Splits a string at the commas that are outside of brackets."""
-    depth, part = 0, ""
+    """Splits a string at commas, except commas in brackets."""
+    depth, value = 0, ""
     for c in text:
         depth += (c in "([{") - (c in ")]}")
         if c == "," and depth == 0:
-            yield part
-            part = ""
+            yield value
+            value = ""
         else:
-            part += c
-    yield part
+            value += c
+    yield value
 
 
 def _with(experiment: Experiment, values: dict[str, str]) -> Experiment:
@@ -138,6 +140,6 @@ def _check_seeds(experiment: Experiment, axes: dict[str, list[str]]) -> None:
 
 
 def _slug(value: str) -> str:
-    """Returns a value as part of a folder name; if characters are replaced or cut off, a digest makes it unique."""
+    """Converts a value to part of a folder name; appends a digest if characters had to be replaced or cut off."""
     slug = re.sub(r"[^\w.+-]+", "_", value)[:_MAX_NAME]
     return slug if slug == value else f"{slug.strip('_')}-{hashlib.sha256(value.encode()).hexdigest()[:8]}"

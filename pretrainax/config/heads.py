@@ -19,21 +19,25 @@ class HeadConfig(Choice):
     """Base class of the configs of task heads; models/heads/ has a Flax module and a loss for each subclass."""
 
     def completed(self, wanted: "HeadConfig") -> "HeadConfig":
-        """Returns this head config with its `auto` fields set to the values of the task's head config, `wanted`."""
+        """Returns a copy in which each `auto` is replaced by the value in `wanted`, the task's head config."""
         own_fields, wanted_fields = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
-        return dataclasses.replace(self, **{name: wanted_fields[name] for name, x in own_fields.items() if x == AUTO})
+        return dataclasses.replace(
+            self, **{name: wanted_fields[name] for name, value in own_fields.items() if value == AUTO}
+        )
 
     def left_open(self) -> "HeadConfig":
-        """Returns this head config with `auto` in all fields whose default is `auto`; the opposite of `completed`."""
-        return dataclasses.replace(self, **{x.name: AUTO for x in dataclasses.fields(self) if x.default == AUTO})
+        """Returns a copy with `auto` in every field whose default is `auto`; this is the inverse of `completed`."""
+        return dataclasses.replace(
+            self, **{field.name: AUTO for field in dataclasses.fields(self) if field.default == AUTO}
+        )
 
 
 @dataclasses.dataclass
 class Classify(HeadConfig):
-    """Predicts a class, labels or numbers for a row, or selects one of the row's documents.
+    """Predicts a class, labels or numbers for a sequence, or selects one of several documents in a row.
 
-    `pooling` reduces the last hidden states to one vector. An optional hidden layer and a linear layer follow. The
-    default settings depend on the family and match the published classification heads.
+    `pooling` reduces the last hidden states to one vector. An optional hidden layer and a linear layer follow. `usual`
+    returns the published settings for each model family.
     """
 
     # number of classes, labels, regression values, or documents of a row to choose from; auto: set by the task
@@ -42,7 +46,8 @@ class Classify(HeadConfig):
     # documents of a row, by a score for each; auto: set by the task
     kind: Kind = "auto"
     pooling: Pooling = "cls"  # the first token (cls), the mean or maximum over all tokens, or the last token
-    # activation of a hidden layer with the width of the model | model: the activation of the feed-forward (BigBird)
+    # activation of a hidden layer with the width of the model; none: no hidden layer; model: the activation of the
+    # feed-forward (BigBird)
     hidden: Literal["none", "tanh", "gelu", "relu", "model"] = "tanh"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
@@ -54,8 +59,8 @@ class Classify(HeadConfig):
         """Returns the default head for a model of this architecture."""
         if model.family == "decoder":
             return cls(num_labels, kind, pooling="last", hidden="none", output_bias=False)
-        if model.own_model is not None and (own := model.own_model.default_classifier(num_labels, kind)):
-            return own
+        if model.own_model is not None and (classifier := model.own_model.default_classifier(num_labels, kind)):
+            return classifier
         return cls(num_labels, kind, pooling="cls" if model.family == "encoder" else "last")
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -70,21 +75,21 @@ class Classify(HeadConfig):
 
 @dataclasses.dataclass
 class Tag(HeadConfig):
-    """Predicts the tag of each word with a linear layer, independently or with a linear-chain CRF."""
+    """Predicts the tag of each word with a linear layer; words are independent or form a linear-chain CRF."""
 
     # number of tags; auto: set by the task
     num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
     # softmax: each word independently | crf: all words of a row as a linear-chain CRF (Lafferty et al. 2001)
     kind: Literal["softmax", "crf"] = "softmax"
-    # for each tag, the numbers of the tags that may precede this tag in a CRF; an empty tuple in the tuple allows all
-    # tags. (): no constraints. auto: the tagging scheme of the task, in which spans can start only with valid tags
+    # for each tag, the numbers of the tags that may precede the tag in a CRF; an empty inner tuple allows all tags.
+    # (): no constraints. auto: the constraints of the task's tagging scheme: I-PER only after B-PER or I-PER
     follows: Annotated[tuple[tuple[int, ...], ...], AUTO] = ()
     # activation of a hidden layer with the width of the model (ModernBERT: gelu)
     hidden: Literal["none", "gelu"] = "none"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
-    output_bias: bool = True  # bias of the last map
-    dropout_rate: Optional[float] = None  # dropout before each map; None: config.model.dropout_rate
+    output_bias: bool = True  # bias of the last linear layer
+    dropout_rate: Optional[float] = None  # dropout before each linear layer; None: config.model.dropout_rate
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if AUTO in (self.num_labels, self.follows):
@@ -106,21 +111,21 @@ class Tag(HeadConfig):
 
 @dataclasses.dataclass
 class Extract(HeadConfig):
-    """Predicts the begin and end of an answer span in a row, with a linear layer to two logits per token."""
+    """Predicts the start and end of an answer span, with a linear layer to two logits per token."""
 
     # adds a feed-forward sublayer with residual and norm, as in a block, before the other layers (BigBird)
     feed_forward: bool = False
-    # answers are only predicted in the second segment (token type 1), or at the first token, which means that the
-    # question has no answer (BigBird)
+    # predicts answers only in the second segment (token type 1), or at the first token, if the question has no answer
+    # (BigBird)
     second_text: bool = False
     # activation of a hidden layer with the width of the model (ModernBERT: gelu)
     hidden: Literal["none", "gelu"] = "none"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
-    output_bias: bool = True  # bias of the last map
+    output_bias: bool = True  # bias of the last linear layer
     dropout_rate: Optional[float] = 0.0  # dropout before each linear layer (BERT: 0); None: config.model.dropout_rate
 
-    num_labels: ClassVar[int] = 2  # begin and end
+    num_labels: ClassVar[int] = 2  # logits of the start and of the end
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         model = experiment.model
@@ -143,10 +148,10 @@ class Embed(HeadConfig):
     num_texts: Size = AUTO  # pyright: ignore[reportAssignmentType]
     # the first token (cls), the mean or maximum over all tokens of a document, or the last token
     pooling: Pooling = "mean"
-    normalize: bool = True  # scales embeddings to length 1, so that their product is the cosine similarity
+    normalize: bool = True  # scales embeddings to length 1, so that their dot product is the cosine similarity
     temperature: float = 0.05  # divides the scores of the loss (SimCSE: 0.05); use 1 if `normalize` is False
     symmetric: bool = False  # the loss is the mean of two losses: query to passage, and passage to query
-    # numbers of leading dimensions of an embedding; each has an additional loss (Matryoshka: Kusupati et al. 2022)
+    # sizes of embedding prefixes, each with an additional loss (Matryoshka: Kusupati et al. 2022); (): none
     dimensions: tuple[int, ...] = ()
 
     @classmethod

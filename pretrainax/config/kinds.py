@@ -1,7 +1,7 @@
-"""Defines the base classes of the values of config fields that have alternatives.
+"""Defines the base class of each config field with alternatives.
 
-Other packages contain the subclasses, which implement the alternatives. With these base classes, the types of config
-fields can be checked without an import of the implementations, and therefore without JAX or NumPy.
+Other packages define the subclasses, which implement the alternatives. These base classes let the config package check
+the types of field values without importing the implementations, and therefore without JAX or NumPy.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
     from pretrainax.training.wrapped import Wrapped
 
-# Features that a model may not support: see `ModelPart.unsupported`.
+# Features that some models do not support: see `ModelPart.unsupported`.
 Use = Literal["generation", "distillation", "virtual tokens", "sequence parallelism"]
 
 
@@ -40,7 +40,7 @@ class QualityFilter(Choice):
 
 
 class Objective(Choice):
-    """Converts a document to a training example; pretrainax.data.objectives has the subclasses."""
+    """Converts documents to training examples; pretrainax.data.objectives has the subclasses."""
 
 
 class Optimizer(Choice):
@@ -55,42 +55,42 @@ class Wrapper(Choice):
     """Base class of configs that wrap the model during training: parameter-efficient tuning and distillation."""
 
     def wrap(self, experiment: "Experiment", train: "TrainConfig", teacher: "Optional[ModelConfig]") -> "Wrapped":
-        """Returns the model to train, which wraps the run's model; see `training.wrapped.trained_model`."""
+        """Wraps the run's model and returns the model to train; see `training.wrapped.trained_model`."""
         raise NotImplementedError
 
 
 class ModelPart(Choice):
-    """Base class of model parts from other packages: a feed-forward, an attention, a head or a whole model.
+    """Base class of model components from other packages: a feed-forward layer, attention, a head or a whole model.
 
     The implementation registers itself with `register_feed_forward`, `register_attention`, `register_head` or
     `register_model`. Its `is_in(config)` returns True if `config.part` finds this class in `config.model.parts`.
 
-    A part that is a whole model also overrides the attributes and methods below. Their default values describe a
-    Transformer. `config/recurrent.py` is an example (ELMo).
+    A class for a whole model also overrides the attributes and methods below, whose defaults describe a Transformer.
+    See `config/recurrent.py` (ELMo) for an example.
     """
 
-    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": the part is not a whole model
+    family: ClassVar[str] = ""  # the value of config.model.family for this model; "": the class is not a whole model
     objective: ClassVar[str] = ""  # class name of the objective that evaluates an imported model
-    unsupported: ClassVar[Mapping[Use, str]] = {}  # unsupported feature -> reason, which completes an error message
-    task_modules: ClassVar[tuple[str, ...]] = ()  # submodules that a model with a task head has in addition to the head
+    unsupported: ClassVar[Mapping[Use, str]] = {}  # unsupported feature -> reason, the end of an error message
+    task_modules: ClassVar[tuple[str, ...]] = ()  # additional submodules of a model with a task head
 
     def stream_width(self, model: "ModelConfig") -> int:
-        """Returns the width of the last hidden state of a model with this part."""
+        """Returns the width of the last hidden states of a model with this component."""
         return model.d_model
 
     def default_classifier(self, num_labels: int, kind: "Kind") -> "Optional[Classify]":
-        """Returns the default classification head for this model; None: the default head of the model's family."""
+        """Returns this model's default classification head, or None to use the default for the model's family."""
         return None
 
     def scaled(self, numerator: int, denominator: int) -> "ModelPart":
-        """Returns this part with the sizes for a model whose width is multiplied by `numerator / denominator`."""
+        """Scales this component's sizes for a model whose width is multiplied by `numerator / denominator`."""
         return self
 
 
 class Tuning(Wrapper):
     """Trains few parameters of a model and freezes the other parameters; pretrainax.adapt has the subclasses."""
 
-    # matrix products per frozen matrix and step: forward, and backward for the gradient of its inputs
+    # matrix multiplications per frozen matrix and step: forward, and backward for the gradient of the inputs
     passes: ClassVar[int] = 2
 
 
@@ -103,7 +103,7 @@ class Adaptation(Choice):
 
 
 class Callback(Choice):
-    """Runs custom code at events of training; pretrainax.training.callbacks has the base class for users."""
+    """Runs custom code at training events; pretrainax.training.callbacks has the base class for users."""
 
 
 class Tracker(Choice):

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class LatentAttention(Choice):
     """Config of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-    The keys and values of all heads are projected from one low-dimensional vector per token, the latent. Rotary
-    positions rotate the last `rotary_dim` of the config.model.head_dim dimensions of each query and key head. All heads
-    share the rotated dimensions of the keys.
+    The keys and values of all heads are projected from one low-dimensional vector per token, the latent. Each query
+    and key head has config.model.head_dim dimensions, and rotary positions rotate the last `rotary_dim` of them. All
+    heads share the rotated dimensions of the keys.
     """
 
     rank: int = 512  # width of the latent of keys and values

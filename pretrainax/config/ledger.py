@@ -1,8 +1,8 @@
-"""Compares a config with its ledger, the file that contains the source of each value and the deviations from it.
+"""Compares a config with its ledger, a file that lists the source of each value and the deviations from it.
 
-The ledger of `bert_base.py` is the file `bert_base.toml` in the same folder. It contains blocks of values, and each
-block has one source. If several blocks contain a field, the first of them applies. `configs/defaults.toml` has the
-values of fields that no block contains. docs/how-to/recipe-sources.md shows an example.
+The ledger of `bert_base.py` is the file `bert_base.toml` in the same folder. It consists of blocks of values, each of
+which names one source. If several blocks contain a field, the first one applies. `configs/defaults.toml` has the values
+of fields that no block contains. docs/how-to/recipe-sources.md shows an example.
 """
 
 import fnmatch
@@ -23,14 +23,14 @@ _DEFAULTS = "configs/defaults.toml"
 
 
 class Fact(NamedTuple):
-    """The value of a config field in a ledger, with its source."""
+    """A ledger's value for a config field, with its source."""
 
     # a list represents a tuple; "none" represents None; "any" matches every value of the config
     value: object
     status: str  # origin of the value, one of STATUSES: the paper, released code, or a choice of PretrainAX
     source: str  # a section of the paper, a file of the code, or the reason for the choice
     in_tokens: bool = False  # the value is in tokens, while the field is in steps or examples
-    # location: (file, number of the block, key), such as "train.steps" or "train.steps.base large" (with the variants)
+    # location: (file, block from 0, key); the key is "train.steps", or with variants "train.steps.base large"
     line: tuple[str, int, str] = ("", 0, "")
 
 
@@ -51,13 +51,13 @@ class Deviation(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A config compared with its ledger."""
+    """The result of comparing a config with its ledger."""
 
     rows: list[LedgerRow]  # all numbers, all non-default values, and all fields in the ledger
     deviations: list[Deviation]
 
     def summary(self) -> str:
-        """Returns one line with the deviations and the fields whose values differ from the source; "" without any."""
+        """Lists in one line the deviations and the fields whose values differ from the source; returns "" if none."""
         deviations = "; ".join(deviation.theirs for deviation in self.deviations)
         differing = [row.path for row in self.rows if not row.agrees and not row.path.startswith("data.source.")]
         summary = [f"the source has {deviations}"] if deviations else []
@@ -65,12 +65,12 @@ class Comparison(NamedTuple):
 
 
 def ledger_path(config_file: str) -> str:
-    """Returns the ledger path of a config file; the file may not exist."""
+    """Returns the path of a config file's ledger, which may not exist."""
     return config_file.removesuffix(".py") + ".toml"
 
 
 def read(file: str) -> Table:
-    """Reads a ledger, and returns its content as nested dicts and lists.
+    """Reads and validates a ledger; returns its content as nested dicts and lists.
 
     Raises:
       UserError: the file is not a valid ledger.
@@ -96,13 +96,13 @@ def read(file: str) -> Table:
 
 
 def compare(config: object, file: str, variant: str, path: str = "") -> Comparison:
-    """Compares each field of a config with its value in a ledger.
+    """Compares each config field with its value in a ledger.
 
     Args:
-      config: an `Experiment`, or a section of an `Experiment`.
+      config: an `Experiment`, or a section of one.
       file: path of the ledger.
-      variant: variant of the config; "": the default variant.
-      path: path of the section in the `Experiment`, such as "model"; "": `config` is an `Experiment`.
+      variant: variant of the config, or "" for the default variant.
+      path: path of the section in the `Experiment`, such as "model", or "" if `config` is an `Experiment`.
 
     Raises:
       UserError: the file is not a valid ledger.
@@ -112,7 +112,7 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
     facts: dict[str, Fact] = {}
     deviations = []
     for block, block_facts in (
-        *_blocks(file, _names(file, variant), values),
+        *_blocks(file, _variants_to_use(file, variant), values),
         *_blocks(_package(_DEFAULTS), [], values),
     ):
         new_facts = {field_path: fact for field_path, fact in block_facts.items() if field_path not in facts}
@@ -128,28 +128,28 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
     return Comparison(rows, deviations)
 
 
-def _names(file: str, variant: str) -> list[str]:
-    """Returns the names of the variants whose values in a ledger apply to a variant, in order of precedence.
+def _variants_to_use(file: str, variant: str) -> list[str]:
+    """Lists the variants whose ledger values apply to `variant`, in order of precedence.
 
     A scaled-down variant also uses the values of the default variant.
     """
     ledger = read(file)
     default = ledger.get("default", "")
-    return [variant, default] if _is_one(variant, ledger.get("scaled_down", "")) else [variant or default]
+    return [variant, default] if _matches_any(variant, ledger.get("scaled_down", "")) else [variant or default]
 
 
 def is_number(value: object) -> bool:
-    """Returns True for a number or a non-empty tuple of numbers."""
+    """Returns True for a number (but not a bool) or a non-empty tuple of numbers."""
     if isinstance(value, tuple):
         return bool(value) and all(map(is_number, value))
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _needs_source(field: LeafField) -> bool:
-    """Returns True if the ledger must contain a field: a number, or a value that is not the default.
+    """Returns True if the ledger must list a field, because it is a number or has a non-default value.
 
-    False for fields that do not change the mathematics, and for non-numeric paths and fields of the dataset, which
-    users set.
+    Returns False for fields that do not affect the run's numerical results, and for non-numeric fields that users set:
+    paths and the fields of the dataset.
     """
     if is_number(field.value) or field.value is None and is_number(field.default):
         return not field.is_free
@@ -162,14 +162,14 @@ def _package(path: str) -> str:
 
 
 def _short(file: str) -> str:
-    """Returns the name of a file with its parent folder: "zoo/bert.toml"."""
+    """Returns a file's name with its parent folder, for example "zoo/bert.toml"."""
     return "/".join(os.path.abspath(file).split(os.sep)[-2:])
 
 
 def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> Iterator[tuple[Table, dict[str, Fact]]]:
-    """Yields (block, facts by field path) for each block of a ledger that applies to one of several variants.
+    """Yields (block, facts by field path) for each ledger block that applies to at least one of several variants.
 
-    A block with the key "see" is replaced by the blocks of another ledger.
+    A block with the key "see" is replaced by the blocks of the ledger that it refers to.
 
     Args:
       file: path of the ledger.
@@ -177,7 +177,7 @@ def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> It
       values: values of all config fields, by path.
     """
     for i, block in enumerate(read(file)["facts"]):
-        if "variants" in block and not any(_is_one(name, block["variants"]) for name in names):
+        if "variants" in block and not any(_matches_any(name, block["variants"]) for name in names):
             continue
         if "see" in block:
             named = [block.get("named", "{}").replace("{}", name) for name in names]
@@ -185,8 +185,8 @@ def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> It
             continue
         facts = {}
         for in_tokens, table in ((False, _fields(block)), (True, block.get("tokens", {}))):
-            for field_path, value in _flat(table, values):
-                key, value = _of_variant(value, names) if field_path in values else ("", None)
+            for field_path, value in _flatten(table, values):
+                key, value = _select_variant(value, names) if field_path in values else ("", None)
                 if value is not None:
                     line = (_short(file), i, f"{field_path}.{key}".rstrip("."))
                     facts[field_path] = Fact(value, *_origin(block), in_tokens, line)
@@ -194,7 +194,7 @@ def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> It
 
 
 def _origin(block: Table) -> tuple[str, str]:
-    """Returns (status, source) of the values in a block; see `Fact`."""
+    """Returns the (status, source) that apply to a block's values; see `Fact`."""
     (status,) = block.keys() & set(STATUSES)
     return status, block[status]
 
@@ -207,38 +207,51 @@ def _has_values(block: Table) -> bool:
     return bool(_fields(block)) or "tokens" in block
 
 
-def _flat(table: Table, values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yields (path, value) for each config field in a TOML table.
+def _flatten(table: Table, values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+    """Yields (field path, value) for each config field in a TOML table.
 
-    If the value itself is a table, its keys are patterns of variant names.
+    If a value is itself a table, it depends on the variant, and its keys are patterns of variant names.
+
+    Args:
+      table: the TOML table.
+      values: values of all config fields, by path.
+      path: path of the table in the config, or "" for the whole config.
     """
     for name, value in table.items():
         field_path = f"{path}.{name}".lstrip(".")
         if isinstance(value, dict) and field_path not in values:
-            yield from _flat(value, values, field_path)
+            yield from _flatten(value, values, field_path)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            for i, part in enumerate(value):
-                yield from _flat(part, values, f"{field_path}[{i}]")
+            for i, item in enumerate(value):
+                yield from _flatten(item, values, f"{field_path}[{i}]")
         else:
             yield field_path, value
 
 
-def _of_variant(value: object, names: Sequence[str]) -> tuple[str, object]:
-    """Selects the value of a field for a variant: (key, value) of the first name that matches a key of `value`.
+def _select_variant(value: object, names: Sequence[str]) -> tuple[str, object]:
+    """Selects a field's value for a variant; returns (key, value) for the first name that matches a key.
 
     Returns ("", value) if the value is the same for all variants, and ("", None) if no name matches.
+
+    Args:
+      value: the value in the ledger, possibly a dict from patterns of variant names to values.
+      names: names of variants, in order of precedence.
     """
     if not isinstance(value, dict):
         return "", value
-    matches = ((key, variant_value) for name in names for key, variant_value in value.items() if _is_one(name, key))
+    matches = (
+        (key, variant_value) for name in names for key, variant_value in value.items() if _matches_any(name, key)
+    )
     return next(matches, ("", None))
 
 
-def _is_one(name: str, variants: str) -> bool:
+def _matches_any(name: str, variants: str) -> bool:
+    """Returns True if a name matches one of several patterns, separated by spaces."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in variants.split())
 
 
 def _agrees(fact: Fact, path: str, values: Table) -> bool:
+    """Returns True if the config value at `path` equals the ledger's value, after conversion to tokens if needed."""
     value = values[path]
     if fact.value == "any":
         return True

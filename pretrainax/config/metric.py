@@ -1,4 +1,4 @@
-"""Contains the registry of metrics; each module that computes metrics declares them there."""
+"""Defines the registry of metrics, in which each module declares the metrics that it computes."""
 
 from typing import NamedTuple
 
@@ -7,26 +7,26 @@ from pretrainax.files.errors import UserError
 
 
 class Metric(NamedTuple):
-    """The declaration of a metric in metrics.jsonl."""
+    """Declares a metric that metrics.jsonl may contain."""
 
     name: str
     meaning: str  # description for users
     larger_is_better: bool = False  # if False, smaller values are better
-    in_total_loss: bool = False  # the metric is added to "loss", with weight 1, in "total_loss"
+    in_total_loss: bool = False  # "total_loss" is the sum of "loss" and the metrics with this flag
 
 
 METRICS: dict[str, Metric] = {}  # all declared metrics, by name
 
 
 def declare(*metrics: Metric) -> None:
-    """Adds metrics to METRICS; call it when the module that computes the metrics is imported."""
+    """Adds metrics to METRICS; each module calls this on import for the metrics that it computes."""
     METRICS.update({metric.name: metric for metric in metrics})
 
 
 def larger_is_better(name: str) -> bool:
     """Returns True if larger values of a metric are better.
 
-    name: name of a metric ("accuracy"), or of its value for a part of the data ("accuracy/source=wiki").
+    name: name of a metric ("accuracy"), or of a metric on a subset of the data ("accuracy/source=wiki").
 
     Raises:
       UserError: the metric is not declared.

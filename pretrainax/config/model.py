@@ -1,4 +1,4 @@
-"""Defines the config of a model architecture, with the derived sizes of its stacks (encoder, decoder)."""
+"""Defines the config of a model architecture, including the sizes of its stacks (encoder and decoder)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,22 +17,22 @@ from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
-LayerKind = Literal["global", "local"]  # attention to all tokens, or only within a window
+LayerKind = Literal["global", "local"]  # attention to all tokens, or only to tokens within a window
 FAMILIES = ("encoder", "encoder_decoder", "decoder")  # a ModelPart in `config.model.parts` can add a family
 OfPart = TypeVar("OfPart", bound=ModelPart)
 
 
 def known_families() -> tuple[str, ...]:
-    """Returns the allowed values of config.model.family, including the families of imported ModelPart classes."""
-    parts = (cls.family for cls in Choice.imported() if issubclass(cls, ModelPart) and cls.family)
-    return tuple(dict.fromkeys((*FAMILIES, *parts)))
+    """Lists the allowed values of config.model.family, including the families of imported ModelPart classes."""
+    part_families = (cls.family for cls in Choice.imported() if issubclass(cls, ModelPart) and cls.family)
+    return tuple(dict.fromkeys((*FAMILIES, *part_families)))
 
 
 @dataclasses.dataclass
 class Generator(Choice):
-    """Config of ELECTRA's generator, a masked language model that proposes replacements of tokens.
+    """Config of ELECTRA's generator, a masked language model that proposes replacement tokens.
 
-    All fields that are not listed here have the values of config.model.
+    All other settings are taken from config.model.
     """
 
     num_layers: int = 12  # blocks
@@ -57,7 +57,7 @@ class Generator(Choice):
 
 @dataclasses.dataclass
 class DecoderSizes(Choice):
-    """Sizes of the second stack of an encoder-decoder, if they differ from the first stack (T5Gemma 9b-2b)."""
+    """Sizes of the decoder of an encoder-decoder, if they differ from the encoder (T5Gemma 9b-2b)."""
 
     d_model: int  # width of the residual stream
     d_ff: int  # width inside the feed-forward
@@ -109,10 +109,10 @@ class ModelConfig:
     position: Position = dataclasses.field(default_factory=LearnedPositions)  # position encoding
     layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer; the pattern repeats (Gemma 2)
     # number of tokens that a token attends to in a local layer: the token itself and earlier tokens; in an encoder,
-    # half of them on each side. None: no local layers
+    # half of the window before and half after the token. None: no local layers
     window: Optional[int] = None
-    # window of the encoder of an encoder-decoder, half on each side (T5Gemma: twice the window of the decoder); None:
-    # window
+    # window of the encoder of an encoder-decoder, half before and half after a token (T5Gemma: twice the window of the
+    # decoder); None: window
     encoder_window: Optional[int] = None
     norm: Literal["layer", "rms", "rms_plus_one"] = "layer"  # rms_plus_one: the scale is 1 + the parameter (Gemma)
     # pre: x + f(norm(x)) | both: x + norm(f(norm(x))) | after: x + norm(f(x)) | post: norm(x + f(x)). All but post add
@@ -130,8 +130,8 @@ class ModelConfig:
     qk_norm_heads: Literal["each", "all"] = "each"  # over each head, or over all heads together (OLMo 2)
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"  # activation of the feed-forward
     gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
-    # with a limit, a gated feed-forward is down(activation(gate(x)) * (up(x) + 1)). gate(x) is clipped from above and
-    # up(x) on both sides (gpt-oss: 7). None: no limit
+    # with a limit, a gated feed-forward is down(activation(gate(x)) * (up(x) + 1)); gate(x) is clipped to at most the
+    # limit, and up(x) to [-limit, limit] (gpt-oss: 7). None: no limit
     gate_limit: Optional[float] = None
     experts: Optional[MixtureOfExperts] = None  # replaces each feed-forward; None: dense feed-forwards
     use_bias: bool = True  # bias of every linear layer of a block, and of LayerNorm
@@ -153,7 +153,7 @@ class ModelConfig:
     masked_lm_head: bool = False  # dense layer, activation and norm before the output matrix, and an output bias (BERT)
     enhanced_mask_decoder: bool = False  # adds absolute positions, which only the last block reads (DeBERTa)
     pair_head: bool = False  # classifies the relation of two segments from the first token (BERT: NSP, ALBERT: SOP)
-    replaced_token_head: bool = False  # predicts for each token if it was replaced (ELECTRA's discriminator)
+    replaced_token_head: bool = False  # predicts for each token whether it was replaced (ELECTRA's discriminator)
     replaced_token_context: bool = False  # the head reads norm(x + x of the first token) instead of x (DeBERTa v3)
     # also predicts the tokens after the next one, during training (DeepSeek-V3); None: only the next token
     multi_token: Optional[MultiTokenPrediction] = None
@@ -165,21 +165,20 @@ class ModelConfig:
     # standard deviation of the normal initializer of every matrix; None: initializers of T5, which depend on the fan-in
     init_stddev: Optional[float] = 0.02
     scale_residual_init: bool = False  # divides init_stddev of matrices that write to the stream by sqrt(2 L) (GPT-2)
-    parts: tuple[ModelPart, ...] = optional_in_json(
-        (), is_free=False
-    )  # model parts of other packages (docs/how-to/own-code.md)
+    # model components of other packages (docs/how-to/own-code.md)
+    parts: tuple[ModelPart, ...] = optional_in_json((), is_free=False)
 
     def part(self, kind: type[OfPart]) -> Optional[OfPart]:
-        """Returns the first item of `parts` that is an instance of `kind`; None if there is none."""
+        """Returns the first item of `parts` that is an instance of `kind`, or None if no item is an instance."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def unsupported(self, use: Use) -> Optional[str]:
-        """Returns the reason why one of `parts` does not support a feature; None if all parts support the feature."""
+        """Returns why an item of `parts` does not support a feature, or None if all items support it."""
         return next((part.unsupported[use] for part in self.parts if use in part.unsupported), None)
 
     @property
     def own_model(self) -> Optional[ModelPart]:
-        """Returns the item of `parts` that is a whole model; None if the model is a Transformer of this package."""
+        """Returns the item of `parts` that is a whole model, or None if the model is a Transformer of this package."""
         return next((part for part in self.parts if part.family), None)
 
     @property
@@ -188,7 +187,10 @@ class ModelConfig:
 
     @property
     def stacks(self) -> dict[str, "ModelConfig"]:
-        """Returns the config of each stack as an encoder or decoder, by the name of the stack in parameter paths."""
+        """Returns {name of the stack in parameter paths: config of the stack}.
+
+        Each value configures a model with a single stack, an encoder or a decoder.
+        """
         if self.family != "encoder_decoder":
             return {self.family: self}
         sizes = {} if self.decoder is None else vars(self.decoder)
@@ -201,17 +203,22 @@ class ModelConfig:
 
     @property
     def last_stack(self) -> "ModelConfig":
-        """Returns the config, from `stacks`, of the stack whose last hidden state the heads read."""
+        """Returns the config of the last stack, whose last hidden states the heads read; see `stacks`."""
         return list(self.stacks.values())[-1]
 
     @property
     def sized(self) -> dict[str, "ModelConfig"]:
-        """Returns the configs of the stacks that have their own size fields, by the config path of these fields."""
+        """Returns each config section with size fields: {path of the section: config of a stack with those sizes}.
+
+        The paths are "config.model" and, if `decoder` is set, "config.model.decoder".
+        """
         paths = ["config.model"] if self.decoder is None else ["config.model", "config.model.decoder"]
         return dict(zip(paths, self.stacks.values(), strict=False))
 
     def format_size(self, size: str) -> str:
-        """Formats a size field: "768"; with a number per stack, "12 + 12", for `num_layers`, or if `decoder` is set.
+        """Formats the value of a size field: "768", or "12 + 12" with one number per stack.
+
+        `num_layers` has one number per stack, and so do the other sizes if `decoder` is set.
 
         size: name of the field.
         """
@@ -220,18 +227,18 @@ class ModelConfig:
 
     @property
     def stack_blocks(self) -> list[int]:
-        """Returns the number of blocks with separate parameters in each stack; with `share_layers`, 1 per stack."""
+        """Returns the number of blocks with separate parameters in each stack, which is 1 with `share_layers`."""
         return [1 if self.share_layers else stack.num_layers for stack in self.stacks.values()]
 
     @property
     def reads_question(self) -> bool:
-        """Returns True if attention needs to know the question tokens of each row, because they are global tokens."""
+        """Returns True if each row's question tokens are global tokens, so that attention needs their positions."""
         windows = self.sparse_attention
         return isinstance(windows, SlidingWindows) and windows.global_tokens == "question"
 
     @property
     def stream_width(self) -> int:
-        """Returns the width of the last hidden state of the model."""
+        """Returns the width of the model's last hidden states."""
         return self.d_model if self.own_model is None else self.own_model.stream_width(self)
 
     @property
@@ -240,10 +247,10 @@ class ModelConfig:
 
     @property
     def dim_per_head(self) -> int:
-        """Returns the number of dimensions of the queries and keys of one attention head."""
+        """Returns the dimension of one attention head's queries and keys."""
         return self.head_dim or self.d_model // self.num_heads
 
     @property
     def position_dim(self) -> int:
-        """Returns the number of dimensions per query or key head that rotary positions may rotate."""
+        """Returns how many dimensions of each query or key head rotary positions may rotate."""
         return self.dim_per_head if self.latent_attention is None else self.latent_attention.rotary_dim

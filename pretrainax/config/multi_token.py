@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class MultiTokenPrediction(Choice):
-    """Config of the prediction of tokens after the next token (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """Config of multi-token prediction, which predicts additional tokens after the next token.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, section 2.2.
 
     The additional blocks are used only in training; exports do not contain them.
     """
 
-    # number of additional tokens to predict. Each one has a block, which reads the output of the previous block
+    # number of additional tokens to predict. Each token has an additional block, which reads
+    # the output of the previous block
     depth: int = 1
     # weight of the mean loss of the additional tokens (DeepSeek-V3: 0.3, and 0.1 for the last third of its training)
     weight: float = 0.3

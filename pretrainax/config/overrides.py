@@ -1,4 +1,4 @@
-"""Sets config fields from flags: --config.train.steps=1e5, --config.schedule="WarmupLinear()"."""
+"""Sets config fields from flags, such as --config.train.steps=1e5 or --config.schedule="WarmupLinear()"."""
 
 import ast
 import dataclasses
@@ -23,7 +23,7 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     Args:
       experiment: the config; modified in place.
       path: path of the field, such as "config.train.steps" or "config.phases[0].share".
-      text: value of the flag; None for a flag without a value, which sets a bool field to True.
+      text: value of the flag, or None for a flag without a value, which sets a bool field to True.
 
     Raises:
       UserError: the field does not exist, or the value is invalid.
@@ -37,10 +37,10 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
         if isinstance(node, Choice) and name not in node.__dataclass_fields__:
             raise UserError(node.no_field(parent, name))
         if name not in getattr(node, "__dataclass_fields__", ()):
-            raise UserError(f"{parent} has no field {name!r}, {_known(name, node, experiment)}")
+            raise UserError(f"{parent} has no field {name!r}, {_field_hint(name, node, experiment)}")
         hint = typing.get_type_hints(type(node), include_extras=True)[name]
         if i < len(segments) - 1 or index:
-            node, parent = _part(getattr(node, name), index, f"{parent}.{name}"), f"{parent}.{segment}"
+            node, parent = _tuple_item(getattr(node, name), index, f"{parent}.{name}"), f"{parent}.{segment}"
     if last_segment.endswith("]"):
         raise UserError(f'--{path}: set the whole tuple: --{path.rpartition("[")[0]}="({type(node).__name__}(), ...)"')
     if text is None and hint is not bool:
@@ -48,12 +48,12 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     setattr(node, last_segment, True if text is None else read_value(text, hint, path))
 
 
-def _part(value: object, index: str, path: str) -> object:
-    """Returns the item `index` of a tuple field, or `value` itself if `index` is empty.
+def _tuple_item(value: object, index: str, path: str) -> object:
+    """Returns item `index` of a tuple field, or `value` itself if `index` is empty.
 
     Args:
       value: value of the field.
-      index: text between the brackets in the path of a flag; "": the path has no brackets.
+      index: string between the brackets in a flag's path, or "" if there are no brackets.
       path: path of the field, for errors.
     """
     if not index:
@@ -67,18 +67,19 @@ def _part(value: object, index: str, path: str) -> object:
 
 
 def fields_named(name: str, experiment: Experiment) -> list[str]:
-    """Returns the paths of the fields that end with `name`: "config.train.steps" for "steps" and for "train.steps"."""
+    """Lists the field paths that end with `name`: "config.train.steps" for "steps" or "train.steps"."""
     return [path for path, _, _ in fields(experiment) if path.endswith(f".{name}")]
 
 
-def _known(name: str, node: Any, experiment: Experiment) -> str:
+def _field_hint(name: str, node: Any, experiment: Experiment) -> str:
+    """Formats a hint for an unknown field: similar fields anywhere in the config, or else the fields of `node`."""
     if elsewhere := fields_named(name, experiment):
         return f"did you mean --{' or --'.join(elsewhere)}?"
     return nearest(name, getattr(node, "__dataclass_fields__", ()))
 
 
 def read_value(text: str, hint: Any, path: str = "config") -> Any:
-    """Converts a string to the type of a config field: `read_value("1e3", int)` is 1000.
+    """Parses a flag value as a config field's type; for example, `read_value("1e3", int)` returns 1000.
 
     "none" becomes None if the type allows None.
 
@@ -88,7 +89,7 @@ def read_value(text: str, hint: Any, path: str = "config") -> Any:
       path: path of the field, for errors.
 
     Raises:
-      UserError: the text is not a value of this type, or the field is a whole config section.
+      UserError: the string is not a value of this type, or the field is a config section.
     """
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if type(None) in kinds and text.lower() == "none":
@@ -96,7 +97,7 @@ def read_value(text: str, hint: Any, path: str = "config") -> Any:
     for kind in kinds:
         if kind is not type(None):
             try:
-                return _read(text, kind, path)
+                return _parse_as(text, kind, path)
             except UserError as e:
                 raise UserError(f"--{path}={shortened(text)}: {e}") from e
             except (KeyError, ValueError, SyntaxError, OverflowError, RecursionError, MemoryError):
@@ -104,31 +105,32 @@ def read_value(text: str, hint: Any, path: str = "config") -> Any:
     raise UserError(f"--{path}={shortened(text)}: it must be {format_type(hint)}")
 
 
-def _read(text: str, kind: Any, path: str) -> Any:
+def _parse_as(text: str, kind: Any, path: str) -> Any:
+    """Parses a string as a value of the single type `kind`; raises an error if that is impossible."""
     if kind is bool:
         return _BOOLS[text.lower()]
     if kind is int:
-        return _whole(text)
+        return _parse_int(text)
     if kind is float:
         return float(text)
     if typing.get_origin(kind) is typing.Annotated:  # a type and a literal such as 'auto'
         number_type, *literals = typing.get_args(kind)
-        return text if text in literals else _read(text, number_type, path)
+        return text if text in literals else _parse_as(text, number_type, path)
     if typing.get_origin(kind) is tuple:
-        return _tuple(text, kind)
+        return _parse_tuple(text, kind)
     if isinstance(kind, type) and issubclass(kind, Choice):
         return kind.parse(text)
     if dataclasses.is_dataclass(kind):
-        first, similar = dataclasses.fields(kind)[0].name, configs_like(text)
+        first_field, similar = dataclasses.fields(kind)[0].name, configs_like(text)
         raise UserError(
-            f"{path} is a config section: set its fields, such as --{path}.{first}=…; for a whole model use a config: "
-            f"--config={similar[0] if similar else 't5_base:small'}"
+            f"{path} is a config section: set its fields, such as --{path}.{first_field}=…; for a whole model use a "
+            f"config: --config={similar[0] if similar else 't5_base:small'}"
         )
     return text  # `validate` checks Literal fields
 
 
-def _whole(text: str) -> int:
-    """Parses an integer such as 1000, 1_000 or 1e3; raises ValueError for all other strings."""
+def _parse_int(text: str) -> int:
+    """Parses an integer such as 1000, 1_000 or 1e3; raises ValueError for any other string."""
     try:
         return int(text)
     except ValueError:
@@ -138,18 +140,18 @@ def _whole(text: str) -> int:
         return int(number)
 
 
-def _tuple(text: str, kind: Any) -> tuple:
-    """Parses a tuple: (1, 2), 1, local,global or (Name(), Name()).
+def _parse_tuple(text: str, kind: Any) -> tuple:
+    """Parses a tuple from a string such as "(1, 2)", "1", "local,global" or "(Name(), Name())".
 
     kind: type annotation of the tuple.
 
     Raises:
-      ValueError: the tuple does not match the type annotation.
+      ValueError: the items do not match the type annotation.
     """
-    first = typing.get_args(kind)[0]
+    item_type = typing.get_args(kind)[0]
     try:
-        is_choice = isinstance(first, type) and issubclass(first, Choice)
-        value = first.parse_several(text) if is_choice else ast.literal_eval(text)
+        is_choice = isinstance(item_type, type) and issubclass(item_type, Choice)
+        value = item_type.parse_several(text) if is_choice else ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = tuple(text.split(","))
     value = tuple(value) if isinstance(value, (tuple, list)) else (value,)

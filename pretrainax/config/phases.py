@@ -1,6 +1,6 @@
-"""Divides the steps of a run into phases; in each phase, some config fields differ from the run's config.
+"""Divides a run's steps into phases, each of which overrides some fields of the run's config.
 
-`phases_of` returns the config of each phase as an `Experiment` without phases. Code that trains, plans or displays a
+`phases_of` returns each phase's config as an `Experiment` without phases. All code that trains, plans or displays a
 phase uses this config.
 """
 
@@ -44,18 +44,18 @@ _LENGTHS = ("steps", "tokens", "share")
 
 @dataclasses.dataclass
 class Phase(Choice):
-    """A phase of a run: its length, and the config fields that have different values during the phase.
+    """A phase of a run: its length, and the config fields that the phase overrides.
 
-    One of `steps`, `tokens` and `share` sets the length. The last phase may omit the length; it then ends at
-    `train.steps`. The learning-rate schedule spans the whole run. All phases use the same validation, so their metrics
-    are comparable.
+    The length is set by `steps`, `tokens` or `share`. The last phase may omit its length, and then ends at
+    `train.steps`. The learning-rate schedule spans the whole run. All phases use the same validation, so their
+    metrics are comparable.
     """
 
     steps: Optional[int] = None  # length in updates
-    # length in tokens, with padding: global_batch_size times sequence_length tokens per step
+    # length in tokens, including padding; a step has global_batch_size · sequence_length tokens
     tokens: Optional[float] = None
     share: Optional[float] = None  # length as a fraction of train.steps
-    # tokens of an example's input. For this field and all following fields, None means the value of the run's config
+    # input tokens of an example. For this field and all following fields, None means the value of the run's config
     sequence_length: Optional[int] = None
     global_batch_size: Optional[int] = None  # examples per update
     accumulate: Optional[int] = None  # microbatches per update
@@ -67,19 +67,19 @@ class Phase(Choice):
     objective: Optional[Objective] = None  # training objective
 
     def changes(self) -> str:
-        """Returns the fields that the phase changes, as text: "sequence_length 128, dropout_rate 0.0"; "" if none."""
+        """Formats the fields that the phase overrides: "sequence_length 128, dropout_rate 0.0"; returns "" if none."""
         overrides = {name: getattr(self, name) for name in _OVERRIDES}
         return ", ".join(f"{name} {format_value(value)}" for name, value in overrides.items() if value is not None)
 
 
 class RunPhase(NamedTuple):
-    """A phase of a run, with its first and last step and its complete config."""
+    """A phase of a run, with its range of steps and its complete config."""
 
     number: int  # number of the phase, from 1
     start: int  # number of updates before the phase
     stop: int  # number of updates at the end of the phase
     experiment: "Experiment"  # config of the phase, without phases; train.steps is the length of the whole run
-    changes: str  # fields that differ from the run's config, as `Phase.changes` returns them
+    changes: str  # fields that the phase overrides, formatted by `Phase.changes`
 
     @property
     def steps(self) -> int:
@@ -91,7 +91,7 @@ class RunPhase(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Returns the steps of the phase and its changed fields as text: "steps 1 to 100: sequence_length 128"."""
+        """Formats the steps of the phase and its overrides: "steps 1 to 100: sequence_length 128"."""
         return f"steps {self.start + 1:,} to {self.stop:,}: {self.changes or 'as the config says'}"
 
     def __str__(self) -> str:
@@ -99,14 +99,14 @@ class RunPhase(NamedTuple):
 
 
 def phases_of(experiment: "Experiment") -> tuple[RunPhase, ...]:
-    """Returns the phases of a run in order; for a run without config.phases, one phase with the run's config.
+    """Builds the phases of a run, in order; a run without config.phases has one phase with the run's config.
 
     Raises:
       UserError: the phases do not add up to the steps of the run.
     """
     if not experiment.phases:
         return (RunPhase(1, 0, experiment.train.steps, experiment, ""),)
-    plain = [_plain(experiment, i) for i in range(len(experiment.phases))]
+    plain = [_phase_config(experiment, i) for i in range(len(experiment.phases))]
     phases, start = [], 0
     for i, length in enumerate(_lengths(experiment, plain)):
         phases.append(RunPhase(i + 1, start, start + length, plain[i], experiment.phases[i].changes()))
@@ -115,20 +115,20 @@ def phases_of(experiment: "Experiment") -> tuple[RunPhase, ...]:
 
 
 class _WithStop(Protocol):
-    """Protocol of a `RunPhase`, and of other objects for a phase that have its `stop`."""
+    """Protocol of objects that describe a phase and have its `stop`, such as `RunPhase`."""
 
     @property
     def stop(self) -> int: ...
 
 
 def phase_at(phases: Sequence[P], step: int) -> P:
-    """Returns the phase that contains the next update after `step` updates; after the last update, the last phase."""
+    """Returns the phase of the update after `step` updates, or the last phase if all updates are done."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
 @contextlib.contextmanager
 def phase_in_errors(phase: RunPhase) -> Iterator[None]:
-    """Context manager that adds the phase to the messages of UserErrors, if the phase changes fields of the config."""
+    """Adds the phase to the message of any UserError in this context, if the phase overrides config fields."""
     try:
         yield
     except UserError as e:
@@ -138,14 +138,14 @@ def phase_in_errors(phase: RunPhase) -> Iterator[None]:
 
 
 def config_at_checkpoint(experiment: "Experiment", steps: Sequence[int]) -> "Experiment":
-    """Returns the config, without phases, of the phase that produced the newest of several checkpoints.
+    """Returns the phase-free config of the phase that produced the newest of several checkpoints.
 
     Args:
       experiment: config of the run.
-      steps: number of updates before each checkpoint.
+      steps: numbers of updates after which the checkpoints were saved.
 
     Raises:
-      UserError: the checkpoints are from phases with different position encodings, so they cannot be averaged.
+      UserError: the checkpoints come from phases with different position encodings, so they cannot be averaged.
     """
     if not experiment.phases:
         return experiment
@@ -161,7 +161,7 @@ def config_at_checkpoint(experiment: "Experiment", steps: Sequence[int]) -> "Exp
 
 
 def problems_of_phases(experiment: "Experiment") -> Iterator[str]:
-    """Yields an error message for each invalid phase, and if the lengths of the phases do not add up to train.steps."""
+    """Yields an error message for each invalid phase, and one if the phases do not add up to train.steps."""
     problems = list(_field_problems(experiment))
     yield from problems
     if not problems and experiment.phases:
@@ -172,6 +172,7 @@ def problems_of_phases(experiment: "Experiment") -> Iterator[str]:
 
 
 def _field_problems(experiment: "Experiment") -> Iterator[str]:
+    """Yields an error message for each invalid field of a phase."""
     for i, phase in enumerate(experiment.phases):
         path, lengths = f"config.phases[{i}]", [name for name in _LENGTHS if getattr(phase, name) is not None]
         if len(lengths) > 1:
@@ -184,36 +185,39 @@ def _field_problems(experiment: "Experiment") -> Iterator[str]:
             if (value := getattr(phase, name)) is not None and value < 1:
                 yield f"{path}.{name} is {value}, it must be at least 1"
         for name, target in _OVERRIDES.items():
-            owner, _, field = target.rpartition(".")
-            holder = _get(experiment, owner) if name != "weights" or phase.source is None else phase.source
-            if getattr(phase, name) is not None and not hasattr(holder, field):
-                yield f"{path}.{name} sets config.{target}, which {type(holder).__name__} does not have: remove it"
+            section_path, _, field = target.rpartition(".")
+            section = _get(experiment, section_path) if name != "weights" or phase.source is None else phase.source
+            if getattr(phase, name) is not None and not hasattr(section, field):
+                yield f"{path}.{name} sets config.{target}, which {type(section).__name__} does not have: remove it"
 
 
 def _lengths(run: "Experiment", plain: Sequence["Experiment"]) -> list[int]:
-    """Returns the number of steps of each phase.
+    """Computes the number of steps of each phase.
 
-    A share is rounded, to at least one step. If all phases have shares that add up to 1, the last phase gets the
-    remaining steps of train.steps.
+    A phase with a `share` gets a rounded number of steps, at least one. If all phases have shares that add up to 1, the
+    last phase gets the remainder of train.steps.
 
     Args:
       run: config of the run.
       plain: config of each phase, without phases.
+
+    Raises:
+      UserError: the phases do not add up to train.steps.
     """
     total, lengths = run.train.steps, []
     shares = [phase.share for phase in run.phases if phase.share is not None]
-    is_whole = len(shares) == len(run.phases) and math.isclose(sum(shares), 1)
+    fills_run = len(shares) == len(run.phases) and math.isclose(sum(shares), 1)
     for phase, experiment in zip(run.phases, plain, strict=True):
-        left, phases_left = total - sum(lengths), len(run.phases) - len(lengths) - 1
+        remaining_steps, remaining_phases = total - sum(lengths), len(run.phases) - len(lengths) - 1
         if phase.steps is not None:
             lengths.append(phase.steps)
         elif phase.tokens is not None:
             tokens_per_step = experiment.train.global_batch_size * experiment.data.sequence_length
             lengths.append(math.ceil(phase.tokens / max(tokens_per_step, 1)))
-        elif phase.share is not None and (phases_left or not is_whole):
-            lengths.append(max(1, min(round(phase.share * total), left - phases_left)))
+        elif phase.share is not None and (remaining_phases or not fills_run):
+            lengths.append(max(1, min(round(phase.share * total), remaining_steps - remaining_phases)))
         else:
-            lengths.append(left)
+            lengths.append(remaining_steps)
     if lengths[-1] < 1:
         raise UserError(
             f"config.phases before the last have {sum(lengths[:-1]):,} steps, config.train.steps is {total:,}: "
@@ -228,26 +232,26 @@ def _lengths(run: "Experiment", plain: Sequence["Experiment"]) -> list[int]:
     return lengths
 
 
-def _plain(run: "Experiment", i: int) -> "Experiment":
-    """Returns the config of the phase with index `i` (from 0), without phases."""
+def _phase_config(run: "Experiment", i: int) -> "Experiment":
+    """Builds the config of the phase with index `i` (from 0), without phases."""
     phase, plain = run.phases[i], dataclasses.replace(run, phases=())
     for name, target in _OVERRIDES.items():
         if (value := getattr(phase, name)) is None:
             continue
-        plain = _with(plain, target, value)
+        plain = _replace_field(plain, target, value)
         if name == "weights":
             for field, default in _RESET_WITH_WEIGHTS.items():
-                plain = _with(plain, f"data.source.{field}", default)
+                plain = _replace_field(plain, f"data.source.{field}", default)
     if phase.source is not None:
         plain.data.source = copy.copy(plain.data.source)
         vars(plain.data.source)["config_path"] = f"config.phases[{i}].source"  # the path in error messages
     return plain
 
 
-def _with(config: T, path: str, value: object) -> T:
-    """Returns a copy of a config with a new value of the field at `path`; also copies the sections that contain it."""
+def _replace_field(config: T, path: str, value: object) -> T:
+    """Returns a config with the field at `path` replaced; only the sections on this path are copied."""
     name, _, rest = path.partition(".")
-    return dataclasses.replace(config, **{name: _with(getattr(config, name), rest, value) if rest else value})
+    return dataclasses.replace(config, **{name: _replace_field(getattr(config, name), rest, value) if rest else value})
 
 
 def _get(config: object, path: str) -> object:

@@ -1,6 +1,6 @@
 """Defines the configs of position encodings.
 
-`pretrainax.layers.positions` has one file with the computation for each kind of position encoding.
+`pretrainax.layers.positions` implements each kind of position encoding in a separate file.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class NoPositions(Position):
 class LearnedPositions(Position):
     """Adds a trained embedding of each position to the token embeddings (Devlin et al. 2018)."""
 
-    max_length: Size = 512  # number of positions; auto: number of positions of the longest row
+    max_length: Size = 512  # number of positions; auto: the positions of the longest row
     offset: int = 0  # unused rows at the start of the table (RoBERTa, BART: 2, as in fairseq)
 
 
@@ -46,10 +46,10 @@ class SinusoidalPositions(Position):
 
 
 class RotaryScaling(Choice):
-    """Base class of methods that scale the frequencies of rotary positions to a longer context than the trained one."""
+    """Base class of methods that scale the frequencies of rotary positions to extend the trained context length."""
 
     def problems_of(self, planes: int) -> Iterator[str]:
-        """Yields an error message for each invalid field; `planes`: rotated pairs of dimensions per head."""
+        """Yields an error message for each invalid field; `planes` is the number of rotated pairs per head."""
         yield from ()
 
 
@@ -58,14 +58,14 @@ class LongContextScaling(RotaryScaling):
     """Scales low frequencies, as in LLaMA 3.1 (Grattafiori et al. 2024; the released `rope_scaling`)."""
 
     factor: float = 8.0  # ratio of the new context length to the trained one
-    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are scaled fully
-    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are unchanged
+    low_frequency_factor: float = 1.0  # wavelengths above original_length / low_frequency_factor are scaled fully
+    high_frequency_factor: float = 4.0  # wavelengths below original_length / high_frequency_factor are unchanged
     original_length: int = 8192  # context length before the scaling
 
 
 @dataclasses.dataclass
 class LinearScaling(RotaryScaling):
-    """Divides all frequencies by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
+    """Divides all frequencies by the same factor (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
 
     factor: float = 8.0  # ratio of the new context length to the trained one
 
@@ -75,12 +75,13 @@ class YarnScaling(RotaryScaling):
     """Scales low frequencies, keeps high ones, and sharpens attention (YaRN: Peng et al. 2023, arXiv 2309.00071).
 
     With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(mscale) / m(mscale_all_dim),
-    and the logits by m(mscale_all_dim)². In section 3.4 both scalings are equivalent for fully rotated heads.
+    and the logits by m(mscale_all_dim)². If all dimensions of a head are rotated, both
+    scalings are equivalent (section 3.4).
     """
 
     factor: float = 40.0  # ratio of the new context length to the trained one
-    fast: float = 32.0  # dimension pairs with more rotations than this within original_length are unchanged
-    slow: float = 1.0  # dimension pairs with fewer rotations than this within original_length are scaled fully
+    fast: float = 32.0  # dimension pairs with more than `fast` rotations within original_length are unchanged
+    slow: float = 1.0  # dimension pairs with fewer than `slow` rotations within original_length are scaled fully
     original_length: int = 4096  # context length before the scaling
     # rounds the bounds of the range between `fast` and `slow` to whole dimension pairs (gpt-oss: False)
     rounded: bool = True
@@ -92,8 +93,8 @@ class YarnScaling(RotaryScaling):
 class LongRopeScaling(RotaryScaling):
     """Divides each frequency by its own factor (LongRoPE: Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
 
-    All tokens of a document longer than `original_length` use the long factors. Other documents use the short factors.
-    In both cases the rotated dimensions are multiplied by sqrt(1 + ln(factor) / ln(original_length)).
+    Documents longer than `original_length` use the long factors for all tokens. Other documents use the short factors.
+    In both cases, the rotated dimensions are multiplied by sqrt(1 + ln(factor) / ln(original_length)).
     """
 
     short_factors: tuple[float, ...] = ()  # one factor per dimension pair of a head
@@ -127,7 +128,7 @@ class RotaryPositions(Position):
     local_theta: Optional[float] = None
     # fraction of each head to rotate, from its first dimension; None: all dimensions (Phi-2: 0.4)
     fraction: Optional[float] = None
-    # every n-th layer does not rotate (Yang et al. 2025, arXiv 2501.18795; SmolLM 3: 4); None: all layers rotate
+    # every n-th layer has no rotation (Yang et al. 2025, arXiv 2501.18795; SmolLM 3: 4); None: all layers rotate
     no_rotation_every: Optional[int] = None
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -154,7 +155,7 @@ class RotaryPositions(Position):
             yield from self.scaling.problems_of(self.rotated_dims(m.position_dim) // 2)
 
     def rotated_dims(self, head_dim: int) -> int:
-        """Returns the number of rotated dimensions, two per pair, of a head with `head_dim` dimensions."""
+        """Returns the number of rotated dimensions (two per pair) of a head with `head_dim` dimensions."""
         return head_dim if self.fraction is None else 2 * int(head_dim * self.fraction / 2)
 
 
@@ -162,8 +163,8 @@ class RotaryPositions(Position):
 class RelativePositionBuckets(Position):
     """Adds T5's trained bias per head and distance bucket to attention logits (Raffel et al. 2020, section 2.1)."""
 
-    num_buckets: int = 32  # half of the buckets for exact distances, half for logarithmic ranges
-    max_distance: int = 128  # distances beyond this share the last bucket
+    num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 128  # larger distances share the last bucket
 
 
 @dataclasses.dataclass
@@ -171,8 +172,8 @@ class DisentangledPositions(Position):
     """Adds content-to-position and position-to-content logits to attention (DeBERTa: He et al. 2020, section 3.1)."""
 
     num_buckets: int = 256  # buckets of each direction: half for exact distances, half for logarithmic ranges
-    max_distance: int = 512  # distances from this on share the last bucket
-    # context length of the model, and the number of absolute positions of an enhanced mask decoder; auto: positions of
+    max_distance: int = 512  # this distance and larger distances share the last bucket
+    # context length of the model, and number of absolute positions of an enhanced mask decoder; auto: the positions of
     # the longest row
     max_length: Size = 512
 

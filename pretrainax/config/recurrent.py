@@ -1,4 +1,4 @@
-"""Defines the config of a recurrent model that reads the characters of words (ELMo)."""
+"""Defines the config of a recurrent model with character-based word embeddings (ELMo)."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
 
 WORD_LENGTH = 50  # maximum UTF-8 bytes of a word, including its begin and end markers (bilm-tf)
-# Size of the character vocabulary of bilm-tf: 0 for a position without a word, 256 bytes, the begin and end of a
-# document, the begin and end of a word, and the padding after the end of a word.
+# Size of the character vocabulary of bilm-tf: an id for positions without a word (0), 256 bytes, the begin and end of a
+# document, the begin and end of a word, and the padding after a word.
 NUM_CHARACTERS = 262
 
 # Fields of config.model that a recurrent model does not support -> their required values.
@@ -37,16 +37,16 @@ _UNSUPPORTED = {
 class Recurrent(ModelPart):
     """Config of a model of bidirectional LSTMs over words (ELMo: Peters et al. 2018, arXiv 1802.05365, section 3).
 
-    The embedding of a word is computed from its characters (Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1), so
-    only the softmax has a table of words. The cell state of an LSTM has width config.model.d_ff, and the output of an
-    LSTM is projected to width config.model.d_model.
+    Word embeddings are computed from characters (Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1), so only the
+    softmax has a table of words. An LSTM's cell state has width config.model.d_ff, and its output is projected to width
+    config.model.d_model.
     """
 
     character_dim: int = 16  # width of the embedding of a character
-    # numbers of filters of the convolutions over characters, with width 1, 2, …
+    # number of filters of each convolution over characters; the convolutions have the widths 1, 2, …
     filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)
     highways: int = 2  # highway layers after the convolutions (Srivastava et al. 2015, arXiv 1505.00387)
-    clip: Optional[float] = 3.0  # bound of the cell state and of the output; None: no bound
+    clip: Optional[float] = 3.0  # limit of the absolute values of cell state and output; None: no limit
 
     family: ClassVar[str] = "recurrent"
     objective: ClassVar[str] = "BidirectionalLM"
@@ -62,7 +62,8 @@ class Recurrent(ModelPart):
         return 2 * model.d_model  # both directions, concatenated
 
     def default_classifier(self, num_labels: int, kind: "Kind") -> Classify:
-        return Classify(num_labels, kind, pooling="mean", hidden="none")  # the directions end at opposite ends
+        # "mean", because the two directions end at opposite ends of a document
+        return Classify(num_labels, kind, pooling="mean", hidden="none")
 
     def scaled(self, numerator: int, denominator: int) -> "Recurrent":
         return dataclasses.replace(self, filters=tuple(n * numerator // denominator for n in self.filters))

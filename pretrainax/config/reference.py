@@ -1,4 +1,4 @@
-"""Describes the fields of a config dataclass: type, default, and the comment next to the field as its description."""
+"""Describes the fields of config dataclasses, taking each description from the source comment next to the field."""
 
 import ast
 import dataclasses
@@ -20,18 +20,18 @@ _FOR_TOOLS = re.compile(r"\s*#\s*(pyright:|type: ignore|fmt:|noqa).*")  # commen
 
 
 class FieldReference(NamedTuple):
-    """The description of a field of a config dataclass."""
+    """Describes one field of a config dataclass."""
 
     name: str
     hint: str  # formatted type: int | None
-    kinds: list[type]  # dataclasses and subclasses of Choice in the type
+    kinds: list[type]  # dataclasses and subclasses of Choice that occur in the type annotation
     default: Optional[str]  # formatted default; None: the field is required
     meaning: str  # comment next to the field in the source code; "": no comment
-    free: bool  # the field may change when a run resumes
+    free: bool  # True if a resumed run may change the field
 
 
 def fields_of(cls: type) -> list[FieldReference]:
-    """Returns the descriptions of the fields of a dataclass, in constructor order."""
+    """Describes the fields of a dataclass, in constructor order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     references = []
     for field in constructor_fields(cls):
@@ -66,7 +66,7 @@ def type_text(hint: object) -> str:
 
 
 def docstring_of(file: str | os.PathLike) -> str:
-    """Returns the docstring of a Python file without executing the file; "" if it has no docstring."""
+    """Reads the docstring of a Python file without executing the file; returns "" if there is no docstring."""
     with open(file, "rb") as f:  # ast reads the declared encoding
         return ast.get_docstring(ast.parse(f.read())) or ""
 
@@ -80,16 +80,16 @@ def first_sentence(docstring: Optional[str]) -> str:
 def _dataclasses_in(hint: object) -> Iterator[type]:
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Choice)):
         yield hint
-    for part in typing.get_args(hint):
-        yield from _dataclasses_in(part)
+    for argument in typing.get_args(hint):
+        yield from _dataclasses_in(argument)
 
 
 @functools.cache
 def _comments(cls: type) -> dict[str, str]:
-    """Returns the comment of each field of a dataclass, by field name.
+    """Reads the comments on a dataclass's fields from its source code; returns {field name: comment}.
 
-    It consists of the comment lines directly above the field and the comment on the lines of the field. Inherited
-    fields are not included. Returns {} for other classes, and for classes without source code.
+    A field's comment consists of the comment lines directly above the field and the comments on its own lines. Omits
+    inherited fields. Returns {} for other classes and for classes without source code.
     """
     if not dataclasses.is_dataclass(cls):
         return {}
@@ -98,8 +98,10 @@ def _comments(cls: type) -> dict[str, str]:
     except (OSError, TypeError):  # a class without a source file
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts = {t.start[0]: _FOR_TOOLS.sub("", t.string).lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
-    comments = {line: text for line, text in texts.items() if text}
+    comment_lines = {
+        t.start[0]: _FOR_TOOLS.sub("", t.string).lstrip("# ") for t in tokens if t.type == tokenize.COMMENT
+    }
+    comments = {line: text for line, text in comment_lines.items() if text}
     lines = source.splitlines()
     (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
     comments_of = {}
@@ -108,6 +110,6 @@ def _comments(cls: type) -> dict[str, str]:
             first = node.lineno
             while lines[first - 2].lstrip().startswith("#"):
                 first -= 1
-            parts = [comments[n] for n in range(first, (node.end_lineno or first) + 1) if n in comments]
-            comments_of[node.target.id] = " ".join(parts)
+            field_lines = [comments[n] for n in range(first, (node.end_lineno or first) + 1) if n in comments]
+            comments_of[node.target.id] = " ".join(field_lines)
     return comments_of

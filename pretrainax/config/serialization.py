@@ -1,4 +1,4 @@
-"""Converts configs to JSON and back, and lists the differences between two configs."""
+"""Converts configs to and from JSON, and lists the differences between two configs."""
 
 import dataclasses
 import json
@@ -16,28 +16,28 @@ from pretrainax.files.json_files import read_object
 
 
 def to_json(config: object) -> Any:
-    """Converts a config, or a value in a config, to JSON values: dicts, lists and plain values.
+    """Converts a config, or a value in a config, to JSON values (dicts, lists, strings, numbers, …).
 
-    The dict of a Choice also contains the class name as "type". Fields of `optional_in_json` are omitted if they have
-    their default.
+    The dict of a Choice also contains the class name as "type". Fields defined by `optional_in_json` are omitted if
+    they have their default value.
     """
     if dataclasses.is_dataclass(config):
-        given = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))
-        fields = {f.name: to_json(x) for f, x in given if not ("later" in f.metadata and x == f.default)}
+        values = ((f, getattr(config, f.name)) for f in dataclasses.fields(config))
+        fields = {f.name: to_json(x) for f, x in values if not ("later" in f.metadata and x == f.default)}
         return {"type": config.type_name(), **fields} if isinstance(config, Choice) else fields
     return [to_json(x) for x in config] if isinstance(config, (tuple, list)) else config
 
 
 def from_json(cls: Any, value: object, path: str = "config") -> Any:
-    """Converts JSON values from `to_json` to an instance of `cls`; fields of earlier versions get their current names.
+    """Converts JSON values from `to_json` to an instance of `cls`; accepts field names from earlier versions.
 
     Args:
-      cls: a dataclass, Optional[dataclass], or the type of a plain value.
+      cls: a dataclass, Optional[dataclass], or the type of a value without fields.
       value: the JSON value.
       path: path of the value in the config, for errors.
 
     Raises:
-      UserError: an unknown field, an unknown class name, or a value of a wrong type.
+      UserError: a field or class name is unknown, or a value has the wrong type.
     """
     if isinstance(value, dict):
         if "type" in value:
@@ -56,7 +56,7 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
 
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
-    """Returns one line for each field that differs and changes the mathematics of a run: "train.seed: 0 -> 1"."""
+    """Lists differing fields that affect a run's numerical results, one line each: "train.seed: 0 -> 1"."""
     return [f"{path}: {format_value(a)} -> {format_value(b)}" for path, a, b in _compare(old, new, "")]
 
 
@@ -65,14 +65,14 @@ def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, obj
         for f in (f for f in dataclasses.fields(a) if not f.metadata.get("free")):
             yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
     elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and any(map(dataclasses.is_dataclass, a)):
-        for i, (part, other) in enumerate(zip(a, b, strict=True)):
-            yield from _compare(part, other, f"{path}[{i}]")
+        for i, (item, other_item) in enumerate(zip(a, b, strict=True)):
+            yield from _compare(item, other_item, f"{path}[{i}]")
     elif a != b:
         yield path, a, b
 
 
 def load(path: str) -> Experiment:
-    """Reads the config of a run from the file config.json at `path`.
+    """Reads a run's config from the config.json at `path`.
 
     Raises:
       UserError: the file is not a valid config.

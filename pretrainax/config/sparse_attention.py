@@ -1,4 +1,4 @@
-"""Defines configs of sparse attention: a token attends to a subset of its document, at linear cost in the length."""
+"""Defines the configs of sparse attention, in which each token attends to a subset of the tokens of its document."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SparseAttention(Choice):
-    """Base class of sparse attention configs; layers/sparse_attention/ has a layer for each subclass."""
+    """Base class of the configs of sparse attention; layers/sparse_attention/ implements each subclass."""
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         path, m = "config.model.sparse_attention", experiment.model
@@ -38,8 +38,8 @@ class SparseAttention(Choice):
 class SlidingWindows(SparseAttention):
     """Config of sliding windows with global tokens (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3).
 
-    Each token attends to the tokens within config.model.window, and to the global tokens of its document. The global
-    tokens attend to the whole document. Attention within windows is computed in blocks.
+    Each token attends to the tokens in a window of size config.model.window, and to the global tokens of its document.
+    Global tokens attend to the whole document. Attention within windows is computed block by block.
     """
 
     # global tokens, which have separate query, key and value projections. first: the first token of each document |
@@ -81,12 +81,12 @@ class SlidingWindows(SparseAttention):
 class RandomBlocks(SparseAttention):
     """Config of block-sparse attention (BigBird: Zaheer et al. 2020, arXiv 2007.14062, section 2).
 
-    Each block of tokens attends to itself, to the two neighboring blocks, to the first and last block of the row (the
+    Each block of tokens attends to itself, to the two adjacent blocks, to the first and last block of the row (the
     global tokens), and to random blocks.
     """
 
     size: int = 64  # tokens per block
-    random: int = 3  # random blocks that each block attends to, drawn per head and layer
+    random: int = 3  # number of random blocks that each block attends to, drawn separately for each head and layer
     # always: random blocks in training and evaluation | training: evaluation uses the first block instead of random
     # blocks, as in transformers
     drawn: Literal["always", "training"] = "always"

@@ -1,4 +1,4 @@
-"""Validates a config before a run; each error message has the value, the allowed values and the field to set."""
+"""Validates a config before a run; error messages state the value, the allowed values and the field to set."""
 
 import dataclasses
 import re
@@ -36,13 +36,13 @@ def get(config: object, path: str) -> Any:
 
 
 def validate(experiment: Experiment, files: bool = True) -> None:
-    """Raises a UserError if a config is invalid; its message lists all problems.
+    """Raises a UserError that lists all problems if a config is invalid.
 
-    For each problem, the message has the value, the allowed values, and the field to set.
+    For each problem, the message states the value, the allowed values, and the field to set.
 
     Args:
       experiment: the config.
-      files: if False, skips the checks of the dataset and the tokenizer, whose files may then be missing.
+      files: whether to check the files of the dataset and of the tokenizer; if False, they may be missing.
     """
     problems = list(_problems(experiment, files))
     if problems:
@@ -50,12 +50,12 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def complete(experiment: Experiment) -> None:
-    """Calls the objective to set the config fields that depend on the objective, such as the head of a task.
+    """Completes a config in place by letting the objective set the fields that depend on it, such as the task head.
 
     Raises:
-      UserError: the config has values of wrong types, which objectives do not check.
+      UserError: a value has the wrong type, which the objective would not check.
     """
-    if problems := [*type_problems(experiment), *_word_problems(experiment)]:
+    if problems := [*type_problems(experiment), *_literal_problems(experiment)]:
         raise UserError("; ".join(problems))
     experiment.objective.complete(experiment)
 
@@ -66,22 +66,23 @@ def _problems(e: Experiment, files: bool) -> Iterator[str]:
 
 
 def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
+    """Yields an error message for each invalid value in a config whose value types have already been checked."""
     yield from range_problems(e)
-    yield from _word_problems(e)
+    yield from _literal_problems(e)
     yield from _number_problems(e)
     yield from _average_problems(e)
     yield from _attention_problems(e.model)
     yield from _stack_problems(e.model)
     yield from _head_problems(e.model)
-    yield from _brick_problems(e.model)
+    yield from _component_problems(e.model)
     yield from _layer_problems(e)
     yield from _spike_problems(e)
-    yield from _watching_problems(e)
+    yield from _monitoring_problems(e)
     yield from _choice_problems(e, files)
 
 
 def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
-    """Yields an error message for each problem in a config of a phase; the config of the run is valid already."""
+    """Yields an error message for each problem in a phase's config; the run's own config must be valid."""
     problems = list(problems_of_phases(e))
     yield from problems
     for phase in phases_of(e) if e.phases and not problems else ():
@@ -89,14 +90,15 @@ def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
             yield f"phase {phase.number} of config.phases ({phase.changes or 'as the config says'}): {line}"
 
 
-def _word_problems(e: Experiment) -> Iterator[str]:
+def _literal_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each Literal field with a value that is not allowed."""
     for path, hint, value in fields(e):
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             yield f"{path} is {value!r}, {nearest(str(value), typing.get_args(hint))}"
 
 
 def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
-    """Yields (path, value) of each config field whose value is a Choice; path: "data.source"."""
+    """Yields (path, value) for each config field that holds a Choice; a path is, for example, "data.source"."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, Choice):
@@ -110,11 +112,12 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
         if files or path not in _READS_FILES:
             for line in choice.problems(e):
                 yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
-    for part in (*e.checkpoint.adapt, *e.trackers, *e.callbacks, *e.model.parts):
-        yield from part.problems(e)
+    for item in (*e.checkpoint.adapt, *e.trackers, *e.callbacks, *e.model.parts):
+        yield from item.problems(e)
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each out-of-range number and for each invalid setting related to one."""
     for path in _POSITIVE:
         if (value := get(e, path)) != AUTO and value < 1:
             yield f"config.{path} is {value}, it must be at least 1"
@@ -156,6 +159,7 @@ def _average_problems(e: Experiment) -> Iterator[str]:
 
 
 def _attention_problems(m: ModelConfig) -> Iterator[str]:
+    """Yields an error message for each attention problem: numbers of heads, layer pattern and windows."""
     for path, stack in m.sized.items():
         if stack.head_dim is None and stack.num_heads > 0 and stack.d_model % stack.num_heads:
             yield f"{path}.d_model {stack.d_model} is not a multiple of {path}.num_heads {stack.num_heads}"
@@ -173,6 +177,7 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
 
 
 def _stack_problems(m: ModelConfig) -> Iterator[str]:
+    """Yields an error message for an invalid model family and for each field that the family does not support."""
     families = FAMILIES if m.own_model is None else (m.own_model.family,)
     if m.family not in families:
         yield f"config.model.family is {m.family!r}, {nearest(m.family, families)}"
@@ -194,11 +199,14 @@ def _head_problems(m: ModelConfig) -> Iterator[str]:
     if m.replaced_token_head != (m.generator is not None):
         yield "config.model.replaced_token_head requires config.model.generator: set both or neither"
     pretraining = ("masked_lm_head", "pair_head", "replaced_token_head", "enhanced_mask_decoder")
-    if m.head is not None and (others := [f"config.model.{name}" for name in pretraining if getattr(m, name)]):
-        yield (f"config.model.head is {type(m.head).__name__}, which excludes others: set {', '.join(others)} to False")
+    if m.head is not None and (conflicts := [f"config.model.{name}" for name in pretraining if getattr(m, name)]):
+        yield (
+            f"config.model.head is {type(m.head).__name__}, which excludes others: set {', '.join(conflicts)} to False"
+        )
 
 
 def _layer_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each problem in config.layers."""
     layers, m = e.layers, e.model
     if layers == LayersConfig():
         return
@@ -218,12 +226,13 @@ def _layer_problems(e: Experiment) -> Iterator[str]:
             "config.layers.unfreeze_every. For a warmup of all layers set config.schedule.warmup_steps"
         )
     if not 0 <= layers.frozen <= min(m.stack_blocks):
-        shared = ", which config.model.share_layers reduces to 1" * m.share_layers
-        most = f"{min(m.stack_blocks)}, the number of blocks of a stack{shared}"
-        yield f"config.layers.frozen is {layers.frozen}, it must be from 0 to {most}"
+        sharing = ", which config.model.share_layers reduces to 1" * m.share_layers
+        limit = f"{min(m.stack_blocks)}, the number of blocks of a stack{sharing}"
+        yield f"config.layers.frozen is {layers.frozen}, it must be from 0 to {limit}"
 
 
 def _spike_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each problem in the loss-spike and rollback settings."""
     train, covered_steps = e.train, (e.checkpoint.keep - 1) * min(e.checkpoint.every, e.evaluate.every)
     if train.spike_deviations <= 0:
         yield f"config.train.spike_deviations is {train.spike_deviations}, it must be greater than 0"
@@ -242,8 +251,8 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
         )
 
 
-def _watching_problems(e: Experiment) -> Iterator[str]:
-    """Yields an error message for each problem of `train.stuck_after` and `train.profile_steps`.
+def _monitoring_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each invalid value of `train.stuck_after` and `train.profile_steps`.
 
     A profile has at most MAX_PROFILED_STEPS steps, because trace viewers cannot open longer profiles of a large model.
     """
@@ -267,7 +276,7 @@ def _watching_problems(e: Experiment) -> Iterator[str]:
         )
 
 
-def _brick_problems(m: ModelConfig) -> Iterator[str]:
+def _component_problems(m: ModelConfig) -> Iterator[str]:
     if m.parallel and (m.norm_at != "pre" or m.family == "encoder_decoder"):
         yield (
             f"config.model.parallel requires norm_at='pre' and one stack, config.model.norm_at is {m.norm_at!r} and "

@@ -1,4 +1,4 @@
-"""Iterates over the fields of a config, and finds values that have a wrong type or are out of range."""
+"""Iterates over the fields of a config, and checks the types and ranges of their values."""
 
 import dataclasses
 import math
@@ -20,11 +20,11 @@ PATH_FIELDS = (
     "word_list",
     "similar_words",
 )  # names of fields that contain paths
-# fields with a path that may also be a model on the Hugging Face Hub
+# path fields whose value may also be a model on the Hugging Face Hub
 _HUB_FIELDS = ("config.checkpoint.init_from", "config.distill.teacher", "config.tokenizer.path")
 MAX_LAYERS = 10_000  # above any real model; validation iterates over all layers, even of an untrusted config
 _MODEL_RANGE, _LAYERS_RANGE = (-(2**31), 2**31 - 1), (-(2**31), MAX_LAYERS)
-_RANGES = {  # minimum and maximum; other fields: the range of int64
+_RANGES = {  # field -> (minimum, maximum); other fields have the range of int64
     "config.train.steps": (-(2**31), 2**31 - 1),  # an int32 counter on the devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
     "config.data.sequence_length": (-(2**31), 2**31 - 1),
@@ -34,7 +34,14 @@ _RANGES = {  # minimum and maximum; other fields: the range of int64
 
 
 def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
-    """Yields (path, type annotation, value) of each field of a config, recursively; path: "config.data.source"."""
+    """Yields (path, type annotation, value) for each field of a config, recursively.
+
+    A path is, for example, "config.data.source".
+
+    Args:
+      config: a config, or a section of one.
+      path: path of `config`, which prefixes the field paths.
+    """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         field_path, value = f"{path}.{field.name}", getattr(config, field.name)
@@ -42,50 +49,51 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
         if dataclasses.is_dataclass(value):
             yield from fields(value, field_path)
         elif isinstance(value, tuple):
-            for i, part in enumerate(value):
-                if dataclasses.is_dataclass(part):
-                    yield from fields(part, f"{field_path}[{i}]")
+            for i, item in enumerate(value):
+                if dataclasses.is_dataclass(item):
+                    yield from fields(item, f"{field_path}[{i}]")
 
 
 class LeafField(NamedTuple):
-    """A config field that contains no further fields ("train.steps"), or the class of a Choice ("optimizer.type")."""
+    """A config field without nested fields ("train.steps"), or the class of a Choice ("optimizer.type")."""
 
     path: str
     value: object  # value of the field; for the class of a Choice, the name of the class
     default: object  # dataclasses.MISSING: the field is required; None for the class of a Choice without a default
-    is_free: bool  # the field does not change the mathematics of the run
+    is_free: bool  # True if the field does not affect the mathematics of the run
 
 
 def leaf_fields(config: object, path: str = "", is_free: bool = False) -> Iterator[LeafField]:
-    """Yields a LeafField for each config field that contains no further fields, and for the class of each Choice.
+    """Yields a LeafField for each config field without nested fields, and for the class of each Choice.
 
     Args:
-      config: an `Experiment`, or a section of an `Experiment`.
-      path: path of the section, which precedes the names of its fields.
-      is_free: True if no field of `config` changes the mathematics of the run.
+      config: an `Experiment`, or a section of one.
+      path: path of the section, which prefixes its field paths, or "" if `config` is an `Experiment`.
+      is_free: True if no field of `config` affects the run's numerical results.
     """
     assert dataclasses.is_dataclass(config)
     for field in dataclasses.fields(config):
         field_path, value, default = f"{path}.{field.name}".lstrip("."), getattr(config, field.name), default_of(field)
-        items, free = value if isinstance(value, tuple) else (), is_free or "free" in field.metadata
+        items, is_field_free = value if isinstance(value, tuple) else (), is_free or "free" in field.metadata
         if dataclasses.is_dataclass(value):
-            yield from _part(value, field_path, default, free)
+            yield from _nested_leaf_fields(value, field_path, default, is_field_free)
         elif any(map(dataclasses.is_dataclass, items)):
-            for i, part in enumerate(items):
-                yield from _part(part, f"{field_path}[{i}]", None, free)
+            for i, item in enumerate(items):
+                yield from _nested_leaf_fields(item, f"{field_path}[{i}]", None, is_field_free)
         else:
-            yield LeafField(field_path, value, default, free)
+            yield LeafField(field_path, value, default, is_field_free)
 
 
-def _part(part: object, path: str, default: object, is_free: bool) -> Iterator[LeafField]:
-    if isinstance(part, Choice) and Choice not in type(part).__bases__:  # its kind has alternatives
+def _nested_leaf_fields(config: object, path: str, default: object, is_free: bool) -> Iterator[LeafField]:
+    """Yields the leaf fields of a nested config, given the default value of the field that contains it."""
+    if isinstance(config, Choice) and Choice not in type(config).__bases__:  # its kind has alternatives
         name = default.type_name() if isinstance(default, Choice) else None
-        yield LeafField(f"{path}.type", part.type_name(), name, is_free)
-    yield from leaf_fields(part, path, is_free)
+        yield LeafField(f"{path}.type", config.type_name(), name, is_free)
+    yield from leaf_fields(config, path, is_free)
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:
-    """Yields an error message for each value of a wrong type, except in Literal fields, which `validate` checks."""
+    """Yields an error message for each value of the wrong type, except in Literal fields, which `validate` checks."""
     for path, hint, value in fields(experiment):
         if typing.get_origin(hint) is not typing.Literal and not fits(value, hint):
             yield type_error_line(path, value, hint)
@@ -113,5 +121,5 @@ def _range_of(path: str) -> tuple[int, int]:
 
 
 def _format_int(number: int) -> str:
-    """Formats an integer; of large integers only the bits, because Python cannot format thousands of digits."""
+    """Formats an integer, or its size in bits if it is huge, as Python cannot format thousands of digits."""
     return str(number) if number.bit_length() < 300 else f"of {number.bit_length():,} bits"

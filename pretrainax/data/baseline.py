@@ -1,10 +1,11 @@
-"""Scores a unigram baseline on validation targets: the frequency of each token and the form of the targets.
+"""Scores a unigram baseline on the validation targets.
 
-The form of a target is either text or one of the special tokens (for example a sentinel or EOS). The baseline predicts
-the form from three facts: the last special token that the decoder has read, whether the decoder has read text after
-that token, and whether the target is at the last position of its row. The baseline therefore also knows what the format
-determines: the first sentinel of span corruption, the order of sentinels, and the end of a full row. For text, the
-baseline uses the token frequencies of the whole corpus. Preparation counts them, so reading them costs nothing.
+The baseline first predicts the kind of each target, then the token itself. The kind is "text" or one of the special
+tokens, for example a sentinel or EOS. The kind is predicted from three facts: the last special token that the decoder
+has read, whether the decoder has read text since, and whether the target is at the last position of its row. The
+baseline therefore also learns whatever follows from the format alone: the first sentinel of span corruption, the order
+of the sentinels, and the end of a full row. If the target is text, the baseline uses the token frequencies of the whole
+corpus. Data preparation has already counted these frequencies, so the baseline does not read the corpus again.
 """
 
 import collections
@@ -17,14 +18,15 @@ from pretrainax.data.batch import HostBatch, is_gathered
 from pretrainax.data.corpus import Corpus
 from pretrainax.tokenization.base import Vocabulary
 
-_WINDOW = 1 << 22  # tokens per chunk while counting a corpus of pairs; a chunk takes 0.1 s
+_WINDOW = 1 << 22  # tokens per chunk when counting a corpus of pairs; a chunk takes 0.1 s
 
 
 def target_counts(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Yields the number of occurrences of each token id [V] among the predicted tokens, for each chunk of a corpus.
+    """Yields, for each chunk of a corpus, how often each token id occurs among the predicted tokens, [V].
 
-    The sum of the chunks is the count for the whole corpus. All tokens of the corpus count, except in a corpus of
-    pairs. There only the tokens of the targets count, which are read from disk.
+    The sum over the chunks is the count for the whole corpus. In a corpus of pairs, only the tokens of the targets are
+    predicted; they are read from disk in chunks. In all other corpora, every token is predicted, and the stored counts
+    are the only chunk.
     """
     if corpus.parts != "pairs":
         yield corpus.token_counts
@@ -40,39 +42,45 @@ def target_counts(corpus: Corpus) -> Iterator[np.ndarray]:
 def unigram_baseline(
     counts: np.ndarray, train_batches: Iterable[HostBatch], valid_batches: Iterable[HostBatch], vocabulary: Vocabulary
 ) -> dict[str, float]:
-    """Returns the loss and accuracy of the unigram baseline on the validation targets.
+    """Computes the loss and accuracy of the unigram baseline on the validation targets.
 
     Args:
-      counts: occurrences of each id in the text of the targets, [V].
-      train_batches: the form of targets is learned from these batches.
+      counts: occurrences of each token id in the text of the targets, [V].
+      train_batches: batches from which the baseline estimates the probability of each kind of target.
       valid_batches: the batches whose targets are scored.
+      vocabulary: the vocabulary of the batches; it determines which ids are special tokens.
 
     Returns:
-      "loss" in nats per target and "accuracy" of the most likely token, both weighted by loss_weights; "text_loss" and
-      "text_accuracy" of the token frequencies alone, given that the target is text; "bits_per_byte" if the batches have
-      target_bytes.
+      "loss" in nats per target and "accuracy" of the most likely token, both weighted by loss_weights. "text_loss" and
+      "text_accuracy" cover the text targets only and take it as known that they are text, so they measure the token
+      frequencies alone. "bits_per_byte" is present if the batches have target_bytes.
     """
     special_ids = np.array(sorted(vocabulary.special_ids - {vocabulary.unk}), np.int64)
-    special_index = np.zeros(vocabulary.size, np.int64)  # [V], number of a special token, from 1; 0: text
+    special_index = np.zeros(vocabulary.size, np.int64)  # [V], index of a special token, from 1; 0: text
     special_index[special_ids] = np.arange(1, len(special_ids) + 1)
-    frequency = _smoothed(np.where(special_index, 0.0, counts), special_index == 0)  # [V]
-    table = np.zeros((4 * (len(special_ids) + 1), len(special_ids) + 1))  # [contexts, outcomes]
+    frequencies = _smoothed(np.where(special_index, 0.0, counts), special_index == 0)  # [V]
+    kind_counts = np.zeros((4 * (len(special_ids) + 1), len(special_ids) + 1))  # [contexts, kinds]
     for batch in train_batches:
-        context, outcome = _form(batch, special_index)
-        np.add.at(table, (context, outcome), batch["loss_weights"])
-    form = _smoothed(table, np.ones_like(table, bool))
-    top_id = int(frequency.argmax())
-    scores = np.concatenate([form[:, :1] * frequency[top_id], form[:, 1:]], axis=1)  # text column: its likeliest id
-    guesses = np.concatenate([[top_id], special_ids])[scores.argmax(axis=1)]  # [contexts]
+        context, kind = _contexts_and_kinds(batch, special_index)
+        np.add.at(kind_counts, (context, kind), batch["loss_weights"])
+    kind_probabilities = _smoothed(kind_counts, np.ones_like(kind_counts, bool))
+    top_id = int(frequencies.argmax())
+    # Column 0 is the most likely text id.
+    scores = np.concatenate([kind_probabilities[:, :1] * frequencies[top_id], kind_probabilities[:, 1:]], axis=1)
+    predictions = np.concatenate([[top_id], special_ids])[scores.argmax(axis=1)]  # [contexts]
 
-    text_nats = -np.log(np.where(special_index, 1.0, frequency))  # [V]; 0 for special tokens, which the form predicts
+    text_nats = -np.log(np.where(special_index, 1.0, frequencies))  # [V]; 0 for special tokens, whose kind is the token
     totals = collections.defaultdict(lambda: np.zeros(2))
     for batch in valid_batches:
-        (context, outcome), targets, weights = _form(batch, special_index), batch["targets"], batch["loss_weights"]
-        loss, text_weights = text_nats[targets] - np.log(form[context, outcome]), weights * (outcome == 0)
+        (context, kind), targets, weights = (
+            _contexts_and_kinds(batch, special_index),
+            batch["targets"],
+            batch["loss_weights"],
+        )
+        loss, text_weights = text_nats[targets] - np.log(kind_probabilities[context, kind]), weights * (kind == 0)
         for name, values, value_weights in (
             ("loss", loss, weights),
-            ("accuracy", guesses[context] == targets, weights),
+            ("accuracy", predictions[context] == targets, weights),
             ("text_loss", text_nats[targets], text_weights),
             ("text_accuracy", targets == top_id, text_weights),
         ):
@@ -82,23 +90,25 @@ def unigram_baseline(
     return {name: float(total / max(count, 1e-9)) for name, (total, count) in totals.items()}
 
 
-def _form(batch: HostBatch, special_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the context and the outcome (0: text, else the number of the special token) of each target, both [B, N].
+def _contexts_and_kinds(batch: HostBatch, special_index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the context and the kind of each target, both int [B, N].
 
-    The context is an integer that encodes the three facts that the module describes. If the batch is gathered, it is 0.
+    The kind is 0 for text, or the 1-based index of the special token. The context is an integer that encodes the three
+    facts listed in the module docstring. In a gathered batch, all contexts are 0.
     """
-    outcome = special_index[batch["targets"]]
+    kind = special_index[batch["targets"]]
     if is_gathered(batch):
-        return np.zeros_like(outcome), outcome
+        return np.zeros_like(kind), kind
     read_index, segments = special_index[batch["tokens"]], batch["segment_ids"]
     positions = np.arange(read_index.shape[1])
-    begins = np.ones(read_index.shape, bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    last = np.maximum.accumulate(np.where(begins | (read_index > 0), positions, 0), axis=1)  # special, or segment start
-    is_full = positions == positions[-1]
-    return 4 * np.take_along_axis(read_index, last, axis=1) + 2 * (read_index == 0) + is_full, outcome
+    starts_segment = np.ones(read_index.shape, bool)
+    starts_segment[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    # Position of the last special token, or of the start of the segment.
+    last_position = np.maximum.accumulate(np.where(starts_segment | (read_index > 0), positions, 0), axis=1)
+    is_last = positions == positions[-1]
+    return 4 * np.take_along_axis(read_index, last_position, axis=1) + 2 * (read_index == 0) + is_last, kind
 
 
 def _smoothed(counts: np.ndarray, possible: np.ndarray) -> np.ndarray:
-    """Returns probabilities over the last axis, from counts; all `possible` outcomes share one additional count."""
+    """Converts counts to probabilities over the last axis; splits one extra count evenly among the `possible` outcomes."""
     return (counts + possible / possible.sum(-1, keepdims=True)) / (counts.sum(-1, keepdims=True) + 1)

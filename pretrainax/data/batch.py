@@ -1,8 +1,8 @@
 """Defines the batch contract: the arrays that each model family reads, with their shapes and meanings.
 
 `FIELDS` is the contract as a table, and `check_batch` checks a batch against it. The data pipeline writes batches;
-models and losses read them. Both use the predicates below to determine the kind of a batch. The module imports no JAX,
-because loader workers create batches too.
+models and losses read them. Both use the predicates below to find out what kind of batch they have. The module imports
+no JAX, because loader workers create batches too.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,26 +15,27 @@ from pretrainax.config import ModelConfig, UserError
 if TYPE_CHECKING:
     import jax
 
-# Arrays [B, …] by the names of FIELDS.
+# Each maps names of FIELDS to arrays [B, …].
 HostBatch = Mapping[str, np.ndarray]  # from the data pipeline: the rows of this process
-Batch = Mapping[str, "jax.Array"]  # for models and losses: the global batch on the mesh, or a part of it
-Example = dict[str, np.ndarray]  # one example with the same names, without padding and without the axis B
+Batch = Mapping[str, "jax.Array"]  # for models and losses: the global batch on the mesh, or some of its rows
+Example = dict[str, np.ndarray]  # one example: the same names, without padding and without the axis B
 
 
 class Lengths(NamedTuple):
-    """The numbers of tokens of one example, or of one row."""
+    """The token counts of one example or one row."""
 
-    raw: int  # corpus tokens from which the example or the row is made
-    inputs: int  # input tokens of the encoder; in models without encoder, of the decoder
+    raw: int  # corpus tokens from which the example or row is built
+    inputs: int  # input tokens of the encoder; in decoder-only models, of the decoder
     targets: int  # predicted tokens
 
 
 class Field(NamedTuple):
     """Describes one array of a batch.
 
-    shape: one letter per axis. B: rows of the batch; T: tokens of a row (in an encoder-decoder: decoder tokens); S:
-    encoder tokens of a row in an encoder-decoder; N: predictions of a row, equal to T unless the batch is gathered
-    (`is_gathered`); L: labels of a row; C: `width`.
+    shape: the axes, one letter each. B is the number of rows in the batch and T the number of tokens per row (in an
+    encoder-decoder, of decoder tokens). S is the number of encoder tokens per row in an encoder-decoder. N is the
+    number of predictions per row, which equals T unless the batch is gathered (`is_gathered`). L is the number of
+    labels per row, and C is `width`.
 
     below: the exclusive upper bound of the values. It is a number, the name of a field of config.model, "T" (the row
     length), "labels" (2), "classes" (config.model.head.num_labels), or "" (no bound).
@@ -47,10 +48,10 @@ class Field(NamedTuple):
     dtype: type = np.int32
     optional: bool = False
     below: Union[str, int] = ""
-    width: int = 0  # size of an axis C
+    width: int = 0  # size of the axis C
 
     def belongs_to(self, family: str) -> bool:
-        """Returns True if this array belongs to the batches of models of a family."""
+        """Returns True if batches for models of this family have this array."""
         return not self.families or family in self.families
 
 
@@ -120,7 +121,7 @@ LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder
 
 
 # --- kinds of batches -----------------------------------------------------------------------------------------------
-# These functions read only the names: `batch` may be a batch, a row, an example, or the shapes of a batch.
+# These predicates test only which names are present: `batch` may be a batch, a row, an example, or a batch's shapes.
 
 
 def is_encoder_decoder(batch: Collection[str]) -> bool:
@@ -131,7 +132,7 @@ def is_encoder_decoder(batch: Collection[str]) -> bool:
 def is_gathered(batch: Collection[str]) -> bool:
     """Returns True if the model predicts only at `masked_positions`.
 
-    At BERT's mask rate, the head then has only 15 % of the work.
+    At BERT's mask rate, the head then computes logits for only 15 % of the positions.
     """
     return "masked_positions" in batch
 
@@ -147,7 +148,7 @@ def has_previous(batch: Collection[str]) -> bool:
 
 
 def has_replaced(batch: Collection[str]) -> bool:
-    """Returns True if the batch marks the replaced tokens; otherwise the generator of the model replaces tokens."""
+    """Returns True if the batch already has replaced tokens, or False if the model's generator must replace tokens."""
     return "replaced" in batch
 
 
@@ -157,12 +158,12 @@ def has_prefix(batch: Collection[str]) -> bool:
 
 
 def has_loss(batch: Collection[str]) -> bool:
-    """Returns True if the batch has loss weights; without loss weights, a model only computes outputs."""
+    """Returns True if the batch has loss weights; without them, a model only computes its outputs."""
     return "loss_weights" in batch
 
 
 def predicts_tokens(batch: Collection[str]) -> bool:
-    """Returns True if the batch has target tokens; False in tasks with labels, where the model predicts the labels."""
+    """Returns True if the batch has target tokens, or False if the model predicts task labels instead."""
     return "targets" in batch
 
 
@@ -172,7 +173,7 @@ def has_labels(batch: Collection[str]) -> bool:
 
 
 def has_span(batch: Collection[str]) -> bool:
-    """Returns True if each row has the first and last token of an answer that the model extracts."""
+    """Returns True if each row has the first and last position of an answer span for the model to extract."""
     return "span" in batch
 
 
@@ -182,47 +183,53 @@ def has_word_labels(batch: Collection[str]) -> bool:
 
 
 def has_retrieval_rows(batch: Collection[str]) -> bool:
-    """Returns True if each row has a query and its passages; the model computes one vector for each."""
+    """Returns True if each row has a query and its passages, each of which the model encodes as one vector."""
     return "texts" in batch
 
 
 def segments_of(batch: Batch, side: Literal["", "encoder_"] = "") -> "jax.Array":
-    """Returns the segments that attention uses.
+    """Returns the attention segments: the row lengths [B], if present, or else the segment ids [B, T] or [B, S].
 
-    These are row lengths [B] if each row has one segment and the batch has its length, otherwise segment ids [B, T] or
-    [B, S].
+    A batch has row lengths only if every row is a single segment.
 
-    side: "" for the segments of `tokens`; "encoder_" for the segments of `encoder_tokens`. Lengths are [B], segment ids
-    [B, T] or [B, S].
+    side: "" for the segments of `tokens`; "encoder_" for the segments of `encoder_tokens`.
     """
     return batch.get(f"{side}text_lengths", batch[f"{side}segment_ids"])
 
 
 def tokens_read(batch: Mapping[str, Any]) -> int:
-    """Returns the number of input tokens of the model, summed over encoder and decoder, including padding."""
+    """Returns the number of tokens that the model reads, in the encoder and the decoder together, including padding."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
 def padding(batch: HostBatch | Batch) -> tuple[object, int]:
-    """Returns the number of padding tokens among the input tokens of the model, and the number of all input tokens."""
+    """Returns the number of padding tokens in the model's inputs, and the total number of input tokens."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum((s == 0).sum() for s in segments), sum(s.size for s in segments)
 
 
 def highest_id(batch: HostBatch) -> int:
-    """Returns the highest token id among inputs and targets; a negative id counts as a very high id."""
+    """Returns the highest token id in the inputs and targets, reading a negative id as a large unsigned number."""
     ids = (field.name for field in FIELDS if field.below == "vocab_size" and field.name in batch)
     return max(int(batch[name].view(np.uint32).max()) for name in ids)
 
 
 def lengths_of(batch: Mapping[str, Any]) -> Lengths:
-    """Returns the row lengths of a batch, from its shapes; `raw`, which the shapes do not show, is set to `inputs`."""
+    """Returns the row lengths of a batch, computed from its shapes.
+
+    The number of corpus tokens, `raw`, cannot be computed from the shapes, so it is set to the value of `inputs`.
+    """
     inputs = batch["encoder_tokens" if is_encoder_decoder(batch) else "tokens"].shape[1]
     return Lengths(inputs, inputs, batch["targets" if predicts_tokens(batch) else "tokens"].shape[1])
 
 
 def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
-    """Returns the size of the second axis of the array `name`; an array outside FIELDS is [B, T]."""
+    """Returns the size of the second axis of the array `name` in a padded batch.
+
+    An array that is not in FIELDS has the shape [B, T].
+
+    lengths: the lengths to which the rows are padded.
+    """
     letter = SHAPES.get(name, "BT")[1]
     if letter == "L":  # equal in all rows
         return batch[name].shape[-1]
@@ -230,27 +237,31 @@ def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
 
 
 def _sizes(lengths: Lengths, has_encoder: bool, are_gathered: bool) -> dict[str, int]:
-    """Returns the sizes of the axes T, S and N, by letter; the shapes of FIELDS use these letters."""
-    text_length = lengths.targets if has_encoder else lengths.inputs
-    return {"T": text_length, "S": lengths.inputs, "N": lengths.targets if are_gathered else text_length}
+    """Returns the sizes of the axes T, S and N in the shapes of FIELDS, keyed by letter."""
+    num_tokens = lengths.targets if has_encoder else lengths.inputs
+    return {"T": num_tokens, "S": lengths.inputs, "N": lengths.targets if are_gathered else num_tokens}
 
 
 # --- validation -----------------------------------------------------------------------------------------------------
 
 
 def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
-    """Raises UserError with the name, the expected and the actual value if `batch` does not match FIELDS for `model`.
+    """Checks that the arrays of `batch` match FIELDS for `model`.
 
     Args:
-      batch: arrays [B, ...]; the check ignores arrays that are not in FIELDS for this family.
+      batch: arrays [B, ...]; arrays that FIELDS does not list for this model family are ignored.
       lengths: row lengths of the objective, at the sequence length of the run.
       batch_size: the number of rows, B.
+
+    Raises:
+      UserError: an array is missing, or its dtype, shape or values are wrong. The message names the array and says what
+        was expected and what was found.
     """
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_retrieval_rows(batch)
-    absent = ("targets", "loss_weights") if has_answers else ()
+    has_task_targets = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_retrieval_rows(batch)
+    absent = ("targets", "loss_weights") if has_task_targets else ()
     required = ("question",) if model.reads_question else ()
     fields = [
         f
@@ -263,9 +274,9 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
         )
         if field.name not in batch:
             raise UserError(f"batch has no {field.name!r}, the {family} expects {expected}")
-        got = batch[field.name]
-        if expected != f"{got.dtype} {list(got.shape)}":
-            raise UserError(f"batch[{field.name!r}] is {got.dtype} {list(got.shape)}, not {expected}")
+        actual = batch[field.name]
+        if expected != f"{actual.dtype} {list(actual.shape)}":
+            raise UserError(f"batch[{field.name!r}] is {actual.dtype} {list(actual.shape)}, not {expected}")
     for field in fields:
         if field.dtype is np.int32:
             _check_values(field, batch[field.name], model, sizes)
@@ -275,7 +286,7 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
 
 
 def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: Mapping[str, int]) -> None:
-    """Raises UserError if a value of an integer array is negative or not below the bound of its field."""
+    """Raises UserError if an integer array has a value that is negative or not below its field's bound."""
     name, low, high = f"batch[{field.name!r}]", values.min(), values.max()
     if field.below == "vocab_size":
         if low < 0 or high >= model.vocab_size:
@@ -295,7 +306,7 @@ def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: M
     if field.below == "classes" and high >= sizes["L"]:
         raise UserError(f"{name} has {high}; config.model.head.num_labels {sizes['L']} allows 0 to {sizes['L'] - 1}")
     # There is no bound if positions have no maximum length, or if the model has no token types.
-    rows = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
-    limit = rows.get(str(field.below))
+    limits = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
+    limit = limits.get(str(field.below))
     if limit is not None and high >= limit:
         raise UserError(f"{name} has {high}; config.model.{field.below} {limit} allows 0 to {limit - 1}")

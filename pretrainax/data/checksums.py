@@ -1,6 +1,6 @@
-"""Computes checksums of cache files: stored when a file is written, and compared when the file is read.
+"""Computes checksums of cache files: they are stored when a file is written and verified when it is read.
 
-Disks, networks and copies sometimes corrupt a byte, and a wrong token looks like any other token.
+Disks, networks and copying sometimes corrupt a byte, and a wrong token id looks like any other token id.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ def new_hash() -> "hashlib.blake2b":
 
 
 def file_checksum(path: str, stop: Optional[threading.Event] = None) -> str:
-    """Returns the checksum of a file, in hexadecimal (about 1 GB/s).
+    """Computes the checksum of a file, at about 1 GB/s, and returns it as a hexadecimal string.
 
-    If the event `stop` is set, reading ends early. The result is then the checksum of the part that was read.
+    If the event `stop` is set, reading stops early, and the result is the checksum of the bytes read so far.
     """
     checksum = new_hash()
     with open(path, "rb", buffering=0) as f:
@@ -39,12 +39,12 @@ def write_json(path: str, value: dict[str, Any]) -> None:
 
 
 def read_json(path: str) -> Optional[dict[str, Any]]:
-    """Returns the JSON object that `write_json` wrote; None if the file is missing, truncated or changed.
+    """Returns the JSON object that `write_json` wrote, or None if the file is missing, truncated or modified.
 
-    Files from versions before checksums have no checksum. Their objects are returned unchecked.
+    Files written by PretrainAX versions that stored no checksums are not verified.
 
     Raises:
-      UserError: the path is a folder, or this user may not read the file.
+      UserError: the path is a folder, or this user has no permission to read the file.
     """
     try:
         with open(path, encoding="utf-8") as f:

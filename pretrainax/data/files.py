@@ -23,28 +23,28 @@ from pretrainax.files.regular_files import check_regular
 from pretrainax.storage.places import local_path
 
 SHARD_BYTES = 1 << 24  # bytes of a file per shard
-ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # file extension -> name
+ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # file extension -> compression format
 STANDARD_INPUT = "-"  # as a path: standard input, read once from start to end
 MAX_RECORD_BYTES = 1 << 29  # default limit for one record
 _CHUNK = 1 << 22  # bytes read at a time
 
 
 class FileShard(NamedTuple):
-    """A shard: a range of a file, or of a split of a dataset."""
+    """Describes a shard: a range of a file, or a range of a dataset's split."""
 
-    place: str  # path of the file, or name of the split
+    path_or_split: str  # path of the file, or name of the split
     start: int  # first byte, row or record
-    stop: Optional[int]  # byte, row or record after the last; None: to the end, for archives
+    stop: Optional[int]  # byte, row or record after the last; None: the end of the file, for archives
     split: Optional[str] = None  # "train" or "valid": only the documents of this split; None: all documents
 
 
 def digest(*parts: Any) -> str:
-    """Returns a hash (BLAKE2b, 128 bits, in hexadecimal) of values that JSON can represent."""
+    """Computes a hash (BLAKE2b, 128 bits, hexadecimal) of values that JSON can represent."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def import_extra(module: str) -> Any:
-    """Returns a module of a package from the extra `data`; raises UserError if the package is not installed."""
+    """Imports a module from a package of the `data` extra; raises UserError if the package is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -53,12 +53,13 @@ def import_extra(module: str) -> Any:
 
 
 def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
-    """Returns the sorted paths of the files of `source.path` (split "train") or `source.valid_path` (other splits).
+    """Returns the sorted paths of the files in `source.path` (split "train") or `source.valid_path` (other splits).
 
-    The field may be a file, a folder or a glob. A folder selects all files below it that have one of `endings`.
+    The field may be a file, a folder or a glob. A folder selects all files in it and its subfolders whose name ends in
+    one of `endings`.
 
     Raises:
-      UserError: there is no such file.
+      UserError: no file matches the field.
     """
     field = "path" if split == "train" else "valid_path"
     path = local_path(os.path.expanduser(getattr(source, field)))
@@ -78,11 +79,11 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def path_problems(source: Any) -> Iterator[str]:
-    """Yields an error line if `path` or `valid_path` of a source does not exist, or is for a different source class."""
+    """Yields an error line if a source's `path` or `valid_path` does not exist or requires another source class."""
     for field in ("path", "valid_path"):
         path = getattr(source, field)
         if path is not None and is_url(path):
-            continue  # `find_files` reports missing objects of a store
+            continue  # `find_files` reports objects that the store lacks
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
             yield f"{source.config_path}.{field} is {path!r}, which does not exist"
         elif path is not None and (reader := _other_reader(source, os.path.expanduser(path))):
@@ -93,9 +94,9 @@ def path_problems(source: Any) -> Iterator[str]:
 
 
 def _other_reader(source: Any, path: str) -> Optional[str]:
-    """Returns the name of the source class to use for a file, if it differs from the class of `source`; else None.
+    """Returns the name of the source class that a file requires, or None if that is the class of `source`.
 
-    The name of the file or its first line determines the class.
+    The class is determined from the file's name or its first line. If neither is conclusive, returns None.
     """
     if not os.path.isfile(path):
         return None
@@ -108,23 +109,23 @@ def _other_reader(source: Any, path: str) -> Optional[str]:
 
 
 def _begins_with_json(path: str) -> bool:
-    """Returns True if the first line of a file is a JSON object; False also if the file cannot be read."""
+    """Returns True if the first line of a file is a JSON object, or False if it is not or the file cannot be read."""
     with contextlib.suppress(ValueError, RecursionError, OSError, *BROKEN_ARCHIVE), _open(path) as f:
         return isinstance(json.loads(f.readline(1 << 20).decode("utf-8-sig")), dict)
     return False
 
 
 def fraction_problems(source: Any) -> Iterator[str]:
-    """Yields an error line if `valid_fraction` of a source is not between 0 and 1."""
+    """Yields an error line if a source's `valid_fraction` is not between 0 and 1."""
     if not 0 < source.valid_fraction < 1:
         yield f"{source.config_path}.valid_fraction is {source.valid_fraction}, it must be between 0 and 1"
 
 
 def settings_of(source: Any) -> dict[str, Any]:
-    """Returns the fields that determine the text of a source, by name.
+    """Returns the fields that determine a source's text, by name.
 
-    A field that was added in a later version does not count while it has its default value. Corpora that earlier
-    versions prepared therefore stay valid.
+    Fields added in later versions of PretrainAX are omitted if they have their default value, so that corpora prepared
+    by earlier versions stay valid.
     """
     settings = to_json(source)
     if settings.get("max_record_bytes") == MAX_RECORD_BYTES:
@@ -133,9 +134,9 @@ def settings_of(source: Any) -> dict[str, Any]:
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
-    """Returns a hash of the settings of a source and of the whole content of its files (about 1 GB/s per core).
+    """Computes a hash of a source's settings and of the content of its files (about 1 GB/s per core).
 
-    Modification times and sizes of files would not show all changes.
+    Content is hashed because file sizes and modification times do not reveal every change.
     """
     files = find_files(source, "train", endings)
     held_out = find_files(source, "valid", endings) if source.valid_path is not None else []
@@ -145,7 +146,7 @@ def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
 
 
 def hashes_of(paths: list[str]) -> list[str]:
-    """Returns the hash of the content of each file, in the order of `paths`. The files are read by several threads."""
+    """Hashes the content of each file, using several threads; returns the hashes in the order of `paths`."""
     with concurrent.futures.ThreadPoolExecutor() as threads:  # hashing releases the GIL
         return list(threads.map(_hash_file, paths))
 
@@ -172,12 +173,12 @@ BROKEN_ARCHIVE = (_BrokenArchive, EOFError, gzip.BadGzipFile, zlib.error, lzma.L
 
 
 def is_archive(path: str) -> bool:
-    """Returns True if the name of a file has the extension of an archive."""
+    """Returns True if a file name has the extension of a compressed file, for example .gz."""
     return path.endswith(tuple(ARCHIVES))
 
 
 def with_archives(*endings: str) -> tuple[str, ...]:
-    """Returns each ending without and with each archive extension: ".txt" -> (".txt", ".txt.gz", ...)."""
+    """Returns each ending alone and with each extension of compressed files: ".txt" -> (".txt", ".txt.gz", ...)."""
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
@@ -186,10 +187,10 @@ Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # the type that
 
 @contextlib.contextmanager
 def open_decompressed(path: str) -> Iterator[Stream]:
-    """Opens a file for reading bytes; an archive is decompressed.
+    """Opens a file for reading bytes, decompressing it if it is an archive.
 
     Raises:
-      UserError: the archive is broken. The message has the path and the line.
+      UserError: the archive is damaged. The message contains the path and the line.
     """
     try:
         with _open(path) as f:
@@ -200,7 +201,7 @@ def open_decompressed(path: str) -> Iterator[Stream]:
 
 
 def _open(path: str) -> Stream:
-    """Returns a stream of the bytes of a file, decompressed if it is an archive; "-" is standard input."""
+    """Returns a byte stream of a file, decompressed if the file is an archive; "-" is standard input."""
     if path == STANDARD_INPUT:
         return cast(io.BufferedReader, sys.stdin.buffer)
     check_regular(path)
@@ -214,49 +215,49 @@ def _open(path: str) -> Stream:
 
 
 def _broken_line(path: str) -> int:
-    """Returns the number of the line, from 1, at which an archive is broken."""
+    """Returns the 1-based number of the line at which an archive is damaged."""
     line = 1
     with contextlib.suppress(*BROKEN_ARCHIVE), _open(path) as f:
-        while chunk := f.read1(1 << 16):  # `read` would lose the bytes before the broken part
+        while chunk := f.read1(1 << 16):  # `read` would discard the bytes before the damage
             line += chunk.count(b"\n")
     return line
 
 
 class _Zstandard(io.RawIOBase):
-    """Reads the content of all frames of a zstandard file.
+    """Reads the decompressed content of all frames in a zstandard file.
 
-    The reader of the package zstandard does not detect truncated files.
+    The reader in the `zstandard` package does not detect truncated files.
     """
 
     def __init__(self, path: str):
-        self._content, self._left = self._frames(path), memoryview(b"")
+        self._content, self._unread = self._frames(path), memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
+        while not self._unread:
             content = next(self._content, None)
             if content is None:
                 return 0
-            self._left = memoryview(content)
-        size = min(len(buffer), len(self._left))
-        buffer[:size], self._left = self._left[:size], self._left[size:]
+            self._unread = memoryview(content)
+        size = min(len(buffer), len(self._unread))
+        buffer[:size], self._unread = self._unread[:size], self._unread[size:]
         return size
 
     @staticmethod
     def _frames(path: str) -> Iterator[bytes]:
         zstandard = import_extra("zstandard")
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
-        frame, left = None, b""
+        frame, unused = None, b""
         with open(path, "rb") as f:
-            while compressed := left or f.read(1 << 9):  # small: decompressed, it may be 30,000 times as large
+            while compressed := unused or f.read(1 << 9):  # small, because the content may be 30,000 times as large
                 frame = frame or decompressor.decompressobj()
                 try:
                     yield frame.decompress(compressed)
                 except zstandard.ZstdError as e:
                     raise _BrokenArchive(e) from e
-                left = frame.unused_data
+                unused = frame.unused_data
                 frame = None if frame.eof else frame
         if frame is not None:
             raise _BrokenArchive("the file ends inside a frame")
@@ -266,7 +267,7 @@ class _Zstandard(io.RawIOBase):
 
 
 def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
-    """Yields the content of a file, decompressed if it is an archive, up to byte `stop`."""
+    """Yields the content of a file up to byte `stop`, in chunks, decompressing it if it is an archive."""
     with open_decompressed(path) as f:
         while stop > 0 and (chunk := f.read(min(_CHUNK, stop))):
             stop -= len(chunk)
@@ -274,12 +275,12 @@ def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
 
 
 def line_number(path: str, offset: int) -> int:
-    """Returns the number, from 1, of the line that contains the byte at `offset` of the decompressed content."""
+    """Returns the 1-based number of the line that contains the byte at `offset` in the decompressed content."""
     return 1 + sum(chunk.count(b"\n") for chunk in _chunks(path, offset))
 
 
 def byte_of_character(path: str, fraction: float) -> int:
-    """Returns the byte offset of character int(fraction * characters), from 0, in a UTF-8 file."""
+    """Returns the byte offset of character number int(fraction * characters) in a UTF-8 file."""
     remaining, offset = int(fraction * sum(int(_character_starts(chunk).sum()) for chunk in _chunks(path))), 0
     for chunk in _chunks(path):
         starts = np.flatnonzero(_character_starts(chunk))
@@ -294,9 +295,10 @@ def _character_starts(chunk: bytes) -> np.ndarray:
 
 
 def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[FileShard]:
-    """Yields shards of about SHARD_BYTES, cut at line ends, for the bytes from `start` to `stop` of a file.
+    """Yields shards of about SHARD_BYTES that cover the bytes from `start` to `stop` of a file, cut at line ends.
 
-    A line that continues for more than `longest_line` bytes after SHARD_BYTES is cut between two characters; -1: never.
+    A line that continues for more than `longest_line` bytes after SHARD_BYTES is cut between two characters; if
+    `longest_line` is -1, no line is cut.
     """
     with open(path, "rb") as f:
         while start < stop:
@@ -311,23 +313,23 @@ def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[File
 
 
 def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (offset, bytes) for ranges as in `ranges`, also of archives; offsets count decompressed bytes.
+    """Yields the offset and the content of each piece of a file, cut as in `ranges`; decompresses archives.
 
-    stop: None reads to the end of the file.
+    Offsets are in bytes of the decompressed content. If `stop` is None, reads to the end of the file.
     """
     stop = sys.maxsize if stop is None else stop
     with open_decompressed(path) as f:
         _skip(f, start)
         while piece := f.read(min(SHARD_BYTES, stop - start)):
-            left = stop - start - len(piece)
-            if left:
-                piece += _rest_of_line(f, min(longest_line, left))
+            remaining = stop - start - len(piece)
+            if remaining:
+                piece += _rest_of_line(f, min(longest_line, remaining))
             yield start, piece
             start += len(piece)
 
 
 def _skip(f: Stream, count: int) -> None:
-    """Moves a stream from its start to byte `count`."""
+    """Moves a stream from its start to byte `count`, reading through the bytes if the stream cannot seek."""
     if f.seekable():
         f.seek(count)
         return
@@ -336,13 +338,16 @@ def _skip(f: Stream, count: int) -> None:
 
 
 def skip_line(f: Stream) -> None:
-    """Moves a stream to the end of the current line, in chunks, without storing the line."""
-    while (part := f.readline(_CHUNK)) and not part.endswith(b"\n"):
+    """Moves a stream to the end of the current line, reading in chunks so that a long line is never held in memory."""
+    while (chunk := f.readline(_CHUNK)) and not chunk.endswith(b"\n"):
         pass
 
 
 def _rest_of_line(f: Stream, longest_line: int) -> bytes:
-    """Returns the rest of the current line. A line is cut after `longest_line` bytes, between characters; -1: never."""
+    """Reads the rest of the current line, up to about `longest_line` bytes, or without limit if it is -1.
+
+    A longer line is cut between two characters.
+    """
     rest = f.readline(longest_line)
     while (f.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:  # inside a character
         rest += f.read(1)

@@ -9,31 +9,34 @@ from pretrainax.tokenization.base import Vocabulary
 
 
 class SpecialTokenFrame(NamedTuple):
-    """The special tokens before, between and after the sequences of a row."""
+    """The special tokens before, between and after the sequences of one row."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
     after: tuple[int, ...]
 
     def count(self, texts: int) -> int:
-        """Returns the number of special tokens in a row of `texts` sequences."""
+        """Returns how many special tokens a row of `texts` sequences has."""
         return len(self.before) + len(self.between) * (texts - 1) + len(self.after)
 
     def wrap(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of sequences with special tokens, and the sequence index of each token; both int32 [n].
+        """Adds the special tokens to the sequences of a row.
 
-        Indices begin at 0. Special tokens between two sequences belong to the first of them.
+        Special tokens between two sequences belong to the first of the two.
+
+        Returns:
+          The tokens of the row, and for each token the 0-based index of its sequence; both are int32 [n].
         """
-        pieces, numbers = [np.array(self.before)], [0] * len(self.before)
+        pieces, sequence_indices = [np.array(self.before)], [0] * len(self.before)
         for i, text in enumerate(texts):
-            end = self.after if i == len(texts) - 1 else self.between
-            pieces += [text, np.array(end)]
-            numbers += [i] * (len(text) + len(end))
-        return np.concatenate(pieces).astype(np.int32), np.array(numbers, np.int32)
+            special_ids = self.after if i == len(texts) - 1 else self.between
+            pieces += [text, np.array(special_ids)]
+            sequence_indices += [i] * (len(text) + len(special_ids))
+        return np.concatenate(pieces).astype(np.int32), np.array(sequence_indices, np.int32)
 
 
 def special_token_frame(family: str, vocabulary: Vocabulary) -> SpecialTokenFrame:
-    """Returns the special tokens around sequences for a model family and a tokenizer.
+    """Returns the special tokens that a model family puts in a row, taken from a vocabulary.
 
     The rows for two sequences a and b:
 
@@ -59,14 +62,15 @@ def decoder_start(vocabulary: Vocabulary) -> Optional[int]:
 
 
 def truncate_longest_first(sizes: Sequence[int], room: int) -> list[int]:
-    """Returns the truncated size of each sequence, so that all fit in `room` tokens; the longest lose the most.
+    """Returns the size of each sequence after truncating the longest, so that they fit in `room` tokens together.
 
-    If the room cannot be divided evenly, earlier sequences get one more token.
+    The longest sequences are truncated to the same size; if that leaves a remainder, earlier sequences keep one more
+    token.
     """
-    level = room
-    while sum(min(size, level) for size in sizes) > room:
-        level -= 1
-    retained = [min(size, level) for size in sizes]
+    limit = room
+    while sum(min(size, limit) for size in sizes) > room:
+        limit -= 1
+    truncated = [min(size, limit) for size in sizes]
     for i, size in enumerate(sizes):
-        retained[i] += retained[i] < size and sum(retained) < room
-    return retained
+        truncated[i] += truncated[i] < size and sum(truncated) < room
+    return truncated

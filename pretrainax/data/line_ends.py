@@ -6,23 +6,23 @@ from typing import Any, TypeVar
 MARKS, RETURNS = "byte-order marks", "carriage returns"  # names of the counters
 
 Text = TypeVar("Text", str, bytearray)
-_OF_STR: Any = ("\ufeff", "\r\n", "\n", "\r")
-_OF_BYTES: Any = (b"\xef\xbb\xbf", b"\r\n", b"\n", b"\r")
+_STR_PATTERNS: Any = ("\ufeff", "\r\n", "\n", "\r")
+_BYTES_PATTERNS: Any = (b"\xef\xbb\xbf", b"\r\n", b"\n", b"\r")
 
 
 def normalize_line_ends(text: Text, found: collections.Counter) -> Text:
-    """Returns a text without its byte-order mark, and with "\\n" at the ends of its lines.
+    """Removes the byte-order mark from a text, and replaces Windows line ends with "\\n".
 
     Args:
       text: a str, or a bytearray of UTF-8.
-      found: the removed byte-order marks and carriage returns are added to this counter.
+      found: a counter to which the numbers of removed byte-order marks and carriage returns are added.
     """
-    mark, windows, line, carriage = _OF_STR if isinstance(text, str) else _OF_BYTES
-    if text.startswith(mark):
+    byte_order_mark, crlf, newline, carriage_return = _STR_PATTERNS if isinstance(text, str) else _BYTES_PATTERNS
+    if text.startswith(byte_order_mark):
         found[MARKS] += 1
-        text = text[len(mark) :]
-    if windows in text or text.endswith(carriage):
-        found[RETURNS] += text.count(windows) + text.endswith(carriage)
-        # A text may end inside of a line end, after its carriage return.
-        text = text.replace(windows, line).removesuffix(carriage)
+        text = text[len(byte_order_mark) :]
+    if crlf in text or text.endswith(carriage_return):
+        found[RETURNS] += text.count(crlf) + text.endswith(carriage_return)
+        # A text may be cut in the middle of a line end, after the carriage return.
+        text = text.replace(crlf, newline).removesuffix(carriage_return)
     return text

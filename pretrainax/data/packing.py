@@ -1,6 +1,6 @@
-"""Packs documents into rows: windows that cross documents, or pieces of documents, several or one per row.
+"""Defines packings, which fill rows either with windows that cross documents or with one or more document pieces.
 
-`pretrainax.data.row_plan` builds the rows of an epoch with a packing.
+`pretrainax.data.row_plan` uses a packing to plan the rows of an epoch.
 """
 
 import dataclasses
@@ -11,15 +11,15 @@ import numpy as np
 
 from pretrainax.config import Experiment, kinds
 
-_BLOCK = 1 << 20  # pieces packed together; bounds memory
-_MAX_OPEN_ROWS = 512  # rows that first-fit searches
+_BLOCK = 1 << 20  # pieces that are packed at a time, to limit memory
+_MAX_OPEN_ROWS = 512  # maximum number of rows that first-fit searches
 
 
 class Packing(kinds.Packing):
-    """Base class of packings, which fill rows with documents or with pieces of documents."""
+    """Base class of packings, which decide how documents, or pieces of documents, fill rows."""
 
-    cuts: ClassVar[bool] = True  # cuts documents into pieces; a piece never spans documents
-    one_piece: ClassVar[bool] = False  # a row has one piece
+    cuts: ClassVar[bool] = True  # rows have pieces of documents; False: windows across documents
+    one_piece: ClassVar[bool] = False  # each row has a single piece
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         for pairs in {False, experiment.data.source.pairs}:
@@ -34,11 +34,11 @@ class Packing(kinds.Packing):
                     yield f"config.data.packing is {kind}, {name} has one example per row: set OneEach or None"
 
     def rows(self, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-        """Returns the number of the row of each piece, int64 [n]. Row numbers begin at 0 and have no gaps.
+        """Assigns each piece to a row, and returns the row numbers, int64 [n], which start at 0 and have no gaps.
 
         Args:
-          sizes: [n, 2], the numbers of inputs and of targets of each piece; each is at most `capacity`.
-          capacity: the numbers of inputs and of targets that fit in a row.
+          sizes: [n, 2], the numbers of input tokens and targets of each piece; each is at most `capacity`.
+          capacity: the numbers of input tokens and targets that fit in a row.
         """
         raise NotImplementedError
 
@@ -56,33 +56,34 @@ class Windows(Packing):
 
 @dataclasses.dataclass
 class FirstFit(Packing):
-    """Puts document pieces, in their order, into the oldest open row with room for the piece (Johnson 1974)."""
+    """Puts each document piece, in corpus order, into the oldest open row with enough free space (Johnson 1974)."""
 
     def rows(self, sizes, capacity):
-        return _in_blocks(first_fit, sizes, capacity)
+        return _fit_in_blocks(first_fit, sizes, capacity)
 
 
 @dataclasses.dataclass
 class BestFit(Packing):
-    """Puts document pieces, longest first, into the row that they fill best (Johnson 1974).
+    """Puts each document piece, longest first, into the row that it fills best (Johnson 1974).
 
-    There is hardly any padding.
+    The rows have hardly any padding.
     """
 
     def rows(self, sizes, capacity):
-        return _in_blocks(best_fit, sizes, capacity)
+        return _fit_in_blocks(best_fit, sizes, capacity)
 
 
 @dataclasses.dataclass
 class OneEach(Packing):
     """Puts one document piece into each row, and pads the row.
 
-    With `buckets`, all rows of a batch have the same length: the shortest bucket that fits them.
+    With `buckets` (a list of row lengths), each row has the length of the shortest bucket in which its piece fits, and
+    all rows of a batch come from the same bucket.
     """
 
     one_piece: ClassVar[bool] = True
 
-    buckets: tuple[int, ...] = ()  # row lengths below config.data.sequence_length; a step is compiled for each
+    buckets: tuple[int, ...] = ()  # row lengths below config.data.sequence_length; each is compiled separately
 
     def rows(self, sizes, capacity):
         return np.arange(len(sizes))
@@ -101,9 +102,9 @@ class OneEach(Packing):
 
 
 def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns starts and lengths, both int64 [n], of document pieces of at most `longest` tokens.
+    """Splits documents into pieces of at most `longest` tokens, and returns their starts and lengths, both int64 [n].
 
-    ends: the offset after the last token of each document.
+    ends: the token offset after the last token of each document.
     """
     lengths = np.diff(ends, prepend=0)
     counts = -(-lengths // longest)
@@ -113,16 +114,16 @@ def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarra
 
 
 def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pieces like `cut_documents`, but cuts documents at sentence ends.
+    """Splits documents into pieces as `cut_documents` does, but at sentence ends.
 
-    sentence_ends: the offset after the last token of each sentence. A sentence of more than `longest` tokens is cut
-    inside.
+    sentence_ends: the token offset after the last token of each sentence. A sentence of more than `longest` tokens is
+    split within the sentence.
     """
     starts, lengths = [], []
-    stop = np.searchsorted(sentence_ends, ends)  # last sentence of each document
+    last_sentences = np.searchsorted(sentence_ends, ends)  # last sentence of each document
     begin, sentence = 0, 0
     sentences = sentence_ends.tolist() if len(sentence_ends) < 1 << 24 else sentence_ends
-    for last in stop.tolist():
+    for last in last_sentences.tolist():
         document_end = int(sentence_ends[last])
         while begin < document_end:
             end = begin
@@ -140,59 +141,60 @@ def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> 
 # --- fitting -------------------------------------------------------------------------------------------------------
 
 
-def _in_blocks(fit: Callable, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Returns the row of each piece, as `fit` computes them for each block of _BLOCK pieces separately."""
-    blocks, used = [np.zeros(0, np.int64)], 0
+def _fit_in_blocks(fit: Callable, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
+    """Computes the row number of each piece, applying `fit` to each block of _BLOCK pieces separately."""
+    blocks, num_rows = [np.zeros(0, np.int64)], 0
     for start in range(0, len(sizes), _BLOCK):
-        blocks.append(fit(sizes[start : start + _BLOCK], capacity) + used)
-        used = int(blocks[-1].max()) + 1
+        blocks.append(fit(sizes[start : start + _BLOCK], capacity) + num_rows)
+        num_rows = int(blocks[-1].max()) + 1
     return np.concatenate(blocks)
 
 
 def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
     """Implements `Packing.rows` for `FirstFit`: places the pieces in the order of `sizes`."""
     rows = np.empty(len(sizes), np.int64)
-    left, numbers, used = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), 0
+    free, row_numbers, num_rows = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), 0
     for i, size in enumerate(sizes):
-        fits = (left >= size).all(axis=1)
-        place = int(fits.argmax()) if len(fits) else 0
-        if not len(fits) or not fits[place]:
-            if len(left) == _MAX_OPEN_ROWS:  # close the fullest row
-                fullest = int(left[:, 0].argmin())
-                left, numbers = np.delete(left, fullest, axis=0), np.delete(numbers, fullest)
-            left, numbers = np.vstack([left, [capacity]]), np.append(numbers, used)
-            place, used = len(left) - 1, used + 1
-        left[place] -= size
-        rows[i] = numbers[place]
+        fits = (free >= size).all(axis=1)
+        index = int(fits.argmax()) if len(fits) else 0
+        if not len(fits) or not fits[index]:
+            if len(free) == _MAX_OPEN_ROWS:  # close the fullest row
+                fullest = int(free[:, 0].argmin())
+                free, row_numbers = np.delete(free, fullest, axis=0), np.delete(row_numbers, fullest)
+            free, row_numbers = np.vstack([free, [capacity]]), np.append(row_numbers, num_rows)
+            index, num_rows = len(free) - 1, num_rows + 1
+        free[index] -= size
+        rows[i] = row_numbers[index]
     return rows
 
 
 def best_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """Implements `Packing.rows`: the longest pieces first, each into the row with the least free space that fits it.
+    """Implements `Packing.rows` for `BestFit`: places the longest pieces first.
 
-    Pieces of equal length are placed in a random order.
+    Each piece goes into the row with the least free space among those that it fits in. Pieces of equal length are
+    placed in random order.
     """
     rows = np.empty(len(sizes), np.int64)
     open_rows: list[list] = [[] for _ in range(capacity[0] + 1)]  # per number of free inputs: (row, free targets)
     free_bits = 0  # bit n: a row with n free inputs exists
-    used = 0
+    num_rows = 0
     inputs, targets = sizes[:, 0].tolist(), sizes[:, 1].tolist()
     for i in np.lexsort((np.random.default_rng(0).random(len(sizes)), -sizes[:, 0])).tolist():
         candidates = free_bits >> inputs[i] << inputs[i]
         while candidates:
-            left = (candidates & -candidates).bit_length() - 1
-            if open_rows[left][-1][1] >= targets[i]:
+            free_inputs = (candidates & -candidates).bit_length() - 1
+            if open_rows[free_inputs][-1][1] >= targets[i]:
                 break
             candidates &= candidates - 1
         if candidates:
-            row, targets_left = open_rows[left].pop()
-            if not open_rows[left]:
-                free_bits ^= 1 << left
+            row, free_targets = open_rows[free_inputs].pop()
+            if not open_rows[free_inputs]:
+                free_bits ^= 1 << free_inputs
         else:
-            row, left, targets_left = used, *capacity
-            used += 1
+            row, free_inputs, free_targets = num_rows, *capacity
+            num_rows += 1
         rows[i] = row
-        left -= inputs[i]
-        open_rows[left].append((row, targets_left - targets[i]))
-        free_bits |= 1 << left
+        free_inputs -= inputs[i]
+        open_rows[free_inputs].append((row, free_targets - targets[i]))
+        free_bits |= 1 << free_inputs
     return rows

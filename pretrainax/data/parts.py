@@ -1,4 +1,4 @@
-"""Names the parts of a validation that have separate metrics: data sources and the objectives of a mixture."""
+"""Names the parts of validation that have separate metrics: each data source, and each objective in a mixture."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 def stream_part_names(sources: "Sequence[Source]", objective: "Objective") -> list[tuple[str, ...]]:
     """Returns the part names of each stream of `pipeline.Batches`, for example ("source=wiki", "denoiser=R-0.15-3").
 
-    The name of the source is omitted if there is only one source. The name of the objective is omitted if all streams
-    have the same objective.
+    The source name is omitted if there is only one source, and the objective name if all streams have the same
+    objective.
     """
     streams = [(source, part) for source in sources for _, part in objective.components(source.pairs)]
-    named = (_part_names(column) for column in zip(*streams, strict=True))
-    return [tuple(filter(None, names)) for names in zip(*named, strict=True)]
+    name_columns = (_part_names(column) for column in zip(*streams, strict=True))
+    return [tuple(filter(None, names)) for names in zip(*name_columns, strict=True)]
 
 
 def _part_names(items: "Sequence[Source | Objective]") -> list[str]:
-    """Returns the part name of each item; "" for each if all items are equal.
+    """Returns the part name of each item, or "" for every item if all are equal.
 
-    If different items have the same name, the names get numbers: "source=en#1", "source=en#2".
+    Different items with the same name are numbered: "source=en#1", "source=en#2".
     """
     distinct = [item for i, item in enumerate(items) if item not in items[:i]]
     if len(distinct) == 1:

@@ -1,10 +1,10 @@
-"""Permutes the rows of an epoch without storing the order."""
+"""Permutes the rows of an epoch without storing the permutation."""
 
 import functools
 
 import numpy as np
 
-_ROUNDS = 6
+_ROUNDS = 6  # of the Feistel network
 
 
 def _mix(x: int) -> int:
@@ -15,13 +15,13 @@ def _mix(x: int) -> int:
 
 
 def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
-    """Returns the position of `index` in a pseudo-random order of range(size), computed without storing the order.
+    """Returns the position of `index` in a pseudo-random order of range(size), without storing the order.
 
-    A Feistel network permutes all numbers with the same number of bits. A result outside range(size) is permuted again
-    until it is inside, which preserves a one-to-one mapping (Black and Rogaway 2002, section 5). `keys` are an even
-    number of 64-bit integers.
+    A Feistel network permutes all numbers with as many bits as `size` needs (at least 6). A result outside range(size)
+    is permuted again until it is inside, so the mapping stays one-to-one (Black and Rogaway 2002, section 5). `keys`
+    has an even number of 64-bit integers.
     """
-    bits = max(6, (size - 1).bit_length())  # with fewer bits, some orders are visibly more frequent
+    bits = max(6, (size - 1).bit_length())  # with fewer bits, some orders are noticeably more frequent
     while True:
         low, high = bits // 2, bits - bits // 2
         left, right = index >> high, index & (1 << high) - 1
@@ -35,6 +35,6 @@ def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def epoch_draws(seed: int, stream: int, epoch: int, offsets: int) -> tuple[int, tuple[int, ...]]:
-    """Returns the offset of the first window of an epoch, in range(offsets), and the keys of its permutation."""
+    """Draws an epoch's first window offset, in range(offsets), and the keys of its permutation."""
     rng = np.random.default_rng([seed, 1, epoch, stream])
     return int(rng.integers(offsets)), tuple(rng.integers(2**64, size=_ROUNDS, dtype=np.uint64).tolist())

@@ -1,7 +1,7 @@
-"""Builds batches from corpora: selects the tokens of each row, and loads batches in the background.
+"""Builds batches from corpora: chooses the tokens of each row, and loads batches in the background.
 
-Row i of a run is a pure function of (seed, i), and batch s of (seed, s). A run therefore resumes without saved state,
-and the numbers of processes and loader workers do not change its batches.
+Row i of a run is a pure function of (seed, i), and so is batch s of (seed, s). A run can therefore resume without saved
+state, and its batches do not depend on the number of processes or of loader workers.
 """
 
 import concurrent.futures
@@ -35,27 +35,28 @@ if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
-_CONCURRENT_ROWS = 32  # rows that are made concurrently if making a row reads text from a store
-StreamKey = tuple[tuple, int]  # plan key of a stream, and its index among the streams with that key
+_CONCURRENT_ROWS = 32  # rows that are built concurrently if building a row reads text from a store
+StreamKey = tuple[tuple, int]  # plan key of a stream, and index of the stream among the streams with this plan key
 
 
 class StreamPosition(NamedTuple):
-    """The number of a stream, and the number of rows that it has produced so far."""
+    """A stream's number, and how many rows the stream has produced so far."""
 
     number: int  # index of the stream among all streams of the run
     rows: int
 
 
 class Batches:
-    """The batches of a run: `batches[step]` has this process's rows of the global batch, as a dict of arrays [b, ...].
+    """The batches of a run: `batches[step]` is this process's part of the global batch, as a dict of arrays [b, ...].
 
-    Process p of n has the rows [p * b, (p + 1) * b) of the global batch, with b = global_batch_size / n. Each objective
-    of a mixture has one stream of rows per corpus. The streams alternate in proportion to their weights. Weights count
-    rows, or pairs if the source has pairs. A stream uses each of its rows once per epoch. With `shuffle`, each epoch
-    has a new order; otherwise rows are in the order of the corpus.
+    Process p of n gets the rows [p * b, (p + 1) * b) of the global batch, where b = global_batch_size / n. Each
+    objective in a mixture has one stream of rows per corpus, and the streams alternate in proportion to their weights.
+    The weights are in units of rows, or of pairs if the source has pairs. A stream uses each of its rows once per
+    epoch. With `shuffle`, each epoch has a different order; otherwise, rows are in corpus order.
 
-    In a run with phases, each phase has its own `Batches`, indexed by the step of the run. A stream with the same rows
-    as a stream of an earlier phase continues that stream. Any other stream begins with a new order.
+    In a run with phases (training phases with different configs), each phase has its own `Batches`, still indexed by
+    the step of the run. A stream that has the same rows as one in an earlier phase continues where that one stopped.
+    Any other stream starts with a new order.
 
     Raises:
       UserError: a corpus is shorter than one row, the number of processes does not divide the batch size, or the
@@ -74,10 +75,15 @@ class Batches:
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """Makes the streams of rows.
+        """Creates the streams of rows.
 
-        weight_stages: (training progress, weight of each corpus) at the start of each stage. steps: updates of the
-        whole run; None: every row has training progress 1.
+        Args:
+          corpora: the corpora of the split, one per component of the data source.
+          objective: an objective that is bound to the tokenizer.
+          weight_stages: (training progress, weight of each corpus) at the start of each stage.
+          steps: the number of steps of the whole run. If None, every row has training progress 1.
+          process_index: index of the process for which to build batches.
+          process_count: number of processes in the run.
         """
         rows = options.global_batch_size
         objective.check_vocabulary(vocabulary, options.sequence_length)
@@ -85,10 +91,10 @@ class Batches:
             raise UserError(f"config.train.global_batch_size {rows} is not a multiple of the {process_count} processes")
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
-        self.no_target_bytes = options.no_target_bytes  # reason why bits per byte cannot be computed; "": they can
+        self.no_target_bytes = options.no_target_bytes  # why bits per byte cannot be computed; "": they can
         self.first_row = process_index * self.local_batch_size
-        masks = options.seed if options.mask_seed is None else options.mask_seed
-        self.mask_seed = masks % 2**64  # NumPy accepts no negative seeds
+        mask_seed = options.seed if options.mask_seed is None else options.mask_seed
+        self.mask_seed = mask_seed % 2**64  # NumPy accepts no negative seeds
         options = dataclasses.replace(options, seed=options.seed % 2**64)
         self.streams, stream_weights = [], []  # corpus and weight of each stream
         for corpus_number, corpus in enumerate(corpora):
@@ -98,74 +104,76 @@ class Batches:
                 stream_weights.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
-        self._corpora = [corpus_number for corpus_number, _ in stream_weights]
+        self._corpus_numbers = [corpus_number for corpus_number, _ in stream_weights]
         self.schedule = MixtureSchedule(
             [
                 (int(start * self.rows), [weights[c] * weight for c, weight in stream_weights])
                 for start, weights in weight_stages
             ]
         )
-        self.start, self.stop = 0, steps or 0  # updates before the first and after the last batch
-        self._offsets = np.zeros(len(self.streams), np.int64)  # per stream: row offset from the schedule
-        self._before: dict[StreamKey, StreamPosition] = {}  # streams of earlier phases
+        self.start, self.stop = 0, steps or 0  # the batches are for the steps [start, stop)
+        self._offsets = np.zeros(len(self.streams), np.int64)  # per stream: row number minus the schedule's row number
+        self._earlier_positions: dict[StreamKey, StreamPosition] = {}  # positions of the streams of earlier phases
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
-        self._ahead = ReadAhead()
+        self._read_ahead = ReadAhead()
 
     def examples(self, row: int) -> tuple[Objective, list[Example]]:
-        """Returns the objective of row `row` of the run, and the examples of this row without padding."""
-        stream, n = self._place(row)
+        """Returns the objective of row `row` of the run, and that row's examples without padding."""
+        stream, n = self._stream_row(row)
         return stream.objective, stream.examples(n, self.progress(row), CounterRng(self.mask_seed))
 
     def progress(self, row: int) -> float:
-        """Returns the training progress at row `row` of the run, from 0 to 1; 1 if the number of steps is unknown."""
+        """Returns the training progress at row `row` of the run, from 0 to 1 (1 if the number of steps is unknown)."""
         return min(row / self.rows, 1.0) if self.rows else 1.0
 
     @property
     def epochs(self) -> tuple[float, ...]:
-        """Returns the number of epochs over each corpus in the whole run, or in this phase of the run."""
-        times = [0.0] * (1 + max(self._corpora))
+        """Returns how many epochs the run, or this phase of it, trains on each corpus."""
+        epochs = [0.0] * (1 + max(self._corpus_numbers))
         first, last = (self.schedule.before(n * self.global_batch_size) for n in (self.start, self.stop))
-        for corpus, stream, rows in zip(self._corpora, self.streams, last - first, strict=True):
-            times[corpus] += float(rows) / stream.plan.rows_per_epoch
-        return tuple(times)
+        for corpus, stream, rows in zip(self._corpus_numbers, self.streams, last - first, strict=True):
+            epochs[corpus] += float(rows) / stream.plan.rows_per_epoch
+        return tuple(epochs)
 
     def follow(self, before: "Optional[Batches]", start: int, stop: int) -> None:
-        """Restricts the batches to the steps [start, stop) of the run; the streams continue from `before`.
+        """Restricts the batches to the steps [start, stop) of the run, and continues the streams of the previous phase.
 
-        before: the batches of the previous phase; None in the first phase.
+        before: the batches of the previous phase, or None in the first phase.
         """
         self.start, self.stop = start, stop
-        self._before = {} if before is None else before.stream_positions()
-        taken_by_key = dict(self._before)
-        taken_by_stream = [taken_by_key.setdefault(key, StreamPosition(len(taken_by_key), 0)) for key in self._keys()]
-        for stream, taken in zip(self.streams, taken_by_stream, strict=True):
-            stream.number = taken.number
-        rows = np.array([taken.rows for taken in taken_by_stream])
+        self._earlier_positions = {} if before is None else before.stream_positions()
+        positions_by_key = dict(self._earlier_positions)
+        positions = [
+            positions_by_key.setdefault(key, StreamPosition(len(positions_by_key), 0)) for key in self._stream_keys()
+        ]
+        for stream, position in zip(self.streams, positions, strict=True):
+            stream.number = position.number
+        rows = np.array([position.rows for position in positions])
         self._offsets = rows - self.schedule.before(start * self.global_batch_size)
 
     def stream_positions(self) -> "dict[StreamKey, StreamPosition]":
-        """Returns the position of each stream at the end of this phase, including streams of earlier phases."""
+        """Returns each stream's position at the end of this phase, including the streams of earlier phases."""
         rows = (self.schedule.before(self.stop * self.global_batch_size) + self._offsets).tolist()
-        current = zip(self._keys(), self.streams, rows, strict=True)
-        return self._before | {key: StreamPosition(stream.number, count) for key, stream, count in current}
+        current = zip(self._stream_keys(), self.streams, rows, strict=True)
+        return self._earlier_positions | {key: StreamPosition(stream.number, count) for key, stream, count in current}
 
-    def _keys(self) -> "list[StreamKey]":
-        """Returns the key of each stream in all phases: its plan key, and its index among streams with that key."""
+    def _stream_keys(self) -> "list[StreamKey]":
+        """Returns the key of each stream, which is the same in every phase (see `StreamKey`)."""
         plans = [stream.plan_key for stream in self.streams]
         return [(plan, plans[:i].count(plan)) for i, plan in enumerate(plans)]
 
     def lengths_of(self, step: int) -> Lengths:
-        """Returns the row lengths of the batch of a step: the lengths of its bucket; without buckets, the maximum."""
+        """Returns the row lengths of a step's batch: those of its bucket or, without buckets, the maximum lengths."""
         if len(self.streams[0].lengths) == 1:
             return self.lengths
-        stream, n = self._place(step * self.global_batch_size)
+        stream, n = self._stream_row(step * self.global_batch_size)
         return stream.row(n)[1]
 
     def statistics(self) -> dict[str, float]:
-        """Returns the plan statistics by name, combined over all streams.
+        """Returns the statistics of the row plans by name, combined over all streams.
 
-        The result has the maximum of "fill" and the sum of each other statistic.
+        The statistic "fill" is the maximum over the streams; all others are sums.
         """
         total: dict[str, float] = {}
         for stream in self.streams:
@@ -174,87 +182,89 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> HostBatch:
-        """Returns the rows of this process in the global batch of a step."""
+        """Returns this process's rows of the global batch of a step."""
         if any(stream.corpus.is_in_store for stream in self.streams):
             stop = self.stop or self.rows_per_epoch // self.global_batch_size  # a validation reads its rows once
-            self._ahead.prefetch(step, stop, self._windows)
-        numbers = self._rows(step)
-        places = [self._place(row) for row in numbers]
-        return self._collated(self._counted(numbers, places), self.lengths_of(step), places)
+            self._read_ahead.prefetch(step, stop, self._windows)
+        numbers = self._row_numbers(step)
+        stream_rows = [self._stream_row(row) for row in numbers]
+        return self._collate_rows(self._counted_examples(numbers, stream_rows), self.lengths_of(step), stream_rows)
 
-    def _counted(self, numbers: Sequence[int], places: Sequence[tuple[RowStream, int]]) -> list[list[Example]]:
-        """Returns the examples of rows with text counts; makes rows concurrently if they draw text from a store.
+    def _counted_examples(
+        self, numbers: Sequence[int], stream_rows: Sequence[tuple[RowStream, int]]
+    ) -> list[list[Example]]:
+        """Builds the examples of rows, with text counts; works concurrently if rows must be read from an object store.
 
         Args:
           numbers: the numbers of the rows in the run.
-          places: the stream of each row, and the number of the row in the stream.
+          stream_rows: the stream of each row, and the number of the row in the stream.
         """
 
-        def make(row: int, place: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
-            stream, n = place
+        def build(row: int, stream_row: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
+            stream, n = stream_row
             return stream.counted_examples(n, self.progress(row), draws)
 
         if any(stream.draws_text and stream.corpus.is_in_store for stream in self.streams):
-            generators = [CounterRng(self.mask_seed) for _ in numbers]  # each serves one row at a time
+            generators = [CounterRng(self.mask_seed) for _ in numbers]  # one per row
             with concurrent.futures.ThreadPoolExecutor(_CONCURRENT_ROWS) as pool:
-                return list(pool.map(make, numbers, places, generators))
+                return list(pool.map(build, numbers, stream_rows, generators))
         draws = CounterRng(self.mask_seed)
-        return [make(row, place, draws) for row, place in zip(numbers, places, strict=True)]
+        return [build(row, stream_row, draws) for row, stream_row in zip(numbers, stream_rows, strict=True)]
 
-    def _rows(self, step: int) -> range:
-        """Returns the numbers of the rows of the run that this process has in the batch of a step."""
+    def _row_numbers(self, step: int) -> range:
+        """Returns which rows of the run are this process's rows in a step's batch, as a range of row numbers."""
         first = step * self.global_batch_size + self.first_row
         return range(first, first + self.local_batch_size)
 
     def _windows(self, step: int) -> Iterator[tuple[Corpus, Window]]:
-        """Yields the corpus and the window of each piece that the rows of this process have in the batch of a step."""
-        for stream, n in map(self._place, self._rows(step)):
+        """Yields (corpus, window) for each piece of text that this process's rows in a step's batch need."""
+        for stream, n in map(self._stream_row, self._row_numbers(step)):
             for window in stream.row(n)[0]:
                 yield stream.corpus, window
 
     def stream_batch(self, number: int, rows: range) -> HostBatch:
-        """Returns a batch with rows of a single stream, made with training progress 1.
+        """Returns a batch of rows from a single stream, built as at the end of training (progress 1).
 
-        The batch has the first of `rows`, which are row numbers in the stream. If `rows` has fewer rows than a batch,
-        the remaining rows of the batch are empty.
+        `rows` are row numbers in the stream; the global batch takes as many of them as fit, starting from the first. If
+        there are too few, the remaining rows of the batch are padding.
         """
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
         local_rows = rows[self.first_row :][: self.local_batch_size]
         stream.prefetch(local_rows)
         examples = [stream.counted_examples(n, 1.0, draws) for n in local_rows]
-        empty = [[] for _ in range(self.local_batch_size - len(local_rows))]
-        return self._collated(examples + empty, self.lengths, [(stream, n) for n in local_rows])
+        padding_rows = [[] for _ in range(self.local_batch_size - len(local_rows))]
+        return self._collate_rows(examples + padding_rows, self.lengths, [(stream, n) for n in local_rows])
 
-    def _collated(
-        self, rows: Sequence[Sequence[Example]], lengths: Lengths, places: Iterable[tuple[RowStream, int]]
+    def _collate_rows(
+        self, rows: Sequence[Sequence[Example]], lengths: Lengths, stream_rows: Iterable[tuple[RowStream, int]]
     ) -> HostBatch:
-        """Returns the batch of rows of examples; raises UserError if it has an id outside of the vocabulary."""
+        """Collates rows of examples into a batch; raises UserError if it has a token id outside the vocabulary."""
         batch = collate(rows, lengths, self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
-            raise UserError(self._explain_ids(places, highest_id(batch)))
+            raise UserError(self._invalid_id_message(stream_rows, highest_id(batch)))
         return batch
 
     @functools.cached_property
     def template(self) -> Example:
-        """Returns an example that has every array of the batches, over all objectives of a mixture."""
+        """Returns an example that has every array of the batches, including those of all objectives in a mixture."""
         draws = CounterRng(self.mask_seed)
         arrays = {name: array for s in self.streams for name, array in s.counted_examples(0, 0.0, draws)[0].items()}
         objectives = [stream.objective for stream in self.streams]
         return arrays | text_lengths(objectives, self.streams[0].options.packing, arrays)
 
-    def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
-        """Returns the error message for a batch with an invalid id; names the damaged corpus file if there is one."""
+    def _invalid_id_message(self, stream_rows: Iterable[tuple[RowStream, int]], highest: int) -> str:
+        """Returns the error message for an invalid token id in a batch, naming the corpus file if it is damaged."""
         size = self.vocabulary.size
         problem = f"a batch has the id {highest}; the tokenizer has {size} ids"
-        for stream, n in places:
+        for stream, n in stream_rows:
             for start, length in stream.row(n)[0]:
                 invalid = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
                 if len(invalid):
                     return f"{problem}: {damage_message(stream.corpus.path_of(start + int(invalid[0])))}"
         return f"{problem}: config.objective creates an invalid id"
 
-    def _place(self, row: int) -> tuple[RowStream, int]:
-        """Returns the stream of row `row` of the run, and the number of this row in the stream."""
+    def _stream_row(self, row: int) -> tuple[RowStream, int]:
+        """Returns the stream that row `row` of the run comes from, and the row's number in that stream."""
         number, n = self.schedule[row]
         return self.streams[number], n + int(self._offsets[number])
 
@@ -266,7 +276,7 @@ class PhaseBatches:
         self.phases = phases
 
     def at(self, step: int) -> Batches:
-        """Returns the batches of the phase that contains the update after `step` updates."""
+        """Returns the batches of the phase that contains step `step` (counted from 0)."""
         return phase_at(self.phases, step)
 
 
@@ -277,18 +287,19 @@ def batches_of(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Batches:
-    """Returns the batches of a config for one process; `experiment.phases` is ignored.
+    """Builds one process's batches from a config, ignoring `experiment.phases`.
 
     Args:
+      experiment: the config of the run, or of one phase.
       prepared: the prepared data, a prepare.Prepared.
-      split: "train" for batches in an order that depends on the seed; "valid" for the same batches in each validation.
-      process_index: index of the process whose rows the batches have.
-      process_count: number of processes of the run.
+      split: "train" for batches in an order that depends on the seed; "valid" for the same batches at every validation.
+      process_index: index of the process for which to build batches.
+      process_count: number of processes in the run.
     """
     corpora, data = getattr(prepared, split), experiment.data
     training, tokenizer = split == "train", prepared.tokenizer
     objective = (experiment.objective if training else experiment.validation_objective).adapted(experiment)
-    # A task validates on every record, so it has no buckets: a bucket drops rows that do not fill a batch.
+    # A task validates on every record, so its validation has no buckets: buckets drop rows that do not fill a batch.
     packing = None if objective.unit == "records" and not training else data.packing
     return Batches(
         corpora,
@@ -313,18 +324,18 @@ def batches_of(
 
 
 def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequence[Corpus]) -> str:
-    """Returns the reason why an objective has no bits per byte on these corpora; "" if it has bits per byte."""
+    """Returns why bits per byte cannot be computed for an objective on these corpora, or "" if they can."""
     if not objective.is_likelihood:
-        others = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
-        return f"the loss of {' and '.join(others)} is not a likelihood of the text"
-    lost = text_loss_reason(tokenizer, corpora)
-    return lost and f"they would measure a different text: {lost}"
+        names = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
+        return f"the loss of {' and '.join(names)} is not a likelihood of the text"
+    reason = text_loss_reason(tokenizer, corpora)
+    return reason and f"they would measure a different text: {reason}"
 
 
 def phase_batches(
     experiment: Experiment, prepared: "Prepared", process_index: int = 0, process_count: int = 1
 ) -> PhaseBatches:
-    """Returns the training batches of all phases of a run; a run without phases has the batches of `batches_of`."""
+    """Builds the training batches for all phases of a run; a run without phases has the batches of `batches_of`."""
     processes = process_index, process_count
     if not experiment.phases:
         return PhaseBatches([batches_of(experiment, prepared, "train", *processes)])
@@ -338,18 +349,19 @@ def phase_batches(
 
 
 class BatchOfStep(Protocol):
-    """Protocol that provides the batch of each step: `Batches`, or a view of `Batches` with a different numbering."""
+    """Protocol for mappings from steps to batches: `Batches`, or a view of it that numbers the steps differently."""
 
     def __getitem__(self, step: int, /) -> HostBatch: ...
 
 
 def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> Iterator[HostBatch]:
-    """Yields batches[start], ..., batches[stop - 1]; prefetches in a thread (workers=0) or in `workers` processes.
+    """Yields batches[start], ..., batches[stop - 1], prefetched by a thread or by worker processes.
 
-    The elements of the Grain graph are whole batches, so their order is the order of the steps for any `workers`.
-    Worker processes import the program's main module again and start in a few seconds.
+    workers: the number of worker processes, or 0 to use a thread of this process. The Grain dataset yields whole
+    batches, so they arrive in step order for any number of workers. Worker processes re-import the program's main
+    module and take a few seconds to start.
     """
-    import grain  # imported here, because it imports JAX, which making a batch does not need
+    import grain  # imported here, because it imports JAX, which building a batch does not need
 
     if not flags.FLAGS.is_parsed():  # Grain reads absl flags, which only programs run by absl.app have parsed
         flags.FLAGS.mark_as_parsed()
@@ -362,14 +374,14 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
     iterator = iter(dataset)
     try:
         yield from iterator
-    finally:  # also if the consumer stops early: ends the workers and frees prefetched batches
+    finally:  # also if the consumer stops early: stops the workers and frees prefetched batches
         iterator.close()
 
 
 def _start_worker(number: int, count: int) -> None:
-    """Prepares a loader process: ignores signals, and exits when the training process ends for any reason.
+    """Initializes a worker process: it ignores signals, and exits when the training process ends for any reason.
 
-    The training process handles the signals.
+    Signals are left to the training process.
     """
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and SLURM signal all processes of a job
         signal.signal(signum, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Provides random numbers by index: they are pure functions of a seed, a stream and an index."""
+"""Provides random numbers by index, as pure functions of a seed, a stream and an index."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 class CounterRng:
     """Provides random numbers by index: `at(stream, index)` returns the generator of (seed, stream, index).
 
-    It sets the counter of Philox (Salmon et al. 2011), which takes a tenth of the time of creating a generator. All
-    calls return the same object, so each call invalidates the result of the previous call.
+    Setting the counter of Philox (Salmon et al. 2011) takes a tenth of the time of creating a generator. All calls
+    return the same object, so each call invalidates the result of the previous call.
     """
 
     def __init__(self, seed: int):
@@ -18,7 +18,7 @@ class CounterRng:
         self._key[0] = seed
 
     def at(self, stream: int, index: int) -> np.random.Generator:
-        """Returns the generator of (seed, stream, index), before its first draw. It is valid until the next call."""
+        """Returns a fresh generator for (seed, stream, index), which is valid until the next call."""
         self._key[1], self._counter[2] = stream, index  # the lower words of the counter count the draws
         self._bits.state = self._state
         return self._generator

@@ -1,7 +1,7 @@
-"""Plans the rows of an epoch: the pieces of the corpus in each row.
+"""Plans the rows of an epoch: each row is a list of pieces of the corpus.
 
-A plan is built once per corpus, objective, packing and sequence length, and saved in the folder of the corpus. Each row
-is then a lookup in the plan. Packed rows are therefore a function of (seed, index), like windows.
+A plan is built once per corpus, objective, packing and sequence length, and saved in the folder of the corpus. Reading
+a row is then a lookup in the plan, so packed rows are a function of (seed, index), just as windows are.
 """
 
 import contextlib
@@ -27,33 +27,33 @@ from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
 from pretrainax.files.atomic_files import replacing_folder
 from pretrainax.files.object_names import path_below
 
-_FORMAT = 4  # version of the files, and of the rules that cut, drop and count pieces
+_FORMAT = 4  # version of the files, and of the rules for cutting, dropping and counting pieces
 _STATISTICS = "figures.json"
 
 PermutationKeys = Optional[tuple[int, ...]]  # keys of permutation.permute for an epoch; None: rows in order
 
 
 class Row(NamedTuple):
-    """The pieces of one row of a plan, and the bucket of the row."""
+    """The pieces of one row in a plan, and the row's bucket."""
 
-    pieces: list[tuple[int, int]]  # (start, length) in the corpus
-    bucket: int = 0  # index of the length, for OneEach with buckets
+    pieces: list[tuple[int, int]]  # (token offset in the corpus, number of tokens)
+    bucket: int = 0  # index of the row length, for OneEach with buckets
 
 
 class RowPlan:
-    """The rows of an epoch, by row number, in the order that `keys` define."""
+    """Base class of row plans, which return the rows of an epoch by number, in an order defined by permutation keys."""
 
     rows_per_epoch: int
-    pieces_per_row: float = 1.0  # on average
-    offsets: int = 1  # number of offsets at which an epoch may start
+    pieces_per_row: float = 1.0  # mean over the rows
+    offsets: int = 1  # number of token offsets at which an epoch may start
     statistics: dict[str, float]  # counts of cut and dropped pieces
 
     def row(self, number: int, keys: PermutationKeys, offset: int) -> Row:
         """Returns row `number` of an epoch.
 
         Args:
-          keys: keys of the permutation of the epoch; None: the rows are in order.
-          offset: token offset of the first window of the epoch, below `offsets`; other plans ignore it.
+          keys: keys of the epoch's permutation. If None, the rows are in corpus order.
+          offset: token offset of the epoch's first window, less than `offsets`; only window plans use it.
         """
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class WindowPlan(RowPlan):
     """
 
     def __init__(self, num_tokens: int, raw: int, shuffle: bool):
-        spare = raw - 1 if shuffle else 0  # all windows must fit at any offset
+        spare = raw - 1 if shuffle else 0  # all windows must be inside the corpus at any offset
         self._raw, self.statistics = raw, {}
         self.rows_per_epoch = max(1, (num_tokens - spare) // raw)
         self.offsets = min(spare, num_tokens - self.rows_per_epoch * raw) + 1
@@ -78,17 +78,17 @@ class WindowPlan(RowPlan):
 
 
 class TablePlan(RowPlan):
-    """A plan in files: the pieces of the corpus, sorted by row, and the end of the pieces of each row.
+    """A plan stored in files: the pieces of the corpus, sorted by row, and where each row's pieces end.
 
-    The files are memory-mapped. Pickles as its path.
+    The files are memory-mapped. Pickling an instance stores only its path.
     """
 
     def __init__(self, directory: str):
         self.directory = directory
         self._starts, self._lengths, self._ends = (_load(directory, name) for name in ("starts", "lengths", "ends"))
-        stored = checksums.read_json(os.path.join(directory, _STATISTICS))
-        assert stored is not None  # the plan is intact
-        self.statistics = stored["statistics"]
+        metadata = checksums.read_json(os.path.join(directory, _STATISTICS))
+        assert metadata is not None  # the plan is intact
+        self.statistics = metadata["statistics"]
         self.rows_per_epoch = len(self._ends)
         self.pieces_per_row = len(self._starts) / max(len(self._ends), 1)
 
@@ -104,9 +104,10 @@ class TablePlan(RowPlan):
 
 
 class BucketPlan(TablePlan):
-    """A plan with one piece per row, sorted by bucket; all rows of a global batch are from the same bucket.
+    """A plan with one piece per row, sorted by bucket; all rows of a global batch come from the same bucket.
 
-    Each epoch drops the rows of a bucket that do not fill a batch. With shuffling, each epoch drops different rows.
+    Each epoch drops a bucket's leftover rows that do not fill a batch. With shuffling, these are different rows in each
+    epoch.
     """
 
     def __init__(self, directory: str, batch_size: int):
@@ -135,9 +136,9 @@ class BucketPlan(TablePlan):
 def make_row_plan(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
 ) -> RowPlan:
-    """Returns the row plan of a corpus: read from disk if an intact plan exists, otherwise built and saved.
+    """Loads the row plan of a corpus from disk, or builds and saves it if no intact plan exists.
 
-    Plans of windows are computed, not saved.
+    Window plans are cheap to compute and never saved.
 
     Raises:
       UserError: the corpus does not fill a single row.
@@ -152,8 +153,8 @@ def make_row_plan(
                 f"in config.data.source{', or set a larger valid_fraction' if is_valid else ''}"
             )
         return WindowPlan(corpus.num_tokens, longest, shuffle)
-    measured = [objective.measure(1)] if objective.unit == "records" else []  # depends on the model too
-    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *measured)
+    record_sizes = [objective.measure(1)] if objective.unit == "records" else []  # depends on the model
+    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *record_sizes)
     directory = _find_or_write(
         os.path.join(corpus.directory, f"rows-{key}"), lambda: _make_tables(corpus, objective, packing, sequence_length)
     )
@@ -171,7 +172,7 @@ def make_row_plan(
 def _make_tables(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Returns the tables of a TablePlan, by name, and the statistics of the plan."""
+    """Builds the tables of a TablePlan, by name, and the plan's statistics."""
     for name in (ENDS, PARTS, NOTES, NOTE_ENDS):  # a plan is reused, so it must not be built from a damaged file
         corpus.check(name)
     lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
@@ -179,29 +180,29 @@ def _make_tables(
     if objective.unit == "records":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         unique_lengths, inverse = np.unique(lengths, return_inverse=True)
-        table = np.array([objective.measure(n)[1:] for n in unique_lengths.tolist()]).reshape(-1, 2)
-        sizes = np.minimum(table[inverse], capacity[1:])
-        cut_short = sum(objective.is_cut(corpus.encoded(i)) for i in range(corpus.num_documents))
+        piece_sizes = np.array([objective.measure(n)[1:] for n in unique_lengths.tolist()]).reshape(-1, 2)
+        sizes = np.minimum(piece_sizes[inverse], capacity[1:])
+        num_truncated = sum(objective.is_cut(corpus.encoded(i)) for i in range(corpus.num_documents))
     elif objective.unit == "pairs":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
-        whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # source and target tokens
-        cut = np.minimum(whole, objective.max_pair_lengths(capacity))
-        sizes, cut_short = objective.measure_pairs(cut), int((cut < whole).any(axis=1).sum())
+        pair_lengths = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # source and target tokens
+        truncated = np.minimum(pair_lengths, objective.max_pair_lengths(capacity))
+        sizes, num_truncated = objective.measure_pairs(truncated), int((truncated < pair_lengths).any(axis=1).sum())
     else:
         if objective.unit == "sentences":
             starts, lengths = cut_sentences(corpus.document_ends, corpus.part_ends, capacity.raw)
         else:
             starts, lengths = cut_documents(corpus.document_ends, capacity.raw)
-        table = np.array([(0, 0), *(objective.measure(n)[1:] for n in range(1, capacity.raw + 1))])
-        sizes, cut_short = table[lengths], 0
-    useful = sizes[:, 1] > 0  # a single token gives a decoder nothing to predict
-    if objective.unit == "tokens":  # drops a piece that is only the last token of a cut document
+        piece_sizes = np.array([(0, 0), *(objective.measure(n)[1:] for n in range(1, capacity.raw + 1))])
+        sizes, num_truncated = piece_sizes[lengths], 0
+    has_target = sizes[:, 1] > 0  # a single token gives a decoder nothing to predict
+    if objective.unit == "tokens":  # drops pieces that are only the last token of a cut document
         begins_document = np.isin(starts, corpus.document_ends) | (starts == 0)
-        useful &= (lengths > 1) | begins_document
-    starts, lengths, sizes = starts[useful], lengths[useful], sizes[useful]
+        has_target &= (lengths > 1) | begins_document
+    starts, lengths, sizes = starts[has_target], lengths[has_target], sizes[has_target]
     rows = packing.rows(sizes, capacity[1:])
     fits = [(sizes <= c[1:]).all(axis=1) for c in lengths_of]
-    bucket = np.argmax(fits, axis=0)  # the first bucket that holds the piece
+    bucket = np.argmax(fits, axis=0)  # the shortest bucket that fits the piece
     order = np.lexsort((rows, bucket))
     tables = {
         "starts": starts[order],
@@ -209,26 +210,33 @@ def _make_tables(
         "ends": np.cumsum(np.bincount(rows)) if len(rows) else np.zeros(0, np.int64),
         "buckets": np.bincount(bucket, minlength=len(lengths_of)),
     }
-    room = len(tables["ends"]) * capacity.inputs
+    num_inputs = len(tables["ends"]) * capacity.inputs
     return tables, {
-        "fill": float(sizes[:, 0].sum() / room) if room else 0.0,
-        f"{'records' if objective.unit == 'records' else 'pairs'} cut short": cut_short,
-        "pieces without a target": int((~useful).sum()),
+        "fill": float(sizes[:, 0].sum() / num_inputs) if num_inputs else 0.0,
+        f"{'records' if objective.unit == 'records' else 'pairs'} cut short": num_truncated,
+        "pieces without a target": int((~has_target).sum()),
     }
 
 
 def _find_or_write(directory: str, make: Callable) -> str:
-    """Returns the directory of an intact plan; calls `make` and saves its plan if no intact plan exists.
+    """Returns the folder of an intact plan, after building and saving the plan if there is none.
 
-    If the corpus is read-only, the plan is saved in a folder of temporary files that only this user can access.
+    If the corpus is read-only, the plan is saved in a temporary folder that only this user can access.
+
+    Args:
+      directory: the folder of the plan in the corpus.
+      make: builds the tables and statistics of the plan.
 
     Raises:
       UserError: neither folder can be written.
     """
-    private = os.path.join(tempfile.gettempdir(), f"pretrainax-{os.getuid()}")
-    candidates = {directory: os.path.dirname(directory), os.path.join(private, os.path.basename(directory)): private}
+    private_folder = os.path.join(tempfile.gettempdir(), f"pretrainax-{os.getuid()}")
+    candidates = {
+        directory: os.path.dirname(directory),
+        os.path.join(private_folder, os.path.basename(directory)): private_folder,
+    }
     for path, folder in candidates.items():
-        if os.path.isdir(path) and (folder != private or _is_private(folder)):
+        if os.path.isdir(path) and (folder != private_folder or _is_private(folder)):
             if _is_intact(path):
                 return path
             logging.warning("%s is damaged and will be rebuilt", path)
@@ -236,7 +244,7 @@ def _find_or_write(directory: str, make: Callable) -> str:
     (tables, statistics), reasons = make(), []
     for path, folder in candidates.items():
         try:
-            if folder == private:
+            if folder == private_folder:
                 _make_private(folder)
             with replacing_folder(path) as temporary:
                 _write(temporary, tables, statistics)
@@ -251,7 +259,7 @@ def _make_private(folder: str) -> None:
     """Creates a folder that only this user can access.
 
     Raises:
-      PermissionError: the path exists, and it belongs to another user or other users can access it.
+      PermissionError: the path exists, but it belongs to another user or other users can access it.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
@@ -266,7 +274,7 @@ def _is_private(folder: str) -> bool:
 
 
 def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, float]) -> None:
-    """Writes the tables and statistics of a plan, with checksums, into a folder."""
+    """Writes the tables and statistics of a plan to a folder, with checksums."""
     for name, table in tables.items():
         np.save(_file(directory, name), table, allow_pickle=False)
     sums = {name: checksums.file_checksum(_file(directory, name)) for name in tables}
@@ -276,10 +284,10 @@ def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, 
 def _is_intact(directory: str) -> bool:
     """Returns True if all files of a plan match their checksums."""
     try:
-        stored = checksums.read_json(os.path.join(directory, _STATISTICS))
-        return stored is not None and all(
+        metadata = checksums.read_json(os.path.join(directory, _STATISTICS))
+        return metadata is not None and all(
             checksums.file_checksum(_file(directory, name)) == expected
-            for name, expected in stored["checksums"].items()
+            for name, expected in metadata["checksums"].items()
         )
     except (OSError, UserError, KeyError, AttributeError):
         return False
@@ -290,7 +298,7 @@ def _file(directory: str, name: str) -> str:
 
 
 def _load(directory: str, name: str) -> np.ndarray:
-    """Returns a table of a plan; memory-mapped if it is large."""
+    """Loads a table of a plan; large tables are memory-mapped."""
     path = _file(directory, name)
     array = np.load(path, mmap_mode="r" if os.path.getsize(path) > 1 << 16 else None, allow_pickle=False)
     return array.view(np.ndarray)

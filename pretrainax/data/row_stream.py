@@ -1,4 +1,4 @@
-"""Makes the rows of one objective over one corpus."""
+"""Builds the rows of one objective over one corpus."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import LENGTH_FIELDS, Example, Lengths
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import Objective, Text
+from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
@@ -22,30 +22,32 @@ from pretrainax.tokenization.base import TextTable, Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class RowOptions:
-    """Options for making rows from documents, equal for all streams of a run."""
+    """Options for building rows from documents, shared by all streams of a run."""
 
     sequence_length: int
     global_batch_size: int  # rows of a batch over all processes
     seed: int  # seed of the order of rows; also of the masks, if mask_seed is None
     mask_seed: Optional[int] = None
-    shuffle: bool = True  # each epoch in a different order; False: in order
+    shuffle: bool = True  # each epoch in a different order; False: in corpus order
     packing: Optional[Packing] = None  # None: `default_packing`
-    text: Optional[TextTable] = None  # table to count text; None: text is not counted
+    text: Optional[TextTable] = None  # table for counting text; None: text is not counted
     token_inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `data/token_inputs.py`
-    no_target_bytes: str = "target bytes are not counted"  # reason why the targets have no byte counts; "": they have
+    no_target_bytes: str = "target bytes are not counted"  # why the bytes of targets are not counted; "": they are
 
 
 def default_packing(objective: Objective) -> Packing:
-    """Returns the packing of an objective for configs that do not set a packing."""
+    """Returns an objective's default packing, for configs that do not set one."""
     if objective.unit == "tokens":
         return Windows()
     return BestFit() if objective.packs else OneEach()
 
 
 def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], names: Iterable[str]) -> Example:
-    """Returns template arrays for the lengths of segments, by name, if each row has one segment; otherwise {}.
+    """Returns a zero for each text-length array that the batches need, by name; {} if rows may have several segments.
 
-    names: names of the arrays of an example.
+    The zeros are added to an example, to form the template from which `collate` takes the names of its arrays.
+
+    names: names of the arrays in that example.
     """
     if not all(
         objective.single_segment and (packing or default_packing(objective)).one_piece for objective in objectives
@@ -55,7 +57,7 @@ def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], na
 
 
 class RowStream:
-    """Makes the rows of one objective over one corpus: `examples(n, …)` returns the examples of row n.
+    """Builds the rows of one objective over one corpus: `examples(n, …)` returns the examples of row n.
 
     Args:
       objective: an objective that is bound to the tokenizer and is not a mixture.
@@ -75,10 +77,10 @@ class RowStream:
         packing, length = options.packing or default_packing(objective), options.sequence_length
         self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), length)]
         self.plan = make_row_plan(corpus, objective, packing, length, options.global_batch_size, options.shuffle)
-        # Mixture weights count pairs, even if several share a row; for other text they count rows.
+        # Mixture weights count pairs, even if a row has several pairs; for other text they count rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
-        self._across_documents = not packing.cuts
-        self.draws_text = objective.pairs_documents  # making an example draws text from other documents
+        self._crosses_documents = not packing.cuts
+        self.draws_text = objective.pairs_documents  # an example also has text from other documents
         self._counter = options.text and TextCounter(
             options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, not options.no_target_bytes
         )
@@ -94,9 +96,9 @@ class RowStream:
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
         """Returns the pieces (start, length) of row n, and the lengths to which the row is padded.
 
-        Row numbers continue from epoch to epoch.
+        Row numbers continue across epochs.
         """
-        epoch, place = divmod(n, self.plan.rows_per_epoch)
+        epoch, row = divmod(n, self.plan.rows_per_epoch)
         if self.options.shuffle:
             seed = self.options.seed
             offset, keys = epoch_draws(seed, self.number, epoch, self.plan.offsets)
@@ -104,32 +106,32 @@ class RowStream:
                 offset, _ = epoch_draws(seed, self.number, 0, self.plan.offsets)
         else:
             offset, keys = 0, None
-        pieces, bucket = self.plan.row(place, keys, offset)
+        pieces, bucket = self.plan.row(row, keys, offset)
         return pieces, self.lengths[bucket]
 
     def prefetch(self, rows: Iterable[int]) -> None:
-        """Reads the text of some rows from the store in one call; does nothing if the corpus is on this machine."""
+        """Reads the text of `rows` from the object store in one call; does nothing if the corpus is on this machine."""
         if self.corpus.is_in_store:
-            self.corpus.held = self.corpus.read(window for n in rows for window in self.row(n)[0])
+            self.corpus.prefetched = self.corpus.read(window for n in rows for window in self.row(n)[0])
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Returns the examples of row n, without padding.
 
         Args:
           progress: training progress at this row, from 0 to 1.
-          draws: the random numbers of the masks.
+          draws: the source of random numbers, for example for masks.
         """
-        return [example for example, _ in self._make(n, progress, draws)]
+        return [example for example, _ in self._make_examples(n, progress, draws)]
 
     def counted_examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
-        """Returns the examples of row n, with the arrays that count text if `options.text` is set."""
-        items = self._make(n, progress, draws)
+        """Returns the examples of row n and, if `options.text` is set, adds the arrays that count text."""
+        items = self._make_examples(n, progress, draws)
         return (
-            [self._counter.add_counts(*each) for each in items] if self._counter else [example for example, _ in items]
+            [self._counter.add_counts(*item) for item in items] if self._counter else [example for example, _ in items]
         )
 
-    def _make(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
-        """Yields each example of row n, together with the corpus tokens from which it is made."""
+    def _make_examples(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
+        """Yields each example of row n, together with the corpus tokens that it is built from."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
         for start, length in pieces:
@@ -139,31 +141,31 @@ class RowStream:
             example = self.objective.example(text, rng, self.vocabulary)
             yield with_token_inputs(example, self.options.token_inputs), text.tokens
 
-    def _text(self, start: int, length: int, progress: float) -> Text:
-        """Returns the input of an example from the `length` tokens at offset `start` of the corpus."""
+    def _text(self, start: int, length: int, progress: float) -> ObjectiveInput:
+        """Returns the input of an example: the `length` tokens at offset `start` of the corpus."""
         corpus, unit = self.corpus, self.objective.unit
-        if self._across_documents:
-            return Text(*corpus.window(start, length), progress=progress)
+        if self._crosses_documents:
+            return ObjectiveInput(*corpus.window(start, length), progress=progress)
         if unit == "pairs":
             return self._pair(start, length, progress)
         if unit == "records":
             note = corpus.note(self._document_at(start))
             tokens = corpus.tokens(start, length)
-            return Text(tokens, np.ones(length, np.int32), np.array(note["parts"]), progress, note=note)
-        parts = elsewhere = None
+            return ObjectiveInput(tokens, np.ones(length, np.int32), np.array(note["parts"]), progress, note=note)
+        parts = draw_other_text = None
         if unit == "sentences":
             first, last = corpus.part_ends.searchsorted((start, start + length - 1), "right")
             parts = np.minimum(corpus.part_ends[first : last + 1] - start, length)
-            elsewhere = lambda rng: self._text(*self._draw_elsewhere(start, rng), progress)  # noqa: E731
-        return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
+            draw_other_text = lambda rng: self._text(*self._draw_other_piece(start, rng), progress)  # noqa: E731
+        return ObjectiveInput(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, draw_other_text)
 
-    def record(self, n: int) -> Text:
-        """Returns the record of row n, in a corpus of records, as the input of an example."""
+    def record(self, n: int) -> ObjectiveInput:
+        """Returns the record of row n as the input of an example; requires a corpus of records."""
         (start, length), *_ = self.row(n)[0]
         return self._text(start, length, progress=1.0)
 
     def note(self, n: int) -> Note:
-        """Returns the metadata of the record of row n."""
+        """Returns the metadata of the record of row n; requires a corpus of records."""
         (start, _), *_ = self.row(n)[0]
         return self.corpus.note(self._document_at(start))
 
@@ -171,40 +173,42 @@ class RowStream:
         """Returns the index of the document that contains the token at offset `start`."""
         return int(self.corpus.document_ends.searchsorted(start, "right"))
 
-    def _pair(self, start: int, length: int, progress: float) -> Text:
+    def _pair(self, start: int, length: int, progress: float) -> ObjectiveInput:
         """Returns the source and target of a pair, each truncated to its maximum length.
 
-        Truncation retains the last token of each.
+        Truncation keeps the last token of the source and of the target.
         """
         tokens = self.corpus.tokens(start, length)
         middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
-        cut = []
-        for part, room in zip(
+        truncated = []
+        for part, limit in zip(
             (tokens[:middle], tokens[middle:]), self.objective.max_pair_lengths(self.lengths[-1]), strict=True
         ):
-            cut.append(part if len(part) <= room else np.append(part[: room - 1], part[-1]))
-        tokens = np.concatenate(cut)
-        return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
+            truncated.append(part if len(part) <= limit else np.append(part[: limit - 1], part[-1]))
+        tokens = np.concatenate(truncated)
+        return ObjectiveInput(
+            tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in truncated]), progress
+        )
 
-    def _draw_elsewhere(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
+    def _draw_other_piece(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draws a piece of a document other than the document at `start`; returns the start and length of the piece.
 
         The piece starts at a multiple of the row length from the start of its document, rounded down to the start of a
-        sentence. The probability of a document is proportional to its length.
+        sentence. Documents are drawn with a probability proportional to their length.
         """
         ends, raw = self.corpus.document_ends, self.lengths[-1].raw
-        first, last = _part_at(ends, start)
-        place = int(rng.integers(self.corpus.num_tokens - (last - first)))  # among the tokens of all other documents
-        place += last - first if place >= first else 0
-        first, last = _part_at(ends, place)
-        begin, _ = _part_at(self.corpus.part_ends, first + (place - first) // raw * raw)
+        first, last = _span_at(ends, start)
+        offset = int(rng.integers(self.corpus.num_tokens - (last - first)))  # a random token of all other documents
+        offset += last - first if offset >= first else 0
+        first, last = _span_at(ends, offset)
+        begin, _ = _span_at(self.corpus.part_ends, first + (offset - first) // raw * raw)
         return begin, min(last - begin, raw)
 
 
-def _part_at(ends: np.ndarray, place: int) -> tuple[int, int]:
-    """Returns the start and end of the part that contains the token at offset `place`.
+def _span_at(ends: np.ndarray, offset: int) -> tuple[int, int]:
+    """Returns the start and end of the document or sentence that contains the token at `offset`.
 
-    ends: the ends of all parts.
+    ends: the ends of all documents or of all sentences.
     """
-    number = int(ends.searchsorted(place, "right"))
+    number = int(ends.searchsorted(offset, "right"))
     return int(ends[number - 1]) if number else 0, int(ends[number])

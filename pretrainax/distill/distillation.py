@@ -1,4 +1,4 @@
-"""The configs of distillation: the loss terms that compare the student with the teacher, and their weights."""
+"""Defines the configs of distillation: loss terms that compare the student with the teacher, and their weights."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from pretrainax.models.heads import heads_of
 
 @dataclasses.dataclass
 class Distillation(kinds.DistillConfig):
-    """Trains a student with a weighted sum of its own loss and of distances from a teacher.
+    """Trains a student with a weighted sum of the student's own loss and of distances from a teacher.
 
     The loss is hard · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss + attention ·
     attention_loss + relations · relation_loss. Each term is a mean over predictions or tokens. By default, the loss
     uses only the student's own loss and the soft targets, with the default weights of DistilBERT's fine-tuning code.
 
-    soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the target tokens or for the labels of a task
+    soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the target tokens or the labels of a task
       (Hinton et al. 2015, arXiv 1503.02531, section 2). hidden_loss, embedding_loss: distances of hidden states and of
       embeddings. If the widths differ, a learned linear layer projects the states of the student to the width of the
       teacher. attention_loss: mean squared difference of the attention logits, summed over layers (Jiao et al. 2020).
@@ -58,7 +58,7 @@ class Distillation(kinds.DistillConfig):
 
     @property
     def compares_states(self) -> bool:
-        """Returns True if a loss term compares intermediate states of student and teacher, not only their outputs."""
+        """Checks whether a loss term compares intermediate states of student and teacher, not only head outputs."""
         return any((self.hidden, self.embeddings, self.attention, self.relations))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -87,10 +87,10 @@ class Distillation(kinds.DistillConfig):
                 f"config.distill.attention compares logits, which config.train.attention={experiment.train.attention} "
                 "does not materialize: set it to 'xla' or 'auto', or use config.distill.relations, which needs none"
             )
-        others = [head.name for head in heads_of(experiment.model) if head.name not in SOFT_TARGETS]
-        if self.soft and others:
-            known = ", ".join(SOFT_TARGETS)
-            yield f"config.distill.soft supports the heads {known}, and config.model has {others}: set it to 0"
+        unsupported = [head.name for head in heads_of(experiment.model) if head.name not in SOFT_TARGETS]
+        if self.soft and unsupported:
+            supported = ", ".join(SOFT_TARGETS)
+            yield f"config.distill.soft supports the heads {supported}, and config.model has {unsupported}: set it to 0"
         if reason := experiment.model.unsupported("distillation"):
             yield f"config.distill needs Transformers, and config.model {reason}: set config.distill to None"
         yield from self._state_problems(experiment.model, "config.model")
@@ -98,7 +98,8 @@ class Distillation(kinds.DistillConfig):
     def _state_problems(self, model: ModelConfig, name: str) -> Iterator[str]:
         """Yields the reasons why the intermediate states of a model cannot be compared.
 
-        name: of the model, for the messages.
+        Args:
+          name: name of the model, for the error messages.
         """
         if self.compares_states and model.enhanced_mask_decoder:
             yield (
@@ -149,16 +150,17 @@ class Distillation(kinds.DistillConfig):
         pairs = list(zip(student.stacks.values(), teacher.stacks.values(), strict=True))
         all_layers = self.attention or (self.hidden and self.hidden_layers == "all")
         layers = [(ours.num_layers, theirs.num_layers) for ours, theirs in pairs]
-        if all_layers and (wrong := [(ours, theirs) for ours, theirs in layers if theirs % ours]):
+        if all_layers and (uneven := [(ours, theirs) for ours, theirs in layers if theirs % ours]):
             yield (
-                f"{name} has {wrong[0][1]} layers, which config.model.num_layers={wrong[0][0]} does not divide: set it "
-                "to a divisor, or config.distill.hidden_layers='last' and config.distill.attention=0"
+                f"{name} has {uneven[0][1]} layers, which config.model.num_layers={uneven[0][0]} does not divide: set "
+                "it to a divisor, or config.distill.hidden_layers='last' and config.distill.attention=0"
             )
         fewest = min(theirs for _, theirs in layers)
         if self.relations and self.relation_layer > fewest:
             yield f"config.distill.relation_layer is {self.relation_layer}, {name} has {fewest} layers"
 
     def _size_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
+        """Yields the reasons why the widths or head counts of student and teacher do not match."""
         pairs = list(zip(student.stacks.values(), teacher.stacks.values(), strict=True))
         widths = sorted({(ours.d_model, theirs.d_model) for ours, theirs in pairs})
         if (self.hidden or self.embeddings) and len(widths) > 1 and any(ours != theirs for ours, theirs in widths):
@@ -168,20 +170,20 @@ class Distillation(kinds.DistillConfig):
                 "set config.distill.hidden and config.distill.embeddings to 0, or use config.distill.relations"
             )
         heads = [(ours.num_heads, theirs.num_heads) for ours, theirs in pairs]
-        if self.attention and (wrong := [(ours, theirs) for ours, theirs in heads if ours != theirs]):
+        if self.attention and (mismatched := [(ours, theirs) for ours, theirs in heads if ours != theirs]):
             yield (
-                f"{name} has {wrong[0][1]} attention heads, config.model.num_heads is {wrong[0][0]}: "
+                f"{name} has {mismatched[0][1]} attention heads, config.model.num_heads is {mismatched[0][0]}: "
                 "config.distill.attention needs the same number; config.distill.relations does not"
             )
         for ours, theirs in pairs if self.relations else ():
-            parts = self.relation_heads or theirs.num_heads
+            relation_heads = self.relation_heads or theirs.num_heads
             widths = [count * m.dim_per_head for m in (ours, theirs) for count in (m.num_heads, m.kv_heads)]
-            if uneven := sorted({width for width in widths if width % parts}):
+            if uneven := sorted({width for width in widths if width % relation_heads}):
                 yield (
-                    f"config.distill.relation_heads is {parts}, which does not divide the widths {uneven} of queries "
-                    f"or keys: set it to a divisor of all widths of student and teacher"
+                    f"config.distill.relation_heads is {relation_heads}, which does not divide the widths {uneven} of "
+                    f"queries or keys: set it to a divisor of all widths of student and teacher"
                 )
-                break  # one line is enough; after a fix, the next check shows a problem of the other stack
+                break  # one message is enough; after a fix, the next check reports a problem of the other stack
 
     def _head_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
         if not self.soft:
@@ -192,12 +194,12 @@ class Distillation(kinds.DistillConfig):
                 f"{name} lacks the heads {', '.join(missing)} of config.model: set config.distill.teacher to a model "
                 "with these heads, or set config.distill.soft to 0"
             )
-        elif (expected := _task(student)) != (actual := _task(teacher)):
+        elif (expected := _task_properties(student)) != (actual := _task_properties(teacher)):
             yield f"{name} has {actual}, config.model.head has {expected}: the tasks must be the same"
 
 
-def _task(model: ModelConfig) -> str:
-    """Returns a text with the properties of a model's task head that must be equal for student and teacher."""
+def _task_properties(model: ModelConfig) -> str:
+    """Formats the properties of a model's task head that must match between student and teacher."""
     if isinstance(model.head, Classify):
         return f"{model.head.num_labels} labels, kind={model.head.kind}"
     return f"{model.head.num_labels} labels" if isinstance(model.head, Tag) else ""
@@ -209,7 +211,8 @@ class DistilBERT(Distillation):
 
     The weights are from the released training commands (Sanh et al. 2019, arXiv 1910.01108, section 3).
 
-    NOTE The released code has soft targets for all tokens. Here only the predicted tokens have logits and soft targets.
+    NOTE The released code has soft targets for all tokens. Here, only predicted tokens have logits and therefore soft
+    targets.
     """
 
     hard: float = 2.0  # weight of the student's own loss, alpha_mlm
@@ -224,7 +227,7 @@ class DistilBERT(Distillation):
 class TinyBERT(Distillation):
     """The loss of TinyBERT's Transformer distillation: attention, hidden states and embeddings, but no outputs.
 
-    From Jiao et al. 2020, arXiv 1909.10351, section 3.1. The second stage trains on the outputs for a task:
+    Source: Jiao et al. 2020, arXiv 1909.10351, section 3.1. The second stage trains on the outputs for a task:
     `Distillation(hard=0.0, soft=1.0, temperature=1.0)`, initialized from the model of the first stage.
     """
 
@@ -240,8 +243,8 @@ class TinyBERT(Distillation):
 class MiniLM(Distillation):
     """The loss of MiniLMv2: only the relations of queries, of keys and of values.
 
-    From Wang et al. 2021, arXiv 2012.15828, section 3.1. The number of relation heads is for teachers with the size of
-    BERT base.
+    Source: Wang et al. 2021, arXiv 2012.15828, section 3.1. The default number of relation heads is for teachers the
+    size of BERT-base.
     """
 
     hard: float = 0.0  # trains only on relations

@@ -1,7 +1,7 @@
 """Captures intermediate values of a model: embeddings, hidden states, queries, keys, values, attention logits.
 
-The models are unchanged. A Flax interceptor stores the values with `sow` from inside the modules, so that scans over
-layers stack the values, also with rematerialization.
+The models are unchanged. A Flax interceptor stores the values with `sow` inside the modules, so that scans over layers
+stack the values, even with rematerialization.
 """
 
 import functools
@@ -17,7 +17,7 @@ from pretrainax.layers.linear import Linear
 from pretrainax.layers.multi_head import MultiHeadAttention, scale_of
 from pretrainax.layers.norm import Norm
 from pretrainax.models import Model, Outputs
-from pretrainax.sharding.param_paths import PyTree, map_parts
+from pretrainax.sharding.param_paths import PyTree, map_stacks
 
 _KINDS = ("query", "key", "value")
 
@@ -41,12 +41,13 @@ def run_with_states(
     deterministic: bool,
     rngs: Optional[dict[str, jax.Array]] = None,
 ) -> tuple[Outputs, list[States]]:
-    """Applies a model to a batch. Returns the outputs of the model and the states of its stacks, the encoder first.
+    """Applies a model to a batch; returns the model outputs and the states of each stack, encoder first.
 
-    vectors: True also captures queries, keys and values.
-    logits: True also captures attention logits.
+    Args:
+      vectors: whether to capture queries, keys and values.
+      logits: whether to capture attention logits.
     """
-    with nn.intercept_methods(_Sower(vectors, logits)):
+    with nn.intercept_methods(_StateRecorder(vectors, logits)):
         outputs, sown = model.apply(
             {"params": params}, batch, deterministic=deterministic, rngs=rngs, mutable=["intermediates"]
         )
@@ -56,17 +57,20 @@ def run_with_states(
 
 
 def _states(stack: PyTree, embedded: jax.Array) -> States:
-    def layers(rank: int, *path: str) -> jax.Array:
-        """Returns the captured values at `path` of all layers, [L, …].
+    """Collects the captured values of one stack; `embedded` is the input of the first layer."""
 
-        rank: number of axes of the value of one layer. Layers with shared parameters have captured [L, 1, …].
+    def layers(rank: int, *path: str) -> jax.Array:
+        """Returns the values captured at `path` in all layers, [L, …].
+
+        Args:
+          rank: number of axes of one layer's value. Layers with shared parameters store values as [L, 1, …].
         """
 
-        def of_blocks(blocks: PyTree) -> jax.Array:
+        def reshape_layers(blocks: PyTree) -> jax.Array:
             (sown,) = functools.reduce(dict.__getitem__, path, blocks)
             return sown.reshape(-1, *sown.shape[-rank:])
 
-        return map_parts(stack, of_blocks)
+        return map_stacks(stack, reshape_layers)
 
     hidden, attention = layers(3, "hidden"), stack["blocks"].get("self_attention", {})
     sown = [kind for kind in _KINDS if f"{kind}_vectors" in attention]
@@ -78,12 +82,13 @@ def _states(stack: PyTree, embedded: jax.Array) -> States:
     )
 
 
-class _Sower:
-    """A Flax interceptor that captures states; Flax calls it instead of each method of each module."""
+class _StateRecorder:
+    """A Flax interceptor that captures states; Flax calls it in place of every module method."""
 
     def __init__(self, vectors: bool, logits: bool):
         self.vectors, self.logits = vectors, logits
-        self.inside: dict[str, jax.Array] = {}  # outputs of the modules inside the current attention module, by name
+        # outputs of the modules inside the current attention module, by name
+        self.module_outputs: dict[str, jax.Array] = {}
 
     def __call__(self, call, args, kwargs, context):
         module = context.module
@@ -97,21 +102,21 @@ class _Sower:
             return self._attention(module, call, *args, **kwargs)
         result = call(*args, **kwargs)
         if isinstance(module, (Linear, Norm)) and module.name is not None:
-            self.inside.setdefault(
-                module.name, result
-            )  # keeps the first output, because positions may call the query projection again
+            # the first output, because positions may call the query projection again
+            self.module_outputs.setdefault(module.name, result)
         return result
 
-    def _attention(self, module: MultiHeadAttention, call, x, source, mask, positions, *of_cache):
-        self.inside = {}
-        y, cache = call(x, source, mask, positions, *of_cache)
+    def _attention(self, module: MultiHeadAttention, call, x, source, mask, positions, *cache_args):
+        """Runs a self-attention module and captures the requested queries, keys, values and logits."""
+        self.module_outputs = {}
+        y, cache = call(x, source, mask, positions, *cache_args)
         for kind in _KINDS if self.vectors else ():
-            module.sow("intermediates", f"{kind}_vectors", self.inside[kind])
+            module.sow("intermediates", f"{kind}_vectors", self.module_outputs[kind])
         if self.logits:
             config, scale = module.config, scale_of(module.config, positions)
-            q, k = self.inside["query"], self.inside["key"]
+            q, k = self.module_outputs["query"], self.module_outputs["key"]
             bias = positions.bias(config, q, k, None, None, scale)
-            rotated, _ = positions.rotate(self.inside.get("query_norm", q), k)
+            rotated, _ = positions.rotate(self.module_outputs.get("query_norm", q), k)
             keys, _ = cache.heads_last()
             logits = masked_logits(rotated, keys, mask, bias, scale, config.attention_logit_cap)
             module.sow("intermediates", "logits", logits)

@@ -1,4 +1,4 @@
-"""The command `pretrainax.evaluate`: checks its flags, evaluates the checkpoints and writes the results."""
+"""Implements the command `pretrainax.evaluate`: checks its flags, evaluates checkpoints and writes the results."""
 
 import dataclasses
 import hashlib
@@ -29,14 +29,14 @@ from pretrainax.scoring.tasks.run import load_tasks
 from pretrainax.storage.places import local_path, uploaded_output, with_urls
 from pretrainax.tasks import Task
 
-# Config fields, or whole parts of the config, that affect the run's own validation of a checkpoint.
+# Config fields and config sections that affect the run's own validation of a checkpoint.
 VALIDATION_FIELDS = (
     *(f"data.{name}" for name in "source sequence_length packing quality cache_dir keep_bytes prepare_workers".split()),
     *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches", "evaluate.objective"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
-TEXT_SCORE_FIELDS = ("mesh", "train.dtype")  # fields that affect the scores of a model on the text of --source
-# Fields that affect the metrics of a task on the records of --source.
+TEXT_SCORE_FIELDS = ("mesh", "train.dtype")  # config fields that affect scores on the text of --source
+# Config fields that affect the metrics of a task on the records of --source.
 RECORD_SCORE_FIELDS = (
     *TEXT_SCORE_FIELDS,
     "objective",
@@ -45,12 +45,12 @@ RECORD_SCORE_FIELDS = (
 
 
 class Evaluation:
-    """The command with its flags and the checkpoints to evaluate."""
+    """One invocation of the command: its flags, and the checkpoints to evaluate."""
 
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._flags = asked
         self.directory, self.origins, self.has_task_head = "", [], False
-        self.kept = ""  # path or URL of the folder of the model, in which the results are written
+        self.kept = ""  # path or URL of the model's folder, which receives the results
 
     def __getitem__(self, flag: str):
         return self._flags[flag].value
@@ -58,7 +58,11 @@ class Evaluation:
     def config(self) -> Optional[Experiment]:
         """Finds the checkpoints to evaluate, and returns their config.
 
-        Returns None for a Hugging Face directory whose model has no task head.
+        Returns:
+          The config, or None for a Hugging Face directory whose model has no task head.
+
+        Raises:
+          UserError: the flags contradict each other, or a model does not exist.
         """
         if self["from"] and cli.WORKDIR.value:
             raise UserError("--from and --workdir mean the same here: leave one of them out")
@@ -73,7 +77,7 @@ class Evaluation:
                 raise UserError(
                     f"--every-checkpoint needs a whole run: set --from={self.directory}, without @{selector}"
                 )
-            self.origins = _every_origin(self.directory, selector)
+            self.origins = _saved_origins(self.directory, selector)
         else:
             self.origins = [find_origin(path)]
         experiment = experiment_of(self.origins[0])
@@ -82,33 +86,32 @@ class Evaluation:
 
     @property
     def scores_text(self) -> bool:
-        """Returns True if flags select text or tasks to score, instead of the run's own validation."""
+        """Returns True if --source or --tasks is set; otherwise the command repeats the run's own validation."""
         return self["source"] is not None or self["tasks"] is not None
 
     def run(self) -> int:
         self._check_flags()
         results = []
-        for origin, of_origin in self._results():
+        for origin, origin_results in self._results():
             step = int(os.path.basename(origin.steps[0])) if len(origin.steps) == 1 else None
-            results += [dataclasses.replace(r, origin=origin.description, step=step) for r in of_origin]
+            results += [dataclasses.replace(r, origin=origin.description, step=step) for r in origin_results]
         if jax.process_index() == 0:
             self._report(results)
         return 0
 
     def _check_flags(self) -> None:
         """Raises UserError for flags that have no effect on the selected evaluation."""
-        experiment, in_validation = cli.CONFIG.value, VALIDATION_FIELDS
+        experiment, validation_fields = cli.CONFIG.value, VALIDATION_FIELDS
         if experiment is not None and experiment.evaluate.objective is not None:
-            in_validation = tuple(
-                path for path in VALIDATION_FIELDS if path != "objective"
-            )  # config.evaluate.objective replaces it
-        count, what = in_validation, "in a validation"
+            # config.evaluate.objective replaces config.objective.
+            validation_fields = tuple(path for path in VALIDATION_FIELDS if path != "objective")
+        allowed_fields, condition = validation_fields, "in a validation"
         if self.scores_text:
-            count = RECORD_SCORE_FIELDS if self.has_task_head else TEXT_SCORE_FIELDS
-            what = "with --source and --tasks"
-        cli.check_overrides(count, what)
+            allowed_fields = RECORD_SCORE_FIELDS if self.has_task_head else TEXT_SCORE_FIELDS
+            condition = "with --source and --tasks"
+        cli.check_overrides(allowed_fields, condition)
         span_flags, token_flags = (
-            ("span-share", "span-bytes", "span-context", "beside"),
+            ("span-share", "span-bytes", "span-context", "compare-with"),
             ("context", "stride", "by-word"),
         )
         for name in token_flags if self["bytes-of-spans"] else span_flags:
@@ -125,18 +128,18 @@ class Evaluation:
             if self.scores_text:
                 task_in(cli.CONFIG.value, self.directory)
         source_flags = ("split", "documents", "seed", "bytes-of-spans", *token_flags, *span_flags)
-        given = [name for name in source_flags if self._flags[name].present]
-        if given and not self.scores_text:
+        set_flags = [name for name in source_flags if self._flags[name].present]
+        if set_flags and not self.scores_text:
             raise UserError(
-                f"--{given[0]} is for --source. Without it, the command repeats the run's own validation, with the "
-                f"fields config.{', config.'.join(in_validation)}"
+                f"--{set_flags[0]} is for --source. Without it, the command repeats the run's own validation, with the "
+                f"fields config.{', config.'.join(validation_fields)}"
             )
-        for flag, names in (("source", given), ("tasks", ["examples"] if self["examples"] is not None else [])):
+        for flag, names in (("source", set_flags), ("tasks", ["examples"] if self["examples"] is not None else [])):
             if names and self[flag] is None:
                 raise UserError(f"--{names[0]} is for --{flag}: set --{flag} too, or leave it out")
 
     def _results(self) -> Iterator[tuple[Origin, list[Result]]]:
-        """Yields each checkpoint with its results."""
+        """Evaluates the checkpoints; yields each checkpoint with its results."""
         if not self.scores_text:
             return validations(self.directory, self.origins)
         tasks = load_tasks(self["tasks"] or ())  # before the slow loading of the model
@@ -145,28 +148,30 @@ class Evaluation:
 
     def _report(self, results: Sequence[Result]) -> None:
         if self["every-checkpoint"]:
-            average = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
-            print(visible(f"run  {with_urls(self.directory)}{average}\n\n{table_over_steps(results)}\n"))
+            parameters = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
+            print(visible(f"run  {with_urls(self.directory)}{parameters}\n\n{table_over_steps(results)}\n"))
         elif self.scores_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
-        with uploaded_output(self["output"] or os.path.join(self._folder(), f"{self._name()}.json")) as path:
+        with uploaded_output(self["output"] or os.path.join(self._folder(), f"{self._file_stem()}.json")) as path:
             print(visible(with_urls(write_results(path, results))))
             if self["every-checkpoint"]:
-                drawn = f"{os.path.splitext(path)[0]}.png"
-                plot.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
-                print(visible(f"wrote {with_urls(drawn)}"))
+                plot_path = f"{os.path.splitext(path)[0]}.png"
+                plot.draw(plot_path, results, os.path.basename(os.path.abspath(self.directory)))
+                print(visible(f"wrote {with_urls(plot_path)}"))
 
     def _folder(self) -> str:
-        """Returns the folder for results: inside the folder of the model or, for a hub model, a local folder."""
+        """Returns the folder for results, which is in the model's folder or, for a Hub model, the current folder."""
         if name := hub_name(self.directory):
             return os.path.join("evaluations", name.repository.replace("/", "--"))
         return os.path.join(self.kept, "evaluations")
 
-    def _name(self) -> str:
-        """Returns the file name for the results without extension, which depends on the checkpoints and the flags."""
-        given = {name: flag.value for name, flag in self._flags.items() if name not in ("from", "output")}
-        given["config"] = {path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()}
-        digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
+    def _file_stem(self) -> str:
+        """Builds the file name for the results, without extension, from the checkpoints and a digest of the flags."""
+        flag_values = {name: flag.value for name, flag in self._flags.items() if name not in ("from", "output")}
+        flag_values["config"] = {
+            path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()
+        }
+        digest = hashlib.blake2b(json.dumps(flag_values, sort_keys=True).encode(), digest_size=4).hexdigest()
         steps = self.origins[0].steps
         label = "every" if self["every-checkpoint"] else f"average_{len(steps)}" if len(steps) > 1 else "model"
         if label == "model" and steps:
@@ -176,11 +181,16 @@ class Evaluation:
         return f"{'text' if self.scores_text else 'validation'}-{label}-{digest}"
 
 
-def _every_origin(directory: str, parameters: str) -> list[Origin]:
-    """Returns all saved checkpoints of a run, in order of their steps. Prints a line for each invalid checkpoint.
+def _saved_origins(directory: str, parameters: str) -> list[Origin]:
+    """Finds all saved checkpoints of a run, ordered by step; prints a line for each invalid checkpoint and skips it.
 
-    parameters: the parameters to load, as in a name for `find_origin`: EMA (moving average), AS_TRAINED, or "" for the
-      parameters that the run validates.
+    Args:
+      directory: folder of the run.
+      parameters: which parameters to load: EMA (their moving average), AS_TRAINED, or "" for those that the run
+        validates.
+
+    Raises:
+      UserError: `directory` is a Hugging Face directory.
     """
     newest = find_origin(directory)
     if not newest.steps:

@@ -1,4 +1,4 @@
-"""Repeats the validation of a run, with its validation split and objective, for the checkpoints of this run."""
+"""Repeats a run's own validation for its checkpoints, with the run's validation split and objective."""
 
 import contextlib
 import functools
@@ -26,20 +26,25 @@ from pretrainax.training.corpora import checked_corpora
 from pretrainax.training.metrics import meaning, parts_in_names
 from pretrainax.training.run import Run
 
-_GIVE_TEXT = "set a data source, such as --source=\"TextFiles(path='my/folder')\""
+_SOURCE_HINT = "set a data source, such as --source=\"TextFiles(path='my/folder')\""
 
 
 def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Origin, list[Result]]]:
-    """Yields each checkpoint of a run with the metrics of its validation.
+    """Repeats a run's own validation; yields each checkpoint with its validation metrics.
 
-    Prints the metrics and samples of a single checkpoint.
+    If there is only one checkpoint, also prints its metrics and samples.
 
-    directory: the folder of the run.
+    Args:
+      directory: folder of the run.
+      origins: the checkpoints.
+
+    Raises:
+      UserError: the model is not a run with a dataset, or the tokenizer has changed since a checkpoint was saved.
     """
     if not origins[0].steps:
-        raise UserError(f"{directory} is a Hugging Face directory, without a validation split: {_GIVE_TEXT}")
+        raise UserError(f"{directory} is a Hugging Face directory, without a validation split: {_SOURCE_HINT}")
     if isinstance(cli.CONFIG.value.data.source, NoSource):
-        raise UserError(f"{directory}: an imported model has no dataset; {_GIVE_TEXT}")
+        raise UserError(f"{directory}: an imported model has no dataset; {_SOURCE_HINT}")
     experiment = cli.experiment()
     experiment.distill = None  # a student is validated without its teacher
     evaluate_fully(experiment, cli.overrides())
@@ -50,75 +55,77 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
     host.start_jax(experiment)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(open_run(experiment))
-        note = functools.partial(_note, run)
-        corpus_check = stack.enter_context(checked_corpora(experiment.data, run.prepared.valid, note))
+        log_note = functools.partial(_log_note, run)
+        corpus_check = stack.enter_context(checked_corpora(experiment.data, run.prepared.valid, log_note))
         run.start.read_frozen(run, directory, is_new=False)
         for origin in origins:
             params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
             steps = list(map(step_of, origin.steps))
-            config_at_checkpoint(
-                experiment, steps
-            )  # raises UserError for an average of checkpoints with different computations
+            # Raises UserError for an average of checkpoints with different computations.
+            config_at_checkpoint(experiment, steps)
             phase = run.at(max(steps) - 1)
             metrics = phase.validate(params)
             if len(origins) == 1:
-                _show(phase, origin, params, metrics)
+                _print_metrics(phase, origin, params, metrics)
             yield origin, _results(run, metrics)
         corpus_check.wait()
 
 
 def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
-    """Changes the objective of a task so that all metrics are evaluated, also those that are too slow during training.
+    """Makes a task objective evaluate all of its metrics, including those that are too slow during training.
 
-    overridden: config fields that flags override. If the objective is one of them, it stays unchanged.
+    Args:
+      experiment: the config to change.
+      overridden: config fields that flags override. If these include the objective, it remains unchanged.
     """
     task = experiment.objective
     if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
         experiment.objective = task.evaluated()
 
 
-def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
-    """Prints the metrics of one checkpoint, and samples.
+def _print_metrics(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
+    """Prints the metrics of a checkpoint, and samples of its predictions.
 
-    All processes of the run must call this function. The primary process prints.
+    All processes of the run must call this function. Only the primary process prints.
     """
-    say = (lambda line: print(visible(line))) if run.is_primary else lambda line: None
-    batches, whole = run.validation.sizes
+    log = (lambda line: print(visible(line))) if run.is_primary else lambda line: None
+    batches, total = run.validation.sizes
     rows = [
         ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
-        *([("parameters", _which_parameters(origin))] if run.experiment.train.ema_decay is not None else []),
+        *([("parameters", _describe_parameters(origin))] if run.experiment.train.ema_decay is not None else []),
         ("source", f"{run.experiment.data.source}, validation split"),
-        ("batches", f"{batches:,} of {whole:,}, with {run.experiment.train.global_batch_size:,} rows each"),
+        ("batches", f"{batches:,} of {total:,}, with {run.experiment.train.global_batch_size:,} rows each"),
     ]
-    described = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
-    say(f"{text_table(rows)}\n\n{text_table(described, '<><')}\n")
-    show_samples(run, params, say)
+    metric_rows = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
+    log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><')}\n")
+    show_samples(run, params, log)
 
 
-def _note(run: Run, line: str) -> None:
-    """Prints a line to stderr in the primary process of the run; does nothing in the other processes."""
+def _log_note(run: Run, line: str) -> None:
+    """Prints a line to stderr in the primary process of the run; does nothing in other processes."""
     if run.is_primary:
         print(visible(line), file=sys.stderr)
 
 
-def _which_parameters(origin: Origin) -> str:
+def _describe_parameters(origin: Origin) -> str:
     if origin.folder == EMA:
         return f"moving average; for the trained parameters: --from={origin.directory}@{AS_TRAINED}"
     return f"as trained; for their moving average: --from={origin.directory}@{EMA}"
 
 
 def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
-    batches, whole = run.validation.sizes
+    """Converts the validation metrics of a checkpoint to results, with the number of batches, rows and tokens."""
+    batches, total = run.validation.sizes
     rows = batches * run.experiment.train.global_batch_size
     units = {"labels": "labels"} if "labels" in metrics else {"tokens": "loss_tokens"}
-    counts = {"batches": batches, "batches in all": whole, "rows": rows}
+    counts = {"batches": batches, "batches in all": total, "rows": rows}
     counts |= {unit: int(metrics[name]) for unit, name in units.items()}
     tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_in_names(metrics)}
     source = f"{run.experiment.data.source}, validation split"
     objective = type(run.experiment.validation_objective).__name__
-    how = f"{objective}, teacher-forced, as in the run's own validation"
+    method = f"{objective}, teacher-forced, as in the run's own validation"
     return [
-        Result(source, measure, value, None, tokens.get(part, counts), how, part)
+        Result(source, measure, value, None, tokens.get(part, counts), method, part)
         for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
         if measure not in units.values()
     ]

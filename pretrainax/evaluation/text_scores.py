@@ -1,4 +1,4 @@
-"""Scores models on any text, on labelled records of the model's task, and on tasks that need no training."""
+"""Scores models on any text, on labeled records of the model's task, and on zero-shot and few-shot tasks."""
 
 import dataclasses
 import functools
@@ -29,13 +29,15 @@ FlagValues = Mapping[str, object]  # the values of flags, by name
 def score_texts(
     asked: FlagValues, origins: Sequence[Origin], tasks: Sequence[LoadedTask], of_task: bool
 ) -> Iterator[tuple[Origin, list[Result]]]:
-    """Yields each model with its results on text, spans, records of its task, or tasks that need no training.
+    """Scores each model on everything that the flags select, and yields the model with its results.
+
+    The flags select text, byte spans, labelled records of the model's task, or the tasks of --tasks.
 
     Args:
-      asked: the values of the flags of `pretrainax.evaluate`.
+      asked: the values of the flags of `pretrainax.evaluate`, by flag name.
       origins: the models or checkpoints.
       tasks: the tasks of --tasks.
-      of_task: True if the models have a task head.
+      of_task: whether the models have a task head.
     """
     if is_multi_process():
         raise UserError("--source and --tasks run in one process: start this command without other processes")
@@ -46,12 +48,12 @@ def score_texts(
         loaded = _load(origin)
         if previous is not None:
             loaded.share_compiled(previous)
-        yield origin, _scores(loaded, asked, tasks, of_task)
+        yield origin, _model_results(loaded, asked, tasks, of_task)
         previous = dataclasses.replace(loaded, params=None).share_compiled(loaded)
 
 
 def _load(origin: Origin) -> LoadedModel:
-    """Loads a model with the dtype and mesh of the flags; for ELECTRA, its generator, which predicts tokens."""
+    """Loads a model with the flags' dtype and mesh; for ELECTRA, returns the generator, which predicts tokens."""
     experiment, overridden = cli.CONFIG.value, cli.overrides()
     dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
     mesh = make_mesh(experiment.mesh) if any(path.startswith("mesh") for path in overridden) else None
@@ -61,37 +63,44 @@ def _load(origin: Origin) -> LoadedModel:
     return loaded
 
 
-def _scores(loaded: LoadedModel, asked: FlagValues, tasks: Sequence[LoadedTask], of_task: bool) -> list[Result]:
-    """Computes all results that the flags select for a model."""
+def _model_results(
+    loaded: LoadedModel, flag_values: FlagValues, tasks: Sequence[LoadedTask], of_task: bool
+) -> list[Result]:
+    """Scores a model on everything that the flags select."""
     results = []
     if of_task:
         experiment = cli.CONFIG.value
-        source = read_source(asked["source"], experiment)
-        return score_records(loaded, experiment, source, asked["split"], asked["documents"], _watched)
-    if asked["bytes-of-spans"]:
-        results += _span_results(loaded, asked)
-    elif asked["source"] is not None:
-        source = read_source(asked["source"], loaded.experiment)
-        scoring = Scoring(asked["context"], asked["stride"], asked["by-word"], asked["seed"])
-        results += score_source(loaded, source, asked["split"], asked["documents"], scoring, _watched)
-    for task_results in run_tasks(loaded, tasks, asked["examples"]):
+        source = read_source(flag_values["source"], experiment)
+        return score_records(loaded, experiment, source, flag_values["split"], flag_values["documents"], _show_progress)
+    if flag_values["bytes-of-spans"]:
+        results += _span_results(loaded, flag_values)
+    elif flag_values["source"] is not None:
+        source = read_source(flag_values["source"], loaded.experiment)
+        scoring = Scoring(flag_values["context"], flag_values["stride"], flag_values["by-word"], flag_values["seed"])
+        results += score_source(loaded, source, flag_values["split"], flag_values["documents"], scoring, _show_progress)
+    for task_results in run_tasks(loaded, tasks, flag_values["examples"]):
         results += task_results
     return results
 
 
-def _span_results(loaded: LoadedModel, asked: FlagValues) -> list[Result]:
-    """Returns the scores of a model on spans, and their differences from the scores of the model of --beside."""
-    choice = SpanChoice(asked["span-share"], asked["span-bytes"], asked["span-context"], asked["seed"] or 0)
-    source, watch = read_source(asked["source"], loaded.experiment), functools.partial(_watched, unit=" spans")
-    texts = list(documents_of_source(source, asked["split"], asked["documents"]))
-    name, scores = f"{source}, {SPLITS[asked['split']]}", score_spans(loaded, texts, choice, watch)
+def _span_results(loaded: LoadedModel, flag_values: FlagValues) -> list[Result]:
+    """Scores a model on spans. With --compare-with, also computes the differences from another model's scores."""
+    choice = SpanChoice(
+        flag_values["span-share"], flag_values["span-bytes"], flag_values["span-context"], flag_values["seed"] or 0
+    )
+    source, show_progress = (
+        read_source(flag_values["source"], loaded.experiment),
+        functools.partial(_show_progress, unit=" spans"),
+    )
+    documents = list(documents_of_source(source, flag_values["split"], flag_values["documents"]))
+    name, scores = f"{source}, {SPLITS[flag_values['split']]}", score_spans(loaded, documents, choice, show_progress)
     results = [result for score in scores for result in score.results(name)]
-    if asked["beside"]:
-        other = _load(find_origin(asked["beside"]))
-        results += difference_results(scores, score_spans(other, texts, choice, watch), name)
+    if flag_values["compare-with"]:
+        other_model = _load(find_origin(flag_values["compare-with"]))
+        results += difference_results(scores, score_spans(other_model, documents, choice, show_progress), name)
     return results
 
 
-def _watched(items: Iterable, unit: str = " documents") -> Iterable:
-    """Yields the items, and shows their number on a terminal."""
+def _show_progress(items: Iterable, unit: str = " documents") -> Iterable:
+    """Yields the items, and shows a progress bar on a terminal."""
     return tqdm(items, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())

@@ -11,20 +11,20 @@ from typing import BinaryIO
 
 from pretrainax.files.errors import UserError
 
-_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # names from `_temporary`: host name and PID
+_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # names from `_temporary_path`: host name and PID
 _DAY = 86_400.0  # seconds
 
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """Yields a temporary binary file, which is renamed to `path` on exit, or removed after an exception.
+    """Yields a temporary binary file; renames the file to `path` on exit, or removes it after an exception.
 
     The temporary name contains the host name and the PID, so several processes can write the same `path` at once.
 
     Raises:
       UserError: `path` is a folder.
     """
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     try:
         with open(temporary, "wb") as f:
             yield f
@@ -41,12 +41,12 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str) -> Iterator[str]:
-    """Yields a temporary folder, which is renamed to `path` on exit, or removed after an exception.
+    """Yields a temporary folder; renames the folder to `path` on exit, or removes it after an exception.
 
-    If another process has created the folder `path` in the meantime, that folder remains and the temporary folder is
-    removed.
+    If another process has created the folder `path` in the meantime, keeps that folder and removes the temporary
+    folder.
     """
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     shutil.rmtree(temporary, ignore_errors=True)  # from a killed process with the same PID
     try:
         os.makedirs(temporary)
@@ -62,23 +62,23 @@ def replacing_folder(path: str) -> Iterator[str]:
         raise
 
 
-def _temporary(path: str) -> str:
+def _temporary_path(path: str) -> str:
     return f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
 
 
 def remove_leftovers(folder: str) -> None:
-    """Deletes the temporary files and folders of killed processes in a folder.
+    """Deletes the temporary files and folders that killed processes left in a folder.
 
-    Files of running processes remain. The PID in the name shows if a process of this machine runs. Files of other
-    machines are deleted if they have not changed for a day.
+    Keeps temporary files whose process is still running on this machine; the PID is part of the file name. Deletes
+    temporary files from other machines if they have not changed for a day.
     """
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             if (match := _UNFINISHED.fullmatch(entry.name)) is None:
                 continue
             with contextlib.suppress(OSError):  # deleted already, or this user may not delete it
-                is_here, pid = match[1] == socket.gethostname(), int(match[2])
-                if pid == os.getpid() or not _is_alive(pid) if is_here else time.time() - entry.stat().st_mtime > _DAY:
+                is_local, pid = match[1] == socket.gethostname(), int(match[2])
+                if pid == os.getpid() or not _is_alive(pid) if is_local else time.time() - entry.stat().st_mtime > _DAY:
                     shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
 
 
@@ -93,6 +93,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def write_atomically(path: str, content: str | bytes) -> None:
-    """Writes bytes, or text as UTF-8, to a file; readers see either the complete old or the complete new content."""
+    """Writes bytes, or a string as UTF-8, to a file; readers see either all of the old or all of the new content."""
     with replacing(path) as f:
         f.write(content.encode() if isinstance(content, str) else content)

@@ -11,28 +11,28 @@ class UserError(Exception):
 
 
 class RunFailed(UserError):
-    """Raised if a run fails with a valid config. Commands print its message as one line and exit with status 1."""
+    """Raised if a run with a valid config fails. Commands print its message as one line and exit with status 1."""
 
     exit_code = 1
 
 
 def printable(text: str) -> str:
-    """Returns a string as one line: whitespace becomes single spaces, other unprintable characters become U+FFFD."""
+    """Converts a string to one line: whitespace becomes single spaces, other unprintable characters become U+FFFD."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 
 def shortened(text: str) -> str:
-    """Returns a string of a user for an error message; cuts strings of more than 200 characters to 100 characters."""
+    """Shortens user input for an error message: truncates strings of more than 200 characters to 100 characters."""
     return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"
 
 
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
-    """Returns the end of an error message for an unknown name: the most similar allowed names, or else all names.
+    """Formats a hint for an unknown name: the most similar allowed names, or all allowed names if none is similar.
 
-    `nearest("stpes", ["steps"])` is "did you mean 'steps'?".
+    The hint is the end of an error message: `nearest("stpes", ["steps"])` is "did you mean 'steps'?".
     """
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+    similar = difflib.get_close_matches(name, allowed, n=3, cutoff=0.6)
+    if similar:
+        return f"did you mean {' or '.join(map(repr, similar))}?"
     return f"allowed: {', '.join(allowed) or 'nothing'}"

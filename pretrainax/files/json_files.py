@@ -1,4 +1,4 @@
-"""Reads untrusted JSON files; every fault raises a UserError that contains the path of the file."""
+"""Reads untrusted JSON files; for an invalid file, raises a UserError that contains the path of the file."""
 
 import json
 from typing import Any, TypeAlias
@@ -10,11 +10,11 @@ JsonObject: TypeAlias = dict[str, Any]  # the values are JSON values: dicts, lis
 
 
 def read_object(path: str) -> JsonObject:
-    """Reads a file that contains a JSON object, and returns the object as a dict.
+    """Reads a file that contains a single JSON object; returns the object as a dict.
 
     Raises:
-      UserError: the file is missing, not a regular file, too large, not UTF-8, not JSON, nested too deeply, or not an
-        object.
+      UserError: the file is missing, not a regular file, too large, not UTF-8, not JSON, nested too deeply, or
+        contains a JSON value that is not an object.
     """
     try:
         value = json.loads(read_bytes(path).decode("utf-8"))

@@ -1,4 +1,4 @@
-"""Validates the paths in flags and config fields, before files are read or created at these paths."""
+"""Validates the paths in flags and config fields, before a command reads or creates files at these paths."""
 
 import os
 import re
@@ -25,12 +25,12 @@ class HubName(NamedTuple):
 
 
 def is_hub(path: str) -> bool:
-    """Returns True if a path names a model on the Hugging Face Hub (hf:org/name); ./hf:a is a local path."""
+    """Returns True if a path names a model on the Hugging Face Hub (hf:org/name); "./hf:a" is a local path."""
     return path.startswith(HUB)
 
 
 def hub_name(path: str) -> Optional[HubName]:
-    """Parses hf:org/name@revision; returns None if the name or the revision is invalid."""
+    """Parses hf:org/name or hf:org/name@revision; returns None if the name or the revision is invalid."""
     match = _HUB_NAME.fullmatch(path)
     return HubName(match[1], match[2]) if match and ".." not in path else None
 
@@ -41,9 +41,11 @@ def is_url(path: str) -> bool:
 
 
 def path_problem(path: str, takes_hub: bool = False) -> str:
-    """Returns the reason why a path is invalid; "" if the path is valid. Does not check if the path exists.
+    """Checks the syntax of a path; returns a description of the problem, or "" if the path is valid.
 
-    takes_hub: if True, models on the Hugging Face Hub (hf:org/name) are valid; if False, they are invalid.
+    The path need not exist.
+
+    takes_hub: whether names of models on the Hugging Face Hub (hf:org/name) are valid.
     """
     if is_hub(path):
         if not takes_hub:
@@ -68,12 +70,12 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
     return "" if is_utf8(path) else "it is not UTF-8: rename the file or folder"
 
 
-def _url_problem(rest: str) -> str:
-    """Returns the reason why the URL of an object store is invalid; "" if it is valid.
+def _url_problem(address: str) -> str:
+    """Checks an object-store URL; returns a description of the problem, or "" if the URL is valid.
 
-    rest: the part of the URL after gs:// or another scheme: bucket/name.
+    address: the part of the URL after the scheme, such as bucket/name for gs://bucket/name.
     """
-    bucket, name = rest.partition("/")[0], rest.rstrip("/")
+    bucket, name = address.partition("/")[0], address.rstrip("/")
     if not bucket:
         return "it names no bucket"
     if _CREDENTIALS.search(bucket):
@@ -87,7 +89,7 @@ def _url_problem(rest: str) -> str:
 def is_utf8(text: str) -> bool:
     """Returns True if a string can be encoded as UTF-8.
 
-    Python represents bytes on the command line that are not UTF-8 as surrogates, which cannot be encoded.
+    Python represents command-line bytes that are not UTF-8 as surrogates, which cannot be encoded.
     """
     try:
         text.encode()
@@ -96,10 +98,12 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-flags.disclaim_key_flags()  # absl then lists flags under the modules that call `define_path`
+flags.disclaim_key_flags()  # absl then lists each flag under the module that calls `define_path`
 
 
 class _PathParser(flags.ArgumentParser):
+    """Parses the value of a path flag: validates the path and expands ~."""
+
     def __init__(self, takes_hub: bool):
         super().__init__()
         self.takes_hub = takes_hub
@@ -111,16 +115,16 @@ class _PathParser(flags.ArgumentParser):
 
 
 def is_path(flag: flags.Flag) -> bool:
-    """Returns True if `define_path` has defined the flag."""
+    """Returns True if `define_path` defined the flag."""
     return isinstance(flag.parser, _PathParser)
 
 
 def define_path(
     name: str, default: Optional[str], help: str, takes_hub: bool = False
 ) -> flags.FlagHolder[Optional[str]]:
-    """Defines a flag for a path, with validation and ~ expansion; otherwise like `flags.DEFINE_string`.
+    """Defines a flag for a path: like `flags.DEFINE_string`, but validates the path and expands ~.
 
-    takes_hub: if True, the flag accepts models on the Hugging Face Hub (hf:org/name); `storage.places.local_path`
-      downloads them.
+    takes_hub: whether the flag accepts models on the Hugging Face Hub (hf:org/name), which
+      `storage.places.local_path` downloads.
     """
     return flags.DEFINE(_PathParser(takes_hub), name, default, help)

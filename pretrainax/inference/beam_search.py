@@ -1,10 +1,10 @@
 """Beam search with K beams per prompt; returns the K best sequences of each prompt, best first.
 
 Each step extends the K most likely unfinished sequences of a prompt by one token. The score of a finished sequence is
-its total log-probability divided by length ** `length_penalty`. This is the common simple form of Wu et al. 2016, arXiv
-1609.08144, section 7. The search for a prompt ends when K sequences are finished and the score of the best unfinished
-sequence at its current length is at most the score of the worst finished sequence. The results match transformers'
-`early_stopping=False` token for token.
+its total log-probability divided by length ** `length_penalty`, a common simplification of Wu et al. 2016, arXiv
+1609.08144, section 7. The score of an unfinished sequence is computed in the same way, with its current length. The
+search for a prompt ends when K sequences are finished and no unfinished sequence has a higher score than the worst of
+them. The results match transformers' `early_stopping=False` token for token.
 """
 
 from typing import NamedTuple
@@ -21,25 +21,25 @@ _NEVER = -1e9  # score of a beam without a sequence, far below the score of any 
 
 
 class BeamSequences(NamedTuple):
-    """K sequences for each of B prompts, with room for N tokens per sequence."""
+    """K sequences for each of B prompts, with at most N tokens per sequence."""
 
     tokens: jax.Array  # [B, K, N]
     log_probs: jax.Array  # [B, K, N] float32, from the logits of the model before penalties
-    scores: jax.Array  # [B, K] total log-probability; of finished sequences, divided by length ** length_penalty
-    lengths: jax.Array  # [B, K] number of tokens; 0: there is no sequence
+    scores: jax.Array  # [B, K] total log-probability; for finished sequences, divided by length ** length_penalty
+    lengths: jax.Array  # [B, K] number of tokens; 0: no sequence
 
     def take(self, places: jax.Array) -> "BeamSequences":
-        """Returns the sequences of each prompt at the indices `places` [B, K']."""
-        pick = lambda x: jnp.take_along_axis(x, places.reshape(places.shape + (1,) * (x.ndim - 2)), axis=1)  # noqa: E731
-        return jax.tree.map(pick, self)
+        """Selects each prompt's sequences at the indices `places` [B, K']."""
+        select = lambda x: jnp.take_along_axis(x, places.reshape(places.shape + (1,) * (x.ndim - 2)), axis=1)  # noqa: E731
+        return jax.tree.map(select, self)
 
 
 class Beams(NamedTuple):
-    """The state of the search for B prompts: K running sequences and up to K finished sequences per prompt."""
+    """The search state for B prompts: K running sequences and up to K finished sequences per prompt."""
 
     state: State  # state of the decoder, with B · K rows
     history: History
-    limits: jax.Array  # [B] maximum tokens of a sequence
+    limits: jax.Array  # [B] maximum number of tokens per sequence
     count: jax.Array  # [] number of tokens of each running sequence
     running: BeamSequences
     finished: BeamSequences  # best first
@@ -60,8 +60,8 @@ def begin(
     """Reads prompts [B, T] and generates the first token of K = `beams` sequences per prompt.
 
     Args:
-      limits: maximum number of tokens per sequence of each prompt, [B].
-      room: N, at least the maximum of `limits`.
+      limits: [B] maximum number of tokens per sequence, for each prompt.
+      room: N, the capacity of the arrays in tokens per sequence; at least the maximum of `limits`.
     """
     logits, state = stepper.start(params, batch, room)
     count = len(logits)
@@ -75,8 +75,10 @@ def begin(
     return _extend(stepper, search, logits[rows], rules, length_penalty)
 
 
-def go_on(stepper: Stepper, params: PyTree, search: Beams, rules: Rules, length_penalty: float, most: int) -> Beams:
-    """Generates up to `most` more tokens for each running sequence."""
+def generate_chunk(
+    stepper: Stepper, params: PyTree, search: Beams, rules: Rules, length_penalty: float, most: int
+) -> Beams:
+    """Generates up to `most` additional tokens for each running sequence; stops early once all prompts are done."""
     until = search.count + most
 
     def step(search: Beams) -> Beams:
@@ -88,11 +90,11 @@ def go_on(stepper: Stepper, params: PyTree, search: Beams, rules: Rules, length_
 
 
 def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, length_penalty: float) -> Beams:
-    """Extends the running sequences by one token; the best continuations of each prompt stay running or finish."""
+    """Extends the running sequences by one token, and keeps the K best of the sequences that have finished so far."""
     prompts, beams = search.running.scores.shape
     parents, candidates = _candidates(search, logits, rules)  # [B, 2K]: K remain even if K sequences end in this step
-    new = jnp.take_along_axis(candidates.tokens, (candidates.lengths - 1)[..., None], axis=-1)[..., 0]
-    ends = (new == rules.end) | (candidates.lengths >= search.limits[:, None])
+    new_tokens = jnp.take_along_axis(candidates.tokens, (candidates.lengths - 1)[..., None], axis=-1)[..., 0]
+    ends = (new_tokens == rules.end) | (candidates.lengths >= search.limits[:, None])
 
     scores = candidates.scores / candidates.lengths.astype(jnp.float32) ** length_penalty
     ended = ends & (jnp.arange(2 * beams) < beams)[None] & (candidates.scores > _NEVER / 2) & ~search.ended[:, None]
@@ -106,7 +108,7 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
     best = jax.lax.top_k(unfinished.scores, beams)[1]  # [B, K]
     running = unfinished.take(best)
     rows = jnp.arange(prompts)[:, None] * beams + jnp.take_along_axis(parents, best, axis=1)
-    rows, tokens = rows.reshape(-1), jnp.take_along_axis(new, best, axis=1).reshape(-1)
+    rows, tokens = rows.reshape(-1), jnp.take_along_axis(new_tokens, best, axis=1).reshape(-1)
 
     count = search.count + 1
     best_running_score = running.scores[:, 0] / count.astype(jnp.float32) ** length_penalty
@@ -124,24 +126,24 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
 
 
 def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Array, BeamSequences]:
-    """Returns the 2K most likely sequences per prompt that are one token longer, best first.
+    """Returns the 2K most likely one-token extensions of each prompt's running sequences, best first.
 
     Returns:
-      The indices of their parent beams [B, 2K], and the sequences.
+      The indices [B, 2K] of the running sequences that they extend, and the extended sequences.
     """
     prompts, beams = search.running.scores.shape
-    flat = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731
+    flatten = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731
     log_probs = jax.nn.log_softmax(logits)
-    total = flat(processed_logits(log_probs, rules, search.history)) + jnp.repeat(
+    total = flatten(processed_logits(log_probs, rules, search.history)) + jnp.repeat(
         search.running.scores, logits.shape[-1], axis=1
     )
     scores, indices = jax.lax.top_k(total, 2 * beams)
     parents, tokens = jnp.divmod(indices, logits.shape[-1])
-    texts = search.running.take(parents)
+    parent_sequences = search.running.take(parents)
     index = search.count
     return parents, BeamSequences(
-        texts.tokens.at[:, :, index].set(tokens),
-        texts.log_probs.at[:, :, index].set(jnp.take_along_axis(flat(log_probs), indices, axis=1)),
+        parent_sequences.tokens.at[:, :, index].set(tokens),
+        parent_sequences.log_probs.at[:, :, index].set(jnp.take_along_axis(flatten(log_probs), indices, axis=1)),
         scores,
-        jnp.full_like(texts.lengths, index + 1),
+        jnp.full_like(parent_sequences.lengths, index + 1),
     )

@@ -1,6 +1,6 @@
-"""Text generation with a KV cache: prefill reads the prompts, then each step reads one token per row.
+"""Runs a model with a KV cache: prefill reads the prompts, then each step reads one token per row.
 
-This is the only file of the package `inference` that depends on the KV cache of the models.
+This is the only module of `inference` that depends on the models' KV cache.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from pretrainax.sharding.rules import named_sharding, tree_shardings
 
 @flax.struct.dataclass
 class State:
-    """The KV cache, and the position and segment of the last token of each row."""
+    """The KV cache, and the position and segment of each row's last token."""
 
     memory: KVCache
     positions: jax.Array  # [B] int32, position of the last token in its document
@@ -37,12 +37,12 @@ class State:
 class CachedModel:
     """A decoder or an encoder-decoder with a KV cache; implements `Stepper`.
 
-    Call `start`, `step` and `take` within `jax.jit`, under `jax.set_mesh(loaded.mesh)`. If one jitted function passes a
-    state to the next, donate the state; otherwise JAX copies it.
+    Call `start`, `step` and `take` within `jax.jit`, under `jax.set_mesh(loaded.mesh)`. If a jitted function takes a
+    state and returns the next state, donate the state; otherwise JAX copies it.
 
     Raises:
-      UserError: the model cannot generate text, a token needs more of the previous tokens than keys and values, or the
-        mesh shards the length or the layers.
+      UserError: the model cannot generate text, a token depends on more than the keys and values of previous tokens, or
+        the mesh shards the sequence axis or the layers.
     """
 
     loaded: LoadedModel
@@ -50,8 +50,8 @@ class CachedModel:
     def __post_init__(self):
         config, mesh = self.loaded.model.config, self.loaded.mesh
         self.loaded.check_plain("write text")
-        if why := config.unsupported("generation"):
-            raise UserError(f"{self.loaded.origin} {why}; generation needs a decoder or an encoder-decoder")
+        if reason := config.unsupported("generation"):
+            raise UserError(f"{self.loaded.origin} {reason}; generation needs a decoder or an encoder-decoder")
         if config.family == "encoder":
             raise UserError(
                 f"{self.loaded.origin} is an encoder, which writes no text: it fills masks, embeds and scores; "
@@ -66,25 +66,28 @@ class CachedModel:
                     f"{self.loaded.origin} has config.model.{field} {getattr(config, field)}, which generation does "
                     "not support: a token needs more of the previous tokens than keys and values"
                 )
-        for axis, why in ((LENGTH_AXIS, "it reads one token at a time"), (PIPELINE_AXIS, "a token needs all layers")):
+        for axis, reason in (
+            (LENGTH_AXIS, "it reads one token at a time"),
+            (PIPELINE_AXIS, "a token needs all layers"),
+        ):
             if mesh.shape[axis] > 1:
                 raise UserError(
-                    f"config.mesh.{axis} is {mesh.shape[axis]}, generation needs 1: {why}; set config.mesh.tensor "
+                    f"config.mesh.{axis} is {mesh.shape[axis]}, generation needs 1: {reason}; set config.mesh.tensor "
                     "instead"
                 )
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """Returns the sharded parameters in the layout for `start` and `step`; caches them in additional memory.
+        """Returns the sharded parameters in the layout that `start` and `step` expect; the copy needs extra memory.
 
-        Matrices have the dtype of the activations, the layers of a stack are separate arrays, and tied output matrices
-        are stored as separate arrays [D, V].
+        Matrices have the dtype of the activations. Each layer of a stack has separate arrays. A tied output matrix is
+        copied to a separate array [D, V].
         """
         config, compute, mesh = self.loaded.model.config, self.loaded.model.compute, self.loaded.mesh
         shardings = tree_shardings(mesh, self.loaded.params)
         params = dict(jax.device_put(self.loaded.params, shardings))  # does not copy arrays that have these shardings
         for stack in {"encoder", "decoder"} & params.keys():
-            params[stack] = self._unstacked(params[stack], shardings[stack])
+            params[stack] = self._unstack(params[stack], shardings[stack])
         if config.tie_embeddings:
             sharding = named_sharding(mesh, logical_spec("d_model", "vocab_size"))
             transpose = jax.jit(lambda table: table.T.astype(compute.dtype), out_shardings=sharding)
@@ -93,22 +96,24 @@ class CachedModel:
             params["unembedding"] = {**params.get("unembedding", {}), "kernel": kernel}
         return params
 
-    def _unstacked(self, stack: PyTree, shardings: PyTree) -> PyTree:
-        """Returns the parameters of a stack of layers, with separate arrays for each layer."""
+    def _unstack(self, stack: PyTree, shardings: PyTree) -> PyTree:
+        """Converts the parameters of a stack to separate arrays for each layer, with matrices in the compute dtype."""
         mesh, dtype = self.loaded.mesh, self.loaded.model.compute.dtype
-        of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings["blocks"])
-        out_shardings = (of_layer,) * len(jax.tree.leaves(stack["blocks"])[0])
-        unstack = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, dtype)), out_shardings=out_shardings)
-        parts = {part: self._unstacked(stack[part], shardings[part]) for part in (FIRST, BETWEEN) if part in stack}
-        return {**stack, **parts, "blocks": unstack(stack["blocks"])}
+        layer_shardings = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings["blocks"])
+        out_shardings = (layer_shardings,) * len(jax.tree.leaves(stack["blocks"])[0])
+        unstack_blocks = jax.jit(
+            lambda blocks: layer_by_layer(_cast_matrices(blocks, dtype)), out_shardings=out_shardings
+        )
+        substacks = {name: self._unstack(stack[name], shardings[name]) for name in (FIRST, BETWEEN) if name in stack}
+        return {**stack, **substacks, "blocks": unstack_blocks(stack["blocks"])}
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
-        """Reads prompts; returns the logits after the last token of each prompt, [B, V] float32, and the state.
+        """Runs prefill; returns the logits after the last token of each prompt, [B, V] float32, and the state.
 
         Args:
           params: `self.params`.
           batch: prompts without targets, in the format of data/batch.py, padded on the right with segment 0.
-          room: maximum number of tokens that are read after the prompts.
+          room: maximum number of tokens that `step` will read after the prompts.
         """
         config = self.loaded.model.config
         length = batch["tokens"].shape[1]
@@ -118,11 +123,11 @@ class CachedModel:
         if config.family == "encoder_decoder":
             encoded = self._apply(params, batch, method="encode")
             encoded_segment_ids = encoded.segment_ids
-        stack, most = config.last_stack, length + room
-        memory = KVCache((BlockKVCache(),) * stack.num_layers, reach=most)
+        stack, capacity = config.last_stack, length + room
+        memory = KVCache((BlockKVCache(),) * stack.num_layers, reach=capacity)
         logits, memory = self._decode(params, {**batch, "masked_positions": last}, encoded, memory)
         kinds = [stack.layer_pattern[i % len(stack.layer_pattern)] for i in range(stack.num_layers)]
-        sizes = [min(stack.window, most) if kind == "local" else most for kind in kinds]
+        sizes = [min(stack.window, capacity) if kind == "local" else capacity for kind in kinds]
         at_last = lambda x: jnp.take_along_axis(x, last, axis=1, mode="clip")[:, 0]  # noqa: E731
         state = State(
             memory.rings(lengths, sizes),
@@ -142,24 +147,25 @@ class CachedModel:
         return logits, state.replace(memory=memory, positions=positions)
 
     def take(self, state: State, rows: jax.Array) -> State:
-        """Returns the state of the rows with indices `rows` [B']. Indices may repeat."""
-        of_rows = lambda x: jnp.take(x, rows, axis=0, mode="clip")  # noqa: E731
+        """Selects the state of the rows at the indices `rows` [B'], which may repeat."""
+        select_rows = lambda x: jnp.take(x, rows, axis=0, mode="clip")  # noqa: E731
         return state.replace(
             memory=state.memory.take(rows),
-            positions=of_rows(state.positions),
-            segment_ids=of_rows(state.segment_ids),
-            encoded_segment_ids=jax.tree.map(of_rows, state.encoded_segment_ids),
+            positions=select_rows(state.positions),
+            segment_ids=select_rows(state.segment_ids),
+            encoded_segment_ids=jax.tree.map(select_rows, state.encoded_segment_ids),
         )
 
     def _decode(
         self, params: PyTree, batch: Batch, encoded: Optional[EncoderOutput], memory: KVCache
     ) -> tuple[jax.Array, KVCache]:
-        """Returns the logits at the single position that `batch` requests per row, [B, V] float32, and the KV cache.
+        """Runs the decoder; returns the logits at one position per row, [B, V] float32, and the updated KV cache.
 
-        The vocabulary axis of the logits is not sharded.
+        The position is given by `masked_positions` if the batch has it; otherwise each row has one position. The
+        vocabulary axis of the logits is not sharded.
         """
-        read = () if encoded is None else (encoded,)
-        outputs = self._apply(params, batch, *read, memory, method="decode")
+        encoder_args = () if encoded is None else (encoded,)
+        outputs = self._apply(params, batch, *encoder_args, memory, method="decode")
         output = outputs.heads["lm"].replace(unembedding=params["unembedding"]["kernel"])
         return constrain(output.logits()[:, 0], logical_spec("batch")), outputs.state
 
@@ -167,8 +173,8 @@ class CachedModel:
         return self.loaded.model.apply({"params": params}, *arguments, deterministic=True, method=method)
 
 
-def _in_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Returns parameters with all matrices in the dtype of matrix products, except the matrices of routers."""
+def _cast_matrices(params: PyTree, dtype: str) -> PyTree:
+    """Casts all matrices to `dtype`, the dtype of matrix multiplications, except the matrices of routers."""
 
     def cast(path, x):
         *_, module, name = (key.key for key in path)

@@ -1,7 +1,7 @@
-"""Constrains the next token with automata over tokens, which are stored as transition tables on the device.
+"""Constrains the next token with automata over tokens, whose transition tables are stored on the device.
 
-A constrained string may begin or end within a token. Therefore an automaton is first built over bytes. The automaton
-over tokens then follows from the bytes of each token.
+A constrained string may begin or end within a token. Therefore each automaton is first built over bytes, and then
+converted to an automaton over tokens, using the bytes of each token.
 """
 
 import base64
@@ -23,37 +23,38 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 FORBIDDEN = -1  # in a transition table: the token is not allowed in this state
 _REGEX_STATES = os.path.join(os.path.dirname(__file__), "regex_states.py")
-# Limits for the compilation of a regular expression. Published JSON schemas need a few seconds and about 100 states.
-_SECONDS, _GIB = 60.0, 6.0
-_LARGEST = 1 << 29  # maximum bytes of the table on the device: about 1,000 states with 128,256 tokens
+# Limits on time and memory for compiling a regular expression. Published JSON schemas need a few seconds and about 100
+# states.
+_MAX_SECONDS, _MAX_GIB = 60.0, 6.0
+_MAX_TABLE_BYTES = 1 << 29  # maximum table size on the device: about 1,000 states with 128,256 tokens
 
 
 class Automaton(NamedTuple):
-    """A transition table of S states over the V ids of the model. The initial state is 0."""
+    """A transition table of S states over the V token ids of the model; the initial state is 0."""
 
     moves: jax.Array  # [S, V] int32: the next state; FORBIDDEN: the token is not allowed in the state
 
     def step(self, states: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Returns the states [B] that follow the states `states` [B] after the allowed tokens `tokens` [B]."""
+        """Returns the states [B] reached from `states` [B] by the tokens `tokens` [B], which must be allowed."""
         return self.moves[states, tokens]
 
 
 def allowed_next(automaton: Automaton, states: jax.Array) -> jax.Array:
-    """Returns the mask of the tokens that are allowed in each of the states [B], bool [B, V]."""
+    """Returns a bool mask [B, V] of the tokens that are allowed in each state of `states` [B]."""
     return automaton.moves[states] != FORBIDDEN
 
 
 def allowed_ids(
     allowed: Sequence[Union[int, str]], banned: Sequence[Union[int, str]], tokenizer: Tokenizer, rows: int
 ) -> np.ndarray:
-    """Returns the mask of the ids that a model may generate, bool [rows].
+    """Returns a bool mask [rows] of the token ids that a model may generate.
 
-    The mask is False for the embedding rows after the vocabulary, which are padding.
+    The mask is False for embedding rows after the vocabulary, which are padding.
 
     Args:
-      allowed: ids, or strings, all of whose tokens are allowed; (): all ids are allowed. The end token is always added.
-      banned: ids, or strings of one token.
-      rows: number of ids of the model, with padding.
+      allowed: token ids, or strings whose tokens are all allowed; () allows all ids. The end token is always allowed.
+      banned: token ids, or strings of one token.
+      rows: number of embedding rows of the model, with padding.
 
     Raises:
       UserError: an id is outside the vocabulary, a banned string has several tokens, or no id remains.
@@ -62,11 +63,11 @@ def allowed_ids(
     mask = np.zeros(rows, bool)
     mask[: vocabulary.size] = not allowed
     for token in allowed:
-        mask[_tokens("allowed_tokens", token, tokenizer)] = True
+        mask[_option_ids("allowed_tokens", token, tokenizer)] = True
     if allowed and vocabulary.separator is not None:
         mask[vocabulary.separator] = True
     for token in banned:
-        ids = _tokens("banned_tokens", token, tokenizer)
+        ids = _option_ids("banned_tokens", token, tokenizer)
         if len(ids) > 1:
             raise UserError(f"banned_tokens has {token!r}, which is {len(ids)} tokens: give it to banned_strings")
         mask[ids] = False
@@ -75,7 +76,7 @@ def allowed_ids(
     return mask
 
 
-def _tokens(option: str, token: Union[int, str], tokenizer: Tokenizer) -> list[int]:
+def _option_ids(option: str, token: Union[int, str], tokenizer: Tokenizer) -> list[int]:
     size = tokenizer.vocabulary.size
     if isinstance(token, str):
         return ids_of(token, tokenizer).tolist()
@@ -85,22 +86,22 @@ def _tokens(option: str, token: Union[int, str], tokenizer: Tokenizer) -> list[i
 
 
 def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
-    """Returns the automaton that forbids the `banned` strings, at any token boundaries.
+    """Builds the automaton that forbids the `banned` strings, however they are split into tokens.
 
     Args:
-      spellings: bytes of each id, from `Tokenizer.spellings`.
-      rows: V, number of ids of the model. Ids after the vocabulary are forbidden.
+      spellings: bytes of each token id, from `Tokenizer.spellings`.
+      rows: V, number of embedding rows of the model. Ids after the vocabulary are forbidden.
     """
-    moves = over_tokens(_without([text.encode() for text in banned]), spellings)
+    moves = over_tokens(_byte_automaton([string.encode() for string in banned]), spellings)
     moves[:, list(vocabulary.special_ids)] = 0  # a special token separates the text before and after it
     padding = np.full((len(moves), rows - len(spellings)), FORBIDDEN, np.int32)
     return Automaton(jnp.asarray(np.concatenate([moves, padding], axis=1)))
 
 
 def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
-    """Returns the automaton that allows only text that fully matches a regular expression.
+    """Builds the automaton that allows only text that fully matches a regular expression.
 
-    The automaton allows the end token only after a full match. Other special tokens are never allowed. The module
+    The automaton allows the end token only after a full match. It never allows other special tokens. The module
     `regex_states` computes the automaton in a separate process with limits on time and memory.
 
     Args:
@@ -118,24 +119,24 @@ def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, r
     for i, spelling in enumerate(spellings):
         if spelling and i not in vocabulary.special_ids and b"\0" not in spelling:
             ids.setdefault(spelling.decode("latin-1"), []).append(i)
-    process = Confined(_REGEX_STATES, "moves", seconds=_SECONDS, gib=_GIB)
+    process = Confined(_REGEX_STATES, "moves", seconds=_MAX_SECONDS, gib=_MAX_GIB)
     try:
-        states, packed = process.call(
+        num_states, compressed_table = process.call(
             f"regex is {shortened(pattern)!r},",
             pattern=pattern,
             spellings=[*ids.items()],
             rows=rows,
             separator=vocabulary.separator,
-            size=_LARGEST,
+            size=_MAX_TABLE_BYTES,
         )
     finally:
         process.close()
-    table = zlib.decompress(base64.b64decode(packed), bufsize=states * rows * 4)
-    return Automaton(jnp.asarray(np.frombuffer(table, np.int32).reshape(states, rows)))
+    table = zlib.decompress(base64.b64decode(compressed_table), bufsize=num_states * rows * 4)
+    return Automaton(jnp.asarray(np.frombuffer(table, np.int32).reshape(num_states, rows)))
 
 
 def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
-    """Returns a transition table over tokens, int32 [S, V], from a table over bytes [S, 256].
+    """Converts a transition table over bytes [S, 256] to a transition table over tokens, int32 [S, V].
 
     A token is FORBIDDEN in a state if any of its bytes leads to FORBIDDEN.
 
@@ -146,25 +147,25 @@ def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
     lengths = np.array([len(spelling) for spelling in spellings])
     moves = np.repeat(np.arange(len(table) - 1, dtype=np.int32)[:, None], len(spellings), axis=1)
     for position in range(lengths.max(initial=0)):
-        longer = np.flatnonzero(lengths > position)
-        byte = np.array([spellings[i][position] for i in longer.tolist()])
-        moves[:, longer] = table[moves[:, longer], byte]
+        token_ids = np.flatnonzero(lengths > position)
+        byte = np.array([spellings[i][position] for i in token_ids.tolist()])
+        moves[:, token_ids] = table[moves[:, token_ids], byte]
     return moves
 
 
-def _without(banned: Sequence[bytes]) -> np.ndarray:
-    """Returns the automaton of Aho and Corasick (1975) over bytes, [S, 256], which forbids the `banned` strings.
+def _byte_automaton(banned: Sequence[bytes]) -> np.ndarray:
+    """Builds the Aho-Corasick automaton (1975) over bytes, [S, 256], which forbids the `banned` strings.
 
-    A state stands for the longest suffix of the text so far that is a proper prefix of a banned string. The byte that
+    A state represents the longest suffix of the text so far that is a proper prefix of a banned string. The byte that
     completes a banned string leads to FORBIDDEN.
     """
-    states = sorted({text[:n] for text in banned for n in range(len(text))}, key=len)  # b"" is state 0
+    states = sorted({string[:n] for string in banned for n in range(len(string))}, key=len)  # b"" is state 0
     index = {state: i for i, state in enumerate(states)}
     table = np.zeros((len(states), 256), np.int32)
     for state in states:
         for byte in range(256):
-            text = state + bytes([byte])
-            suffixes = (text[n:] for n in range(len(text) + 1))
-            is_banned = any(text.endswith(other) for other in banned)
+            string = state + bytes([byte])
+            suffixes = (string[n:] for n in range(len(string) + 1))
+            is_banned = any(string.endswith(banned_string) for banned_string in banned)
             table[index[state], byte] = FORBIDDEN if is_banned else index[next(s for s in suffixes if s in index)]
     return table

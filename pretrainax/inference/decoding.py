@@ -1,8 +1,8 @@
 """Generates text after prompts with a decoder or an encoder-decoder.
 
 The device generates tokens in chunks. Between two chunks, the host searches for stop strings and streams new text. The
-output for a prompt depends only on the prompt, its index and the options. It does not depend on the other prompts of
-the batch or on the chunk size.
+generated text depends only on the prompt, the index of the prompt and the options. It does not depend on other prompts
+in the batch or on the chunk size.
 """
 
 import dataclasses
@@ -37,24 +37,25 @@ OnText = Callable[[int, str], None]  # called with the index of a prompt and the
 _CHUNK = 64  # tokens per chunk
 _CHUNK_WITH_STOPS = 16  # tokens per chunk with stop strings
 _CHUNK_STREAMED = 4  # tokens per chunk when streaming
-_CONTEXT = 8  # prompt ids decoded together with a generated text: its first word may continue a word of the prompt
+# Number of prompt ids to decode together with generated ids, because the first token may continue a word of the prompt.
+_CONTEXT = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """One generated text, with its ids and their log-probabilities."""
+    """A generated text, with its token ids and their log-probabilities."""
 
     prompt: int  # index of the prompt
     text: str  # without the prompt, the end token and the stop string
     ids: tuple[int, ...]  # all generated ids, including the end token or the stop string
-    log_probs: tuple[float, ...]  # of each id, in nats, from the logits of the model before penalties, temperature etc.
+    log_probs: tuple[float, ...]  # log-probability of each id in nats, from the unprocessed logits of the model
     ended: Ended  # eos: end token; stop: stop string; length: max_new_tokens; context: maximum length of the model
     score: Optional[float] = None  # score in beam search; None: no beam search
 
 
 @dataclasses.dataclass
 class Rates:
-    """Numbers of tokens and seconds of device time, for prefill and for decoding steps; `generate` adds to them."""
+    """Token counts, and device time in seconds, of prefill and of decoding steps, accumulated by `generate`."""
 
     prompt_tokens: int = 0
     prefill_seconds: float = 0.0  # including compilation
@@ -72,17 +73,17 @@ def generate(
     batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
-    """Generates `sampling.num_return` sequences for each prompt, in the order of the prompts.
+    """Generates `sampling.num_return` sequences for each prompt; returns them in the order of the prompts.
 
-    With beam search, the sequences of a prompt are sorted by score, best first. Prompts may contain special tokens:
-    "The <extra_id_0> walks".
+    With beam search, the sequences of a prompt are sorted by score, best first. Prompts may contain special tokens, as
+    in "The <extra_id_0> walks".
 
     Args:
-      on_text: called with the index of a prompt and each new piece of its text. It is not called for samples if
-        `sampling.num_return` is above 1. With beam search, it is called once per prompt with the best sequence.
+      on_text: called with the index of a prompt and the new characters of its generated text. With beam search, it is
+        called once per prompt, with the best sequence. It is not called if there are several samples per prompt.
       first: index of the first prompt. Sampled texts depend on the index of their prompt.
       batch_size: number of prompts that are on the device at the same time.
-      rates: device times are added to it; None: they are not returned.
+      rates: token counts and device times to add to. If None, they are not measured.
 
     Raises:
       UserError: an option is out of range, a prompt is invalid or too long, or the model is an encoder.
@@ -109,65 +110,66 @@ def generate_examples(
     batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
-    """Generates text like `generate`, for prompts in the form of model inputs: examples without targets."""
-    texts = []
+    """Generates text as in `generate`, for prompts that are already converted to examples without targets."""
+    results = []
     with jax.set_mesh(loaded.mesh):
         for start in range(0, len(examples), batch_size):
             job = _Job(loaded, examples[start : start + batch_size], sampling, first + start)
-            texts += (job.search if sampling.num_beams > 1 else job.generate_examples)(on_text, rates or Rates())
-    return texts
+            results += (job.search if sampling.num_beams > 1 else job.generate_examples)(on_text, rates or Rates())
+    return results
 
 
 class Generator:
-    """The jitted generation functions of a model. All checkpoints of a run share them."""
+    """The jitted generation functions of a model, which all checkpoints of a run share."""
 
     def __init__(self, loaded: LoadedModel):
         stepper = CachedModel(loaded)
 
-        def compiled(function: Callable[..., PyTree], *static: str, donated: str = "") -> Callable[..., PyTree]:
+        def jit_with_stepper(function: Callable[..., PyTree], *static: str, donated: str = "") -> Callable[..., PyTree]:
             return jax.jit(
                 functools.partial(function, stepper), static_argnames=static, donate_argnames=donated or None
             )
 
-        self.begin = compiled(token_loop.begin, "copies", "room")
-        self.go_on = compiled(token_loop.go_on, donated="written")
-        self.begin_search = compiled(beam_search.begin, "beams", "room")
-        self.search_on = compiled(beam_search.go_on, donated="search")
+        self.begin = jit_with_stepper(token_loop.begin, "copies", "room")
+        self.generate_chunk = jit_with_stepper(token_loop.generate_chunk, donated="written")
+        self.begin_search = jit_with_stepper(beam_search.begin, "beams", "room")
+        self.search_on = jit_with_stepper(beam_search.generate_chunk, donated="search")
 
 
 def stepping_params(loaded: LoadedModel) -> PyTree:
-    """Returns the parameters of a model in the layout that the functions of a `Generator` take."""
+    """Returns the parameters of a model in the layout that the functions of `Generator` expect."""
     return CachedModel(loaded).params
 
 
 class _Job:
-    """A batch of prompts on the device, with the options of the generation."""
+    """Generates text for one batch of prompts on the device."""
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
-        self.writer, self.params = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params)
+        self.generator, self.params = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params)
         vocabulary = loaded.tokenizer.vocabulary
         self.end = vocabulary.separator
         self.rules = rules_of(loaded, sampling)
-        most = loaded.experiment.model.position.max_length
+        max_length = loaded.experiment.model.position.max_length
         limits = [min(sampling.max_new_tokens, generation_limit(p, loaded) or sampling.max_new_tokens) for p in prompts]
-        self.room = bucket(max(limits))
-        rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # extra rows for the devices
-        self.limits = np.array(limits + [0] * rows, np.int32)
-        batch = batch_of([*prompts, *[prompts[-1]] * rows], vocabulary.pad or 0, most)
+        self.capacity = bucket(max(limits))
+        # Extra rows, so that the devices divide the number of rows.
+        num_extra_rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)
+        self.limits = np.array(limits + [0] * num_extra_rows, np.int32)
+        batch = batch_of([*prompts, *[prompts[-1]] * num_extra_rows], vocabulary.pad or 0, max_length)
         self.batch = put_batch(batch, loaded.mesh)
 
     def generate_examples(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
-        """Generates greedily or by sampling; streams text to `on_text` if there is one sequence per prompt."""
+        """Generates with greedy decoding or sampling; streams text to `on_text` if there is one sequence per prompt."""
         sampling = self.sampling
         copies = sampling.num_return
-        numbers = np.arange(len(self.limits) * copies)
-        keys = row_keys(sampling.seed, self.first + numbers // copies, numbers % copies)
+        sequence_indices = np.arange(len(self.limits) * copies)
+        keys = row_keys(sampling.seed, self.first + sequence_indices // copies, sequence_indices % copies)
         limits = np.repeat(self.limits, copies)
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         params = self.params
-        written: token_loop.GenerationState = self.writer.begin(
-            params, self.batch, self.rules, keys, limits, copies=copies, room=self.room
+        generation: token_loop.GenerationState = self.generator.begin(
+            params, self.batch, self.rules, keys, limits, copies=copies, room=self.capacity
         )
         texts = [
             _Text(self, row // copies, on_text if copies == 1 else None) for row in range(len(self.prompts) * copies)
@@ -175,28 +177,30 @@ class _Job:
         chunk = _CHUNK_STREAMED if on_text else _CHUNK_WITH_STOPS if sampling.stop else _CHUNK
         while True:
             count, tokens, log_probs, lengths, ended = jax.device_get(
-                (written.count, written.tokens, written.log_probs, written.lengths, written.ended)
+                (generation.count, generation.tokens, generation.log_probs, generation.lengths, generation.ended)
             )
             clock.tick(int(count), int(lengths[: len(texts)].sum()) - len(texts))
             for row, text in enumerate(texts):
                 text.read(tokens[row, : lengths[row]].tolist(), bool(ended[row]))
-            over = np.array([text.is_over for text in texts] + [True] * (len(limits) - len(texts)))
-            if over.all():
+            finished = np.array([text.is_finished for text in texts] + [True] * (len(limits) - len(texts)))
+            if finished.all():
                 return [text.generated(log_probs[row], int(limits[row])) for row, text in enumerate(texts)]
-            if (over != ended).any():  # some rows ended at a stop string, which the device does not detect
-                written = written._replace(ended=jax.device_put(over, written.ended.sharding))
+            if (finished != ended).any():  # some rows ended at a stop string, which the device does not detect
+                generation = generation._replace(ended=jax.device_put(finished, generation.ended.sharding))
             if count == 1:
-                written = clock.compiled(self.writer.go_on(params, written, self.rules, 0))
-            written = self.writer.go_on(params, written, self.rules, chunk)
+                generation = clock.wait_for_compilation(
+                    self.generator.generate_chunk(params, generation, self.rules, 0)
+                )
+            generation = self.generator.generate_chunk(params, generation, self.rules, chunk)
 
     def search(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
-        """Generates with beam search; passes the best text of each prompt to `on_text` after the search."""
+        """Generates with beam search; calls `on_text` with the best sequence of each prompt after the search."""
         sampling = self.sampling
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         penalty, beams = sampling.length_penalty, sampling.num_beams
         params = self.params
-        search: beam_search.Beams = self.writer.begin_search(
-            params, self.batch, self.rules, penalty, self.limits, beams=beams, room=self.room
+        search: beam_search.Beams = self.generator.begin_search(
+            params, self.batch, self.rules, penalty, self.limits, beams=beams, room=self.capacity
         )
         while True:
             count, ended = jax.device_get((search.count, search.ended))
@@ -204,20 +208,20 @@ class _Job:
             if ended.all():
                 break
             if count == 1:
-                search = clock.compiled(self.writer.search_on(params, search, self.rules, penalty, 0))
-            search = self.writer.search_on(params, search, self.rules, penalty, _CHUNK)
+                search = clock.wait_for_compilation(self.generator.search_on(params, search, self.rules, penalty, 0))
+            search = self.generator.search_on(params, search, self.rules, penalty, _CHUNK)
         finished: beam_search.BeamSequences = jax.device_get(search.finished)
         texts = []
-        for number in range(len(self.prompts)):
-            for place in range(sampling.num_return):
-                length = int(finished.lengths[number, place])
+        for index in range(len(self.prompts)):
+            for rank in range(sampling.num_return):
+                length = int(finished.lengths[index, rank])
                 if length == 0:
                     continue  # the constraints allow fewer sequences than num_return
-                text = _Text(self, number, on_text if place == 0 else None)
-                text.read(finished.tokens[number, place, :length].tolist(), True)
-                score = float(finished.scores[number, place])
+                text = _Text(self, index, on_text if rank == 0 else None)
+                text.read(finished.tokens[index, rank, :length].tolist(), True)
+                score = float(finished.scores[index, rank])
                 texts.append(
-                    text.generated(np.asarray(finished.log_probs[number, place]), int(self.limits[number]), score)
+                    text.generated(np.asarray(finished.log_probs[index, rank]), int(self.limits[index]), score)
                 )
         return texts
 
@@ -228,39 +232,39 @@ class _Text:
     def __init__(self, job: _Job, number: int, on_text: Optional[OnText]):
         self.job, self.number, self.on_text = job, job.first + number, on_text
         prompt = job.prompts[number]
-        self.before = [] if is_encoder_decoder(prompt) else prompt["tokens"][-_CONTEXT:].tolist()
+        self.context_ids = [] if is_encoder_decoder(prompt) else prompt["tokens"][-_CONTEXT:].tolist()
         self.ids: list[int] = []
-        self.is_over, self.stopped, self._shown = False, False, 0
+        self.is_finished, self.stopped, self._num_streamed = False, False, 0
 
-    def read(self, ids: list[int], is_over: bool) -> None:
-        """Updates the text to the ids generated so far, and passes new characters to `on_text`.
+    def read(self, ids: list[int], is_finished: bool) -> None:
+        """Updates the text with the token ids generated so far, and calls `on_text` with new characters.
 
         Args:
-          ids: all ids of the text so far.
-          is_over: True if the device has ended the text.
+          ids: all token ids of the text so far.
+          is_finished: whether the text has ended on the device: at the end token, or at its maximum length.
         """
-        if self.is_over:
+        if self.is_finished:
             return
         stops = self.job.sampling.stop
-        if length := stopped_after(ids, len(self.ids), self._text_of, stops):
-            ids, is_over, self.stopped = ids[:length], True, True
-        self.ids, self.is_over = ids, is_over
+        if length := stopped_after(ids, len(self.ids), self._decode, stops):
+            ids, is_finished, self.stopped = ids[:length], True, True
+        self.ids, self.is_finished = ids, is_finished
         if self.on_text is not None:
-            text = self.text if is_over else settled(self.text, stops)
-            if new := text[self._shown :]:
+            text = self.text if is_finished else settled(self.text, stops)
+            if new := text[self._num_streamed :]:
                 self.on_text(self.number, new)
-                self._shown = len(text)
+                self._num_streamed = len(text)
 
     @property
     def text(self) -> str:
-        text = self._text_of(self.ids)
+        text = self._decode(self.ids)
         return text[: find_stop(text, self.job.sampling.stop)] if self.stopped else text
 
-    def _text_of(self, ids: Sequence[int]) -> str:
-        """Decodes ids without the end token, as a continuation of the last ids of the prompt."""
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Decodes token ids without the end token, as a continuation of the last token ids of the prompt."""
         decode = self.job.loaded.tokenizer.decode
         ids = [i for i in ids if i != self.job.end]
-        return decode([*self.before, *ids])[len(decode(self.before)) :]
+        return decode([*self.context_ids, *ids])[len(decode(self.context_ids)) :]
 
     def generated(self, log_probs: np.ndarray, limit: int, score: Optional[float] = None) -> Generated:
         ended: Ended = "context" if limit < self.job.sampling.max_new_tokens else "length"
@@ -268,23 +272,23 @@ class _Text:
             ended = "stop"
         elif self.ids and self.ids[-1] == self.job.end or len(self.ids) < limit:
             ended = "eos"
-        of_ids = tuple(log_probs[: len(self.ids)].tolist())
-        return Generated(self.number, self.text, tuple(self.ids), of_ids, ended, score)
+        ids_log_probs = tuple(log_probs[: len(self.ids)].tolist())
+        return Generated(self.number, self.text, tuple(self.ids), ids_log_probs, ended, score)
 
 
 class _Clock:
-    """Adds the times between reads from the device to `Rates`. The first interval is the prefill."""
+    """Adds the time between consecutive reads from the device to `Rates`; the first interval is the prefill."""
 
     def __init__(self, rates: Rates, prompt_tokens: int):
         rates.prompt_tokens += prompt_tokens
         self.rates, self.last, self.count, self.tokens = rates, time.perf_counter(), 0, 0
 
     def tick(self, count: int, tokens: int) -> None:
-        """Records the end of a chunk in `Rates`.
+        """Adds the time and the tokens of a chunk to `Rates`, at the end of the chunk.
 
         Args:
-          count: number of tokens generated so far per row that has not ended.
-          tokens: number of tokens generated so far in all rows, except the first token of each row.
+          count: number of tokens generated so far in each row that has not ended.
+          tokens: number of tokens generated so far in all rows, excluding the first token of each row.
         """
         now, rates = time.perf_counter(), self.rates
         if self.count == 0:
@@ -295,31 +299,31 @@ class _Clock:
             rates.step_tokens += tokens - self.tokens
         self.last, self.count, self.tokens = now, count, tokens
 
-    def compiled(self, written: PyTree) -> PyTree:
-        """Waits for a call that compiles a function and executes zero steps, and adds its time to the prefill.
+    def wait_for_compilation(self, result: PyTree) -> PyTree:
+        """Waits for a call that executes zero steps, only to compile the function, and adds its time to the prefill.
 
         Args:
-          written: result of the call.
+          result: result of the call.
 
         Returns:
-          `written`.
+          `result`, when it is ready.
         """
-        written, now = jax.block_until_ready(written), time.perf_counter()
+        result, now = jax.block_until_ready(result), time.perf_counter()
         self.rates.prefill_seconds += now - self.last
         self.last = now
-        return written
+        return result
 
 
 def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
-    """Returns the sampling options as arrays for the device; raises UserError for tokens outside the vocabulary."""
+    """Converts sampling options to `Rules` for the device; raises UserError for tokens outside the vocabulary."""
     tokenizer, rows = loaded.tokenizer, loaded.experiment.model.vocab_size
     automata = []
     if sampling.banned_strings or sampling.regex:
-        described = tokenizer.spellings(), tokenizer.vocabulary, rows
+        vocabulary_args = tokenizer.spellings(), tokenizer.vocabulary, rows
         if sampling.banned_strings:
-            automata.append(without_strings(sampling.banned_strings, *described))
+            automata.append(without_strings(sampling.banned_strings, *vocabulary_args))
         if sampling.regex:
-            automata.append(matching(sampling.regex, *described))
+            automata.append(matching(sampling.regex, *vocabulary_args))
     end = tokenizer.vocabulary.separator
     return Rules(
         allowed=jnp.asarray(allowed_ids(sampling.allowed_tokens, sampling.banned_tokens, tokenizer, rows)),

@@ -1,4 +1,4 @@
-"""Computes embeddings of documents: pools the last hidden states of their tokens."""
+"""Computes text embeddings by pooling the last hidden states of the tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, Optional
@@ -8,7 +8,7 @@ import numpy as np
 
 from pretrainax.config import Embed, UserError
 from pretrainax.data.batch import Batch
-from pretrainax.inference.framing import frame_of, framed_rows, longest, read_example
+from pretrainax.inference.framing import frame_of, framed_rows, max_input_length, read_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
 from pretrainax.models import AnyModel, electra
@@ -16,7 +16,7 @@ from pretrainax.models.encoder import Encoder
 from pretrainax.sharding.param_paths import PyTree
 
 Pooling = Literal["mean", "cls", "last", "max"]
-# Functions from the hidden states of a text and its special tokens, [T, D], to one vector [D].
+# Functions from the hidden states of a text with its special tokens, [T, D], to a single vector [D].
 _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda states: states.mean(axis=0),
     "cls": lambda states: states[0],
@@ -28,17 +28,17 @@ _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def embed(
     loaded: LoadedModel, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False
 ) -> np.ndarray:
-    """Returns the embedding of each text: pooled hidden states after the last block and its norm, float32 [n, d_model].
+    """Computes the embedding of each text: pooled hidden states after the final norm, float32 [n, d_model].
 
-    An encoder-decoder reads a text with its encoder. A run of ELECTRA reads it with its discriminator. A text gets the
-    special tokens of training, and pooling includes these tokens, as in sentence-transformers. Padding is not pooled,
-    so the embedding of a text does not depend on other rows of the batch.
+    An encoder-decoder reads a text with its encoder, and an ELECTRA run reads it with its discriminator. Each text gets
+    the special tokens of training. Pooling includes the special tokens, as in sentence-transformers, but not padding.
+    Therefore the embedding of a text does not depend on other rows of the batch.
 
     Args:
-      pooling: "mean" or "max" over all tokens, in each dimension. "cls": the first token, which must be [CLS]. "last":
-        the last token (in an encoder, the [SEP] or </s> after the text). None: for a model trained for retrieval, the
-        pooling of its head, with normalization to length 1 if the head has it. For other models, None is "mean".
-      truncate: True cuts a text that is too long. False raises UserError for such a text.
+      pooling: "mean" and "max" pool over all tokens, in each dimension. "cls" takes the first token, which must be
+        [CLS]. "last" takes the last token (in an encoder, the [SEP] or </s> after the text). If None, a model with an
+        embedding head uses the head's pooling and, if set, its L2 normalization; other models use "mean".
+      truncate: whether to cut a text at the end if it is too long. If False, a text that is too long raises UserError.
 
     Raises:
       UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many tokens.
@@ -46,8 +46,8 @@ def embed(
     head = loaded.experiment.model.head
     if pooling is None and isinstance(head, Embed):
         vectors = embed(loaded, texts, head.pooling, truncate)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True) if head.normalize else 1.0
-        return vectors / np.maximum(lengths, 1e-12)
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True) if head.normalize else 1.0
+        return vectors / np.maximum(norms, 1e-12)
     pooling = pooling or "mean"
     if pooling not in _POOLINGS:
         raise UserError(f"pooling is {pooling!r}, it must be one of {', '.join(_POOLINGS)}")
@@ -57,15 +57,15 @@ def embed(
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:
-    """Returns the embedding of each row of token ids, float32 [n, d_model].
+    """Computes the embedding of each array of token ids, float32 [n, d_model].
 
     Args:
-      rows: n arrays of ids [t], including special tokens.
+      rows: n arrays of token ids [t], including special tokens.
     """
     loaded.check_plain("give embeddings")
     vectors = np.empty((len(rows), loaded.experiment.model.stream_width), np.float32)
     examples = [read_example(loaded, row) for row in rows]
-    for numbers, batch in batches(examples, loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
+    for numbers, batch in batches(examples, loaded.mesh, max_input_length(loaded), loaded.tokenizer.vocabulary.pad):
         hidden = np.asarray(loaded.run(last_hidden, batch), np.float32)
         for number, states in zip(numbers, hidden, strict=False):  # `hidden` may have extra rows
             vectors[number] = _POOLINGS[pooling](states[: len(rows[number])])
@@ -73,9 +73,10 @@ def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) ->
 
 
 def last_hidden(model: AnyModel, params: PyTree, batch: Batch) -> jax.Array:
-    """Returns the hidden states [B, T, D] after the last block and its norm, from the stack that reads the text.
+    """Computes the hidden states [B, T, D] after the final norm of the stack that reads the text.
 
-    The mask decoder of DeBERTa is skipped, as in transformers, because it is for pretraining only.
+    This stack is the encoder of an encoder-decoder, or the discriminator of an ELECTRA model. As in transformers,
+    DeBERTa's enhanced mask decoder is not applied, because it is used only in pretraining.
     """
     config, family = model.config, model.config.family
     if family == "encoder_decoder":

@@ -1,4 +1,4 @@
-"""Fills holes in a text: masks with an encoder, spans with an encoder-decoder, the middle with a decoder."""
+"""Fills holes in a text: single masks with an encoder, spans with an encoder-decoder, one span with a decoder."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Batch
 from pretrainax.data.words import Words
 from pretrainax.inference.fill_spans import find_spans
-from pretrainax.inference.framing import check_length, frame_of, longest, read_example
+from pretrainax.inference.framing import check_length, frame_of, max_input_length, read_example
 from pretrainax.inference.holes import Holes
 from pretrainax.inference.loaded import LoadedModel, check_language_model
 from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.models.heads import HEADS
 
-_SPAN = 16  # default maximum number of tokens per span
+_DEFAULT_SPAN = 16  # default maximum number of tokens per span
 Order = Literal["most_certain", "left_to_right", "at_once"]
 
 
@@ -26,15 +26,15 @@ Order = Literal["most_certain", "left_to_right", "at_once"]
 class Candidate:
     """A candidate for a hole, with its probability."""
 
-    text: str  # for a mask that is a part of a word: the complete word
+    text: str  # the complete word, even if the mask is only a part of it
     probability: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """A text with filled holes, and the candidates for each hole."""
+    """A text with filled holes, and the most likely candidates for each hole."""
 
-    text: str  # the text, with the most likely candidate in each hole
+    text: str  # the complete text, with the most likely candidate in each hole
     holes: tuple[tuple[Candidate, ...], ...]  # candidates of each hole, most likely first
 
 
@@ -45,19 +45,19 @@ def fill(
     order: Optional[Order] = None,
     max_new_tokens: Optional[int] = None,
 ) -> Filled:
-    """Returns `text` with its holes filled, and the most likely candidates for each hole.
+    """Fills the holes in `text`; returns the filled text and the most likely candidates for each hole.
 
-    A hole is written as [MASK] for every model, or as a mask or sentinel of the tokenizer: <mask>, <extra_id_0>. An
+    A hole is written as [MASK] for any model, or as the tokenizer's mask or a sentinel, such as <extra_id_0>. An
     encoder fills each hole with one token. An encoder-decoder fills holes from left to right with spans of any length,
-    by beam search. A decoder that was trained to fill in the middle fills one hole. The probability of a candidate
-    depends on the holes that were filled before. The probability of a span covers all its tokens and the end token.
+    by beam search. A decoder that was trained to fill in the middle fills one hole. The probability of a candidate is
+    conditional on the holes that are already filled. The probability of a span covers all its tokens and the end token.
 
     Args:
       top: maximum number of candidates per hole.
       order: the fill order for encoders. "most_certain" fills the mask with the most certain prediction in each forward
         pass, so that the tokens of a word are consistent. "left_to_right" also fills one mask per pass. "at_once" fills
-        all masks after one forward pass. None: "most_certain".
-      max_new_tokens: for other models, maximum number of tokens per span; None: 16.
+        all masks after one forward pass. If None, "most_certain" is used.
+      max_new_tokens: for encoder-decoders and decoders, the maximum number of tokens per span. If None, it is 16.
 
     Raises:
       UserError: the text has no hole, an unsupported hole, or too many tokens; the model cannot fill holes; an option
@@ -67,12 +67,13 @@ def fill(
     holes = Holes(loaded.tokenizer, text)
     if loaded.model.config.family == "encoder":
         return _fill_masks(loaded, holes, top, order or "most_certain")
-    spans = find_spans(loaded, holes, top, max_new_tokens or _SPAN)
+    spans = find_spans(loaded, holes, top, max_new_tokens or _DEFAULT_SPAN)
     candidates = [tuple(Candidate(holes.spelled(ids).strip(), p) for ids, p in hole) for hole in spans]
     return Filled(holes.filled([hole[0][0] for hole in spans]), tuple(candidates))
 
 
 def _check_options(loaded: LoadedModel, top: int, order: Optional[Order], max_new_tokens: Optional[int]) -> None:
+    """Raises UserError if the model cannot fill holes, or an option is invalid or has no effect on this model."""
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model.config
     check_language_model(loaded)
     if config.generator is None and not HEADS["lm"].is_in(config):
@@ -100,7 +101,7 @@ def _check_options(loaded: LoadedModel, top: int, order: Optional[Order], max_ne
 
 
 def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Filled:
-    """Fills each mask of a text with one token of an encoder, in the given order."""
+    """Fills each mask in a text with one token predicted by an encoder, in the given order."""
     holes.check_masks()
     row, positions = _masked_row(loaded, holes)
     check_length(loaded, len(row), "the text")
@@ -114,29 +115,29 @@ def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Fi
             best = np.argsort(-probabilities[hole], kind="stable")[:top]
             candidates[hole] = best, probabilities[hole, best]
             row[positions[hole]] = best[0]
-    words, filled = Words(loaded.tokenizer), []
+    words, candidates_by_hole = Words(loaded.tokenizer), []
     for hole, position in enumerate(positions):
         pairs = zip(*(x.tolist() for x in candidates[hole]), strict=True)
-        filled.append(tuple(Candidate(_word(words, holes, row, position, i), p) for i, p in pairs))
-    return Filled(holes.filled([[int(row[position])] for position in positions]), tuple(filled))
+        candidates_by_hole.append(tuple(Candidate(_complete_word(words, holes, row, position, i), p) for i, p in pairs))
+    return Filled(holes.filled([[int(row[position])] for position in positions]), tuple(candidates_by_hole))
 
 
 def _masked_row(loaded: LoadedModel, holes: Holes) -> tuple[np.ndarray, list[int]]:
-    """Returns the input of an encoder, int32 [t], and the positions of its masks."""
+    """Returns the encoder input for a text, int32 [t], and the positions of its masks."""
     (before, after), positions = frame_of(loaded), []
-    first, *rest = (part.tolist() for part in holes.ids())
+    first, *rest = (ids.tolist() for ids in holes.ids())
     row = [*before, *first]
-    for part in rest:
+    for ids in rest:
         positions.append(len(row))
-        row += [loaded.tokenizer.vocabulary.mask, *part]
+        row += [loaded.tokenizer.vocabulary.mask, *ids]
     return np.array([*row, *after], np.int32), positions
 
 
 def _probabilities(loaded: LoadedModel, row: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-    """Returns the probability of each id at each of K positions, float32 [K, V]; 0 for special tokens."""
+    """Computes the probability of each token id at each of K positions, float32 [K, V]; special tokens get 0."""
     vocabulary = loaded.tokenizer.vocabulary
     example = read_example(loaded, row) | {"masked_positions": np.array(positions, np.int32)}
-    ((_, batch),) = batches([example], loaded.mesh, longest(loaded), vocabulary.pad)
+    ((_, batch),) = batches([example], loaded.mesh, max_input_length(loaded), vocabulary.pad)
     logits = loaded.compute(_logits, batch)[0, : len(positions), : vocabulary.size]  # [B, K', rows] -> [K, V]
     probabilities = np.array(jax.nn.softmax(logits, axis=-1))
     probabilities[:, list(vocabulary.special_ids)] = 0.0
@@ -147,11 +148,11 @@ def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
     return outputs.heads["lm"].logits()
 
 
-def _word(words: Words, holes: Holes, row: np.ndarray, position: int, i: int) -> str:
-    """Returns the complete word that results if id `i` is at `position` of the row."""
+def _complete_word(words: Words, holes: Holes, row: np.ndarray, position: int, token_id: int) -> str:
+    """Returns the complete word around `position` after replacing the token there with `token_id`."""
     row = row.copy()
-    row[position] = i
-    edges = np.append(np.flatnonzero(words.starts(row)), len(row))
-    number = np.searchsorted(edges, position, side="right")
-    text = holes.spelled(row[edges[number - 1] : edges[number]].tolist())
+    row[position] = token_id
+    word_edges = np.append(np.flatnonzero(words.starts(row)), len(row))
+    number = np.searchsorted(word_edges, position, side="right")
+    text = holes.spelled(row[word_edges[number - 1] : word_edges[number]].tolist())
     return text.strip() or text

@@ -1,4 +1,4 @@
-"""Adds the special tokens of training around a text, so that inputs at inference have the training format."""
+"""Adds the special tokens of training to input texts, so that inference inputs have the training format."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, TypeVar
@@ -15,56 +15,60 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 Kind = TypeVar("Kind", bound=Objective)
-_TEXT = -1  # placeholder for the ids of a text; not a token id
+_PLACEHOLDER = -1  # stands for the token ids of a text in a prompt; not a valid token id
 
 
 class Frame(NamedTuple):
-    """The ids of the special tokens before and after an input text."""
+    """The special token ids before and after an input text."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
 def frame_of(loaded: LoadedModel) -> Frame:
-    """Returns the special tokens that the model expects around an input text.
+    """Returns the special tokens that the model expects before and after an input text.
 
-    Encoders and models with a task head get the frame of their training documents, such as [CLS] and [SEP]. Other
-    models get the special tokens that surround a prompt.
+    For encoders and for models with a task head, these are the special tokens of training documents, such as [CLS] and
+    [SEP]. For other models, these are the special tokens before and after a prompt.
     """
     model = loaded.experiment.model
     if model.family == "encoder" or model.head is not None:  # any family with a task head
         frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary)
         return Frame(frame.before, frame.after)
-    prompt = framed_prompt(np.array([_TEXT], np.int32), loaded.experiment, loaded.tokenizer)
+    prompt = framed_prompt(np.array([_PLACEHOLDER], np.int32), loaded.experiment, loaded.tokenizer)
     row = prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"].tolist()
-    position = row.index(_TEXT)
+    position = row.index(_PLACEHOLDER)
     return Frame(tuple(row[:position]), tuple(row[position + 1 :]))
 
 
 def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer) -> Example:
-    """Returns the model input for a prompt of n token ids [n]: an example without targets.
+    """Builds the input of a decoder or encoder-decoder for a prompt: an example without targets.
 
-    This function is for decoders and encoder-decoders. If the model was trained with a mixture of objectives, the first
-    objective determines the format, but the token that marks this objective in training (the mode token) is left out.
+    If the model was trained with a mixture of objectives, the first objective determines the format. The input omits
+    the mode token, which selects the objective in training.
+
+    Args:
+      ids: token ids of the prompt, [n].
     """
     objectives = [objective for _, objective in experiment.objective.components()]
     objective = objectives[0].adapted(experiment).bind(tokenizer) if len(objectives) == 1 else objectives[0]
     if isinstance(objective, CausalLM):
-        ids = np.concatenate([before_text(experiment, tokenizer.vocabulary, not len(ids)), ids]).astype(np.int32)
+        ids = np.concatenate([leading_token_ids(experiment, tokenizer.vocabulary, not len(ids)), ids]).astype(np.int32)
     return objective.prompt(ids, tokenizer.vocabulary)
 
 
-def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool) -> list[int]:
-    """Returns the ids that a causal decoder reads before a text: a list of one id, or an empty list.
+def leading_token_ids(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool) -> list[int]:
+    """Returns the special token ids that a causal decoder reads before a text: a list of one id, or an empty list.
 
-    A decoder that was trained with this package has usually read each document after the separator of the previous
-    document. It gets this separator, except if its training rows contained pieces of documents, or if attention was
-    masked between documents. An imported decoder gets the BOS token, unless BOS and EOS are the same token.
+    A decoder that was trained with PretrainAX usually read each document after the separator of the previous document,
+    so the result is this separator. The result is [] if training rows contained pieces of documents (`Packing.cuts`),
+    or if attention was masked between documents. For an imported decoder, the result is the BOS token, or [] if BOS and
+    EOS are the same token.
 
     Args:
-      is_needed: True if the first token of the text needs a token before it, as for scoring or for an empty prompt. An
-        imported model without a separate BOS token then reads its separator, such as <|endoftext|>. This token ends
-        each document of its training data, and transformers does not add it before prompts.
+      is_needed: whether a token must precede the first token of the text, as for scoring or for an empty prompt. If
+        True, an imported model without a separate BOS token reads its separator, such as <|endoftext|>. The separator
+        ends each document in its training data. Unlike PretrainAX, transformers does not add it before prompts.
     """
     if isinstance(experiment.data.source, NoSource):
         if is_needed:
@@ -72,12 +76,15 @@ def before_text(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool)
         else:
             start = None if vocabulary.bos == vocabulary.eos else vocabulary.bos
     else:
-        start = vocabulary.separator if _reads_on(experiment) else None
+        start = vocabulary.separator if _reads_across_documents(experiment) else None
     return [] if start is None else [start]
 
 
-def _reads_on(experiment: Experiment) -> bool:
-    """Returns True if the model was trained on rows in which a document can follow the end of another document."""
+def _reads_across_documents(experiment: Experiment) -> bool:
+    """Returns True if training rows could contain several documents that attend to each other.
+
+    In these rows, a document follows the separator of the previous document.
+    """
     return any(
         isinstance(objective, CausalLM)
         and not objective.mask_documents
@@ -87,13 +94,13 @@ def _reads_on(experiment: Experiment) -> bool:
 
 
 def find_objective(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
-    """Returns the training objective of class `kind`, alone or as part of a mixture; None if there is none."""
-    parts = (part for _, part in loaded.experiment.objective.components())
-    return next((part for part in parts if isinstance(part, kind)), None)
+    """Returns the training objective of class `kind`, possibly as part of a mixture, or None if there is none."""
+    components = (component for _, component in loaded.experiment.objective.components())
+    return next((component for component in components if isinstance(component, kind)), None)
 
 
-def longest(loaded: LoadedModel) -> Optional[int]:
-    """Returns the maximum input length in tokens, including special tokens; None if the model has no maximum length."""
+def max_input_length(loaded: LoadedModel) -> Optional[int]:
+    """Returns the maximum input length in tokens, including special tokens, or None if there is no limit."""
     model, tuning = loaded.experiment.model, loaded.experiment.tuning
     return model.position.max_length if tuning is None else min(tuning.limits(model).values(), default=None)
 
@@ -101,15 +108,15 @@ def longest(loaded: LoadedModel) -> Optional[int]:
 def check_length(
     loaded: LoadedModel, tokens: int, what: str, remedy: str = "shorten it", special: Optional[int] = None
 ) -> None:
-    """Raises UserError if an input is longer than the maximum input length of the model.
+    """Raises UserError if an input exceeds the maximum input length of the model.
 
     Args:
       tokens: length of the input in tokens, including special tokens.
       what: name of the input in the error message, such as "the prompt".
       remedy: suggestion in the error message.
-      special: number of special tokens in the input; None: the number of tokens in `frame_of(loaded)`.
+      special: number of special tokens in the input. If None, it is their number in `frame_of(loaded)`.
     """
-    limit = longest(loaded)
+    limit = max_input_length(loaded)
     if limit is not None and tokens > limit:
         special = sum(map(len, frame_of(loaded))) if special is None else special
         raise UserError(
@@ -122,18 +129,19 @@ def check_length(
 def framed_rows(
     loaded: LoadedModel, texts: Sequence[str], truncate: bool = False, remedy: str = "shorten it"
 ) -> list[np.ndarray]:
-    """Returns the input ids of each text with the special tokens around them, as a list of arrays int32 [t].
+    """Tokenizes each text and adds the special tokens of training; returns a list of int32 arrays [t].
 
     Args:
-      truncate: True cuts a text that exceeds the maximum input length at the end. False raises UserError.
-      remedy: suggestion in the message of this error.
+      truncate: whether to cut a text at the end if it exceeds the maximum input length. If False, a text that is
+        too long raises UserError.
+      remedy: suggestion in the error message for a text that is too long.
 
     Raises:
       UserError: a text has no tokens or too many tokens, or `texts` is a single string.
     """
     if isinstance(texts, str):
         raise UserError("texts is one string, it must be a list of strings: write [text]")
-    (before, after), limit = frame_of(loaded), longest(loaded)
+    (before, after), limit = frame_of(loaded), max_input_length(loaded)
     rows = []
     for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
         if truncate and limit is not None:

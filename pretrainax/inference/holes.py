@@ -1,4 +1,4 @@
-"""Parses text with holes, such as "The [MASK] walks in <extra_id_1> park", and inserts the outputs of a model."""
+"""Parses text with holes, such as "The [MASK] walks in <extra_id_1> park", and inserts predictions into the holes."""
 
 import re
 from collections.abc import Sequence
@@ -9,13 +9,18 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.tokenization.base import Tokenizer
 
-PLAIN = "[MASK]"  # a hole for every model, in addition to the mask and the sentinels of its tokenizer
+PLAIN = "[MASK]"  # notation of a hole for all models, in addition to masks and sentinels of the tokenizer
 _SENTINEL = re.compile("<extra_id_([0-9]+)>")
-_GUARD = "|"  # precedes a text in `_encode_after`; a character that is rarely part of a longer token
+_GUARD = "|"  # text before a continuation in `_encode_after`: a character that rarely occurs in longer tokens
 
 
 class Holes:
-    """A text with holes: `parts` are the strings between the holes, `marks` the notation of each hole."""
+    """A text with holes.
+
+    Attributes:
+      parts: the strings before, between and after the holes.
+      marks: the string that denotes each hole, such as "[MASK]".
+    """
 
     def __init__(self, tokenizer: Tokenizer, text: str):
         """Parses a text; raises UserError if the text has no hole."""
@@ -27,14 +32,14 @@ class Holes:
                 f"the text has no hole to fill in: write {_mask_of(tokenizer) or PLAIN} where a word is missing"
             )
         self._spellings = tokenizer.spellings()
-        self._takes_space = takes_space(self._spellings)
-        self._keeps_space = tokenizer.encode("a (a)").tolist() != tokenizer.encode("a(a)").tolist()
+        self._has_leading_spaces = takes_space(self._spellings)
+        self._preserves_spaces = tokenizer.encode("a (a)").tolist() != tokenizer.encode("a(a)").tolist()
 
     def __len__(self) -> int:
         return len(self.marks)
 
     def sentinels(self) -> list[int]:
-        """Returns the sentinel id of each hole, for models that fill in spans.
+        """Returns the sentinel token id of each hole, for models that fill in spans.
 
         A hole that is written as a mask gets the next sentinel.
 
@@ -46,8 +51,8 @@ class Holes:
         for number, mark in enumerate(self.marks):
             sentinel = _SENTINEL.fullmatch(mark)
             if number >= len(available) or (sentinel and int(sentinel[1]) >= len(available)):
-                has = f"<extra_id_0> to <extra_id_{len(available) - 1}>" if available else "no sentinels"
-                raise UserError(f"hole {number + 1} is {mark}, the tokenizer has {has}: use fewer holes")
+                available_text = f"<extra_id_0> to <extra_id_{len(available) - 1}>" if available else "no sentinels"
+                raise UserError(f"hole {number + 1} is {mark}, the tokenizer has {available_text}: use fewer holes")
             if sentinel and int(sentinel[1]) != number:
                 raise UserError(
                     f"hole {number + 1} is {mark}, it must be <extra_id_{number}> as in training: number the holes "
@@ -56,35 +61,35 @@ class Holes:
         return list(available[: len(self)])
 
     def check_masks(self) -> None:
-        """Raises UserError if a hole is written as a sentinel, for models that were trained to fill in masks."""
+        """Raises UserError if a hole is written as a sentinel. Use this for models trained to fill in masks only."""
         if sentinel := next(filter(_SENTINEL.fullmatch, self.marks), None):
             raise UserError(f"the text has {sentinel}, which the model was not trained to fill in: write {PLAIN}")
 
     def ids(self) -> list[np.ndarray]:
-        """Returns the ids of the parts before, between and after the holes, tokenized as parts of one text."""
-        return ids_between(self.tokenizer, self.parts, [self._takes_space] * len(self))
+        """Returns the token ids of the text before, between and after the holes, tokenized as one continuous text."""
+        return ids_between(self.tokenizer, self.parts, [self._has_leading_spaces] * len(self))
 
     def spelled(self, ids: Sequence[int]) -> str:
-        """Decodes ids to text, including a leading space that belongs to the first token."""
+        """Decodes token ids to text, keeping the first token's leading space if it has one."""
         pieces = self.tokenizer.special_pieces
         parts = [pieces[i].encode() if i in pieces else self._spellings[i] for i in ids]
         return b"".join(parts).decode("utf-8", "replace")
 
     def filled(self, spans: Sequence[Sequence[int]]) -> str:
-        """Returns the text with the decoded ids of `spans` in its holes; the rest of the text is unchanged."""
+        """Returns the text with each hole replaced by the decoded token ids of its span in `spans`."""
         text = self.parts[0]
         for span, part in zip(spans, self.parts[1:], strict=True):
-            text = self._joined(text, self.spelled(span)) + part
+            text = self._append_span(text, self.spelled(span)) + part
         return text
 
-    def _joined(self, text: str, span: str) -> str:
-        if not self._takes_space:
+    def _append_span(self, text: str, span: str) -> str:
+        if not self._has_leading_spaces:
             return text + span
         if not span.startswith(" "):  # the span continues the last word
             return text.removesuffix(" ") + span
         has_space = not text or text[-1].isspace()
         # Some tokenizers ignore spaces, and encode "(paris" and "( paris" to the same ids.
-        return text + span[1:] if has_space or not (self._keeps_space or text[-1].isalnum()) else text + span
+        return text + span[1:] if has_space or not (self._preserves_spaces or text[-1].isalnum()) else text + span
 
 
 def has_hole(tokenizer: Tokenizer, text: str) -> bool:
@@ -93,7 +98,7 @@ def has_hole(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def _holes_pattern(tokenizer: Tokenizer) -> str:
-    """Returns the regular expression that matches a hole, without groups."""
+    """Returns a regular expression without groups that matches a hole."""
     sentinel = _SENTINEL.pattern.replace("(", "(?:")
     return "|".join([sentinel, *map(re.escape, filter(None, {PLAIN, _mask_of(tokenizer)}))])
 
@@ -107,26 +112,33 @@ def _mask_of(tokenizer: Tokenizer) -> Optional[str]:
 
 
 def takes_space(spellings: Sequence[bytes]) -> bool:
-    """Returns True if tokens include the space before a word, such as " park".
+    """Returns True if tokens can include the space before a word, such as " park".
 
-    In this case, the space before a hole belongs to the hole.
+    In this case, a hole includes the space before it.
     """
     return any(spelling[:1] == b" " and spelling.strip() for spelling in spellings)
 
 
 def ids_between(tokenizer: Tokenizer, parts: Sequence[str], trimmed: Sequence[bool]) -> list[np.ndarray]:
-    """Returns the ids of the parts of a text before, between and after marks, tokenized as parts of one text.
+    """Tokenizes the strings before, between and after special tokens, as one continuous text.
 
     Args:
-      trimmed: for each mark, True if the mark replaces the space before it. There is one mark fewer than parts.
+      parts: the strings.
+      trimmed: for each special token, whether the token replaces the space before it. There is one fewer special
+        token than strings.
+
+    Returns:
+      The token ids of each string, int32 [n].
     """
-    spaced = (part.removesuffix(" ") if trim else part for part, trim in zip(parts, trimmed, strict=False))
-    first, *rest = [*spaced, parts[-1]]
+    trimmed_parts = (
+        part.removesuffix(" ") if is_trimmed else part for part, is_trimmed in zip(parts, trimmed, strict=False)
+    )
+    first, *rest = [*trimmed_parts, parts[-1]]
     return [_encode(tokenizer, first), *(_encode_after(tokenizer, part) for part in rest)]
 
 
 def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
-    """Returns the ids of all parts of a text with the id of a mark between adjacent parts, int32 [n]."""
+    """Concatenates the token ids of `parts`, with one of the token ids `marks` between adjacent parts; int32 [n]."""
     row = list(parts[0])
     for mark, part in zip(marks, parts[1:], strict=True):
         row += [mark, *part]
@@ -134,10 +146,10 @@ def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
 
 
 def _encode_after(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Returns the ids of a text that continues another text, without the leading space that some tokenizers add."""
+    """Tokenizes a text that continues another text, without the leading space that some tokenizers add."""
     guard, guarded = tokenizer.encode(_GUARD), tokenizer.encode(_GUARD + text)
-    follows = len(guard) <= len(guarded) and bool((guarded[: len(guard)] == guard).all())
-    return guarded[len(guard) :] if follows else _encode(tokenizer, text)
+    has_guard = len(guard) <= len(guarded) and bool((guarded[: len(guard)] == guard).all())
+    return guarded[len(guard) :] if has_guard else _encode(tokenizer, text)
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> np.ndarray:

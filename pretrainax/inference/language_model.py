@@ -1,4 +1,4 @@
-"""The Python API of a loaded model: the class `LanguageModel`, which `pretrainax.load` returns."""
+"""The Python API of loaded models: the class `LanguageModel`, which `pretrainax.load` returns."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.fill import Filled, Order, fill
-from pretrainax.inference.framing import framed_prompt, framed_rows, longest, read_example
+from pretrainax.inference.framing import framed_prompt, framed_rows, max_input_length, read_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.predictions import predict, task_of
 from pretrainax.inference.prompts import batch_of
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 class LanguageModel(LoadedModel):
     """A trained model for inference; docs/use.md shows each method.
 
-    `model(batch)` returns the model outputs for a batch in the format of data/batch.py. The method `encode` creates
-    such a batch from strings.
+    `model(batch)` returns the model outputs for a batch in the format of data/batch.py. The method `encode` converts
+    strings to a batch.
     """
 
     generator: Optional["LanguageModel"] = None  # for the discriminator of ELECTRA: its masked LM
 
     @property
     def config(self) -> ModelConfig:
-        """Returns the model config; the field `experiment` has the complete config of the run."""
+        """Returns the model config; the field `experiment` contains the complete config of the run."""
         return self.experiment.model
 
     @property
     def parameters(self) -> dict[str, jax.Array]:
-        """Returns all parameters by path, as float32 arrays that are sharded over the mesh."""
+        """Returns all parameters by path, as float32 arrays with shardings over the mesh."""
         return dict(zip(parameter_names(self.params), jax.tree.leaves(self.params), strict=True))
 
     def encode(self, texts: Sequence[str]) -> HostBatch:
-        """Tokenizes strings to a batch of int32 arrays [B, T], padded on the right to one of few lengths.
+        """Tokenizes strings to a batch of int32 arrays [B, T], padded on the right to a length from `rows.bucket`.
 
-        Each string gets the special tokens of training. An encoder-decoder reads the strings with its encoder, and the
-        decoder input is the start token [B, 1].
+        Each string gets the special tokens of training. For an encoder-decoder, the strings are the encoder input, and
+        the decoder input is the start token.
 
         Raises:
           UserError: a string has no tokens, or more tokens than the maximum input length.
@@ -57,7 +57,7 @@ class LanguageModel(LoadedModel):
         if self.config.family == "encoder_decoder":
             empty_prompt = framed_prompt(np.zeros(0, np.int32), self.experiment, self.tokenizer)
             examples = [empty_prompt | example for example in examples]
-        return batch_of(examples, self.tokenizer.vocabulary.pad or 0, longest(self))
+        return batch_of(examples, self.tokenizer.vocabulary.pad or 0, max_input_length(self))
 
     def generate(
         self,
@@ -66,11 +66,11 @@ class LanguageModel(LoadedModel):
         on_text: Optional[OnText] = None,
         **sampling: Any,
     ) -> list[Generated]:
-        """Generates text after one or more prompts; returns the results in the order of the prompts.
+        """Generates text after one or more prompts; returns the generated texts in the order of the prompts.
 
         Args:
           prompts: a string, or a list of strings.
-          on_text: called with the index of a prompt and each new piece of its text.
+          on_text: called with the index of a prompt and the new characters of its generated text.
           sampling: fields of `inference.request.Sampling`, such as max_new_tokens=40, temperature=0.8, stop=("\\n",).
 
         Raises:
@@ -85,23 +85,23 @@ class LanguageModel(LoadedModel):
     def fill(
         self, text: str, top: int = 5, order: Optional[Order] = None, max_new_tokens: Optional[int] = None
     ) -> Filled:
-        """Returns a text with its holes filled, and the `top` candidates for each hole; see `inference.fill.fill`.
+        """Fills the holes in a text, and returns the `top` candidates for each hole; see `inference.fill.fill`.
 
-        A hole is written as [MASK]. ELECTRA uses its generator.
+        A hole is written as [MASK]. An ELECTRA model fills the holes with its generator.
         """
         return fill(self.generator or self, text, top, order, max_new_tokens)
 
     def embed(self, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False) -> np.ndarray:
-        """Returns the embedding of each text, float32 [n, d_model]; see `inference.embed.embed`."""
+        """Computes the embedding of each text, float32 [n, d_model]; see `inference.embed.embed`."""
         return embed(self, texts, pooling, truncate)
 
     def predict(self, records: Sequence[Union[str, Mapping]], batch_size: int = 32) -> list[JsonObject]:
-        """Returns the prediction of a model with a task head for each record: {"prediction": …, "probabilities": …}.
+        """Returns the task head's prediction for each record, such as {"prediction": …, "probabilities": …}.
 
         Args:
-          records: the fields that the task reads, without a label. For a task that reads one text, a record may be a
-            string.
-          batch_size: maximum rows per batch.
+          records: mappings with the fields that the task reads, without a label. A record may also be a string, the
+            value of the task's first field.
+          batch_size: maximum number of rows per batch.
 
         Raises:
           UserError: the model has no task head, or a record lacks a field.
@@ -122,9 +122,9 @@ class LanguageModel(LoadedModel):
         by_word: bool = False,
         seed: Optional[int] = None,
     ) -> list["Score"]:
-        """Returns the score of each text: its negative log-likelihood in nats, and its tokens and bytes.
+        """Computes the negative log-likelihood of each text in nats, and counts its tokens and bytes.
 
-        The function `scoring.likelihood.score` documents the options. ELECTRA uses its generator.
+        The function `scoring.likelihood.score` documents the options. An ELECTRA model scores with its generator.
         """
         from pretrainax.scoring.likelihood import score  # not at the top of the file: scoring imports this package
 

@@ -1,4 +1,4 @@
-"""Loads trained models for inference: `load("runs/mine")` returns config, parameters and tokenizer."""
+"""Loads trained models for inference: `load("runs/mine")` returns a `LanguageModel`."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 
 DType = Literal["float32", "bfloat16"]
-_SHARE = 0.5  # replicated parameters may take at most this share of the memory of a device
+_MAX_FRACTION = 0.5  # replicated parameters may use at most this fraction of the memory of a device
 
 
 def load(
@@ -35,21 +35,21 @@ def load(
 ) -> LanguageModel:
     """Loads a trained model for inference.
 
-    A run of ELECTRA gives the discriminator. The field `generator` of the result is the masked LM.
+    For an ELECTRA run, the result is the discriminator. The field `generator` of the result is the masked LM.
 
     Args:
       directory: a run, an export, a Hugging Face directory, or a model of the Hugging Face Hub ("hf:org/name",
-        "hf:org/name@revision"). For a run, "runs/mine" is the newest checkpoint that verifies, with the parameters that
-        validation uses; "runs/mine@2000" is the checkpoint of step 2000; "runs/mine@best" is the checkpoint with the
-        best validation metric; "runs/mine@average" is the mean of saved checkpoints; "runs/mine@ema" has the moving
-        average of the parameters, and "runs/mine@trained" the trained parameters. The module `interop.origin` has all
-        details.
-      dtype: dtype of activations and matrix products; None: the dtype of the run, by default float32 on CPU and
-        bfloat16 on other devices. Parameters are float32.
-      mesh: the devices that hold the parameters, from `sharding.mesh.make_mesh`; None: `default_mesh`.
+        "hf:org/name@revision"). "runs/mine" is the newest valid checkpoint of a run, with the parameters that
+        validation uses. "runs/mine@2000" is the checkpoint of step 2000. "runs/mine@best" is the checkpoint with the
+        best validation metric. "runs/mine@average" is the mean of the last saved checkpoints. "runs/mine@ema" selects
+        the moving average of the parameters, and "runs/mine@trained" the trained parameters. The module
+        `interop.origin` documents the complete syntax.
+      dtype: dtype of activations and matrix multiplications. If None, the run's dtype is used, by default float32 on
+        CPU and bfloat16 on other devices. Parameters are always float32.
+      mesh: the device mesh for the parameters, from `sharding.mesh.make_mesh`. If None, `default_mesh` is used.
 
     Raises:
-      UserError: the directory cannot be used; the message has the reason.
+      UserError: the directory cannot be used; the message gives the reason.
     """
     return load_origin(find_origin(os.fspath(directory)), dtype, mesh)
 
@@ -57,7 +57,7 @@ def load(
 def load_origin(
     origin: Origin, dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
 ) -> LanguageModel:
-    """Loads the model of a resolved origin for inference; `load` documents `dtype` and `mesh`."""
+    """Loads the model at a resolved location for inference; `dtype` and `mesh` are as in `load`."""
     if dtype is not None and dtype not in typing.get_args(DType):
         raise UserError(f"dtype is {dtype!r}, {nearest(str(dtype), typing.get_args(DType))}")
     experiment, tokenizer, params, mesh = (_load_run if origin.steps else _load_huggingface)(origin, mesh)
@@ -66,11 +66,11 @@ def load_origin(
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
         if config.experts is not None:  # without a capacity, outputs for a row do not depend on other rows
             config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
-        described = dataclasses.replace(experiment, model=config)
+        model_experiment = dataclasses.replace(experiment, model=config)
         built = models.build(config, compute)
         if experiment.tuning is not None:
             built = cast(Tuning, experiment.tuning).adapted(built, experiment)
-        return LanguageModel(described, built, params, tokenizer, mesh, origin.description, generator)
+        return LanguageModel(model_experiment, built, params, tokenizer, mesh, origin.description, generator)
 
     if experiment.model.generator is None:
         return model(experiment.model, params)
@@ -79,10 +79,10 @@ def load_origin(
 
 
 def experiment_of(origin: Origin) -> Experiment:
-    """Returns the config of a run or a Hugging Face directory, without reading parameters.
+    """Returns the config of a run or of a model in a Hugging Face directory, without reading parameters.
 
     Raises:
-      UserError: a Hugging Face directory cannot be used.
+      UserError: the Hugging Face directory has an unsupported model or invalid files.
     """
     if origin.steps:
         experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
@@ -95,6 +95,10 @@ def experiment_of(origin: Origin) -> Experiment:
 def _load_run(
     origin: Origin, mesh: Optional[jax.sharding.Mesh]
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
+    """Loads the config, tokenizer and parameters of a run; also returns the mesh.
+
+    If the run's tuning can be merged into the base model, it is merged and removed from the config.
+    """
     folder = os.path.join(os.path.abspath(origin.directory), "tokenizer")
     experiment = start.experiment_of(origin)
     experiment.tokenizer.path = folder
@@ -112,6 +116,7 @@ def _load_run(
 def _load_huggingface(
     origin: Origin, mesh: Optional[jax.sharding.Mesh]
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
+    """Loads the config, tokenizer and parameters of a Hugging Face directory; also returns the mesh."""
     verify_files(origin.directory)
     source = DirectoryWeights(origin.directory)
     source.verify()
@@ -124,25 +129,25 @@ def _load_huggingface(
 
 
 def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] = None) -> jax.sharding.Mesh:
-    """Returns the default mesh for loading a model on these devices.
+    """Chooses a mesh for loading a model on the given devices.
 
-    If the parameters fit into half of the memory of one device, each device holds all parameters and processes a part
-    of the rows of each batch. Otherwise the parameters are sharded over all devices: along `tensor` if the number of
-    devices divides the sizes of the model, and along `fsdp` if it does not.
+    If the parameters fit into half of a device's memory, they are replicated, and each batch is sharded over the
+    devices. Otherwise the parameters are sharded over all devices: along `tensor` if the number of devices divides
+    the dimensions of the model, or else along `fsdp`.
 
     Args:
       params: arrays or shapes.
-      room: memory of one device in bytes; None: the size that the device reports, or unlimited if it reports none
-        (CPU).
+      room: memory of one device in bytes. If None, it is the size that the device reports, or unlimited if the device
+        reports none (CPU).
 
     Raises:
-      UserError: the model is too large for one device, and the devices do not divide its sizes; the message has the
-        fields.
+      UserError: the parameters must be sharded, but the number of devices does not divide the dimensions of the model.
+        The message lists the config fields.
     """
     if room is None:
         room = (devices[0].memory_stats() or {}).get("bytes_limit")
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
-    if room is None or size <= _SHARE * room or len(devices) == 1:
+    if room is None or size <= _MAX_FRACTION * room or len(devices) == 1:
         return make_mesh(MeshConfig(), devices)
     by_tensor = make_mesh(MeshConfig(data=1, tensor=len(devices)), devices)
     try:
@@ -155,10 +160,10 @@ def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] 
 
 
 def _compute(experiment: Experiment, dtype: Optional[DType], mesh: jax.sharding.Mesh) -> Compute:
-    """Returns the compute settings for the current devices, independent of the devices that trained the model.
+    """Resolves the compute settings for the current devices, which may differ from the devices of training.
 
     Args:
-      dtype: dtype of activations; None: the dtype of the run.
+      dtype: dtype of activations, or None for the dtype of the run.
     """
     with jax.set_mesh(mesh):
         train = resolve_auto(experiment.train)

@@ -1,4 +1,4 @@
-"""A model that is ready for inference: config, parameters and tokenizer, on a mesh of devices."""
+"""A trained model in device memory, ready for inference: config, parameters, tokenizer and mesh."""
 
 import dataclasses
 import functools
@@ -23,97 +23,98 @@ from pretrainax.sharding.mesh import axis_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A model with its config, parameters, tokenizer and mesh.
 
-    `inference.load.load` creates it from a directory. A run creates it from the model that it trains, for evaluation
-    during training.
+    `inference.load.load` creates a LoadedModel from a directory. During training, a run creates
+    a LoadedModel from its current parameters for evaluation.
     """
 
     experiment: Experiment  # config of the run or of the imported model; fields of `model` are not "auto"
-    model: AnyModel  # in an ELECTRA run, discriminator and generator; `load` separates them
+    model: AnyModel  # in an ELECTRA run: discriminator and generator, which `load` separates
     params: PyTree  # float32, sharded
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
     origin: str  # description for messages: "runs/mine, step 2,000"
 
     def __repr__(self) -> str:
-        """Returns a line with the class, origin, family, parameter count, vocabulary size and devices."""
+        """Formats the class, origin, family, parameter count, vocabulary size and devices on one line."""
         model, devices = self.experiment.model, f"{self.mesh.size} × {self.mesh.devices.flat[0].device_kind}"
-        numbers = sum(x.size for x in jax.tree.leaves(self.params))
-        shape = f"{model.family}, {large_number(numbers)} parameters, {model.vocab_size:,} ids"
+        num_params = sum(x.size for x in jax.tree.leaves(self.params))
+        shape = f"{model.family}, {large_number(num_params)} parameters, {model.vocab_size:,} ids"
         return f"{type(self).__name__}({self.origin}: {shape}, {devices})"
 
     def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
-        """Returns the model outputs for a batch, without dropout; compiled once per set of array shapes.
+        """Computes the model outputs for a batch, without dropout; compiled once per set of array shapes.
 
         Args:
           batch: arrays in the format of data/batch.py.
-          hidden: True adds `.hidden` to the outputs: the residual stream after each block of each stack, [L, B, T, D].
-            This needs a model that is one encoder, decoder or encoder-decoder.
+          hidden: whether to add `.hidden` to the outputs: the hidden states after each block of each stack, [L, B, T,
+            D]. If True, the model must be a single encoder, decoder or encoder-decoder.
 
         Returns:
           Outputs with `.logits`, [B, N, V] float32.
         """
         if hidden:
             self.check_plain("give hidden states")
-        return self.run(_with_hidden, batch) if hidden else self.compute(_outputs, batch)
+        return self.run(_with_hidden, batch) if hidden else self.compute(_return_outputs, batch)
 
-    def compute(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns `question(outputs, batch)`, where `outputs` are the model outputs for the batch.
+    def compute(self, question: Callable[[Outputs, Batch], Result], batch: Mapping[str, np.ndarray]) -> Result:
+        """Computes `question(outputs, batch)`, where `outputs` are the model outputs for the batch.
 
-        The model and `question` are jitted together, so that only the result of `question` is stored in device memory.
+        The model and `question` are jitted together, so that device memory holds the result of `question`, but not the
+        complete outputs.
 
         Args:
           question: a module-level function of outputs and batch. It is compiled once per set of array shapes.
           batch: arrays in the format of data/batch.py.
         """
-        return self.run(_with_outputs(question), batch)
+        return self.run(_on_outputs(question), batch)
 
-    def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
-        """Returns `work(model, params, batch)`, jitted as in `compute`; for results that are not in the outputs."""
+    def run(self, work: Callable[[AnyModel, PyTree, Batch], Result], batch: Mapping[str, np.ndarray]) -> Result:
+        """Computes `work(model, params, batch)`, jitted as in `compute`, for results that are not in `Outputs`."""
         with jax.set_mesh(self.mesh):
-            return self._compiled(work)(self.params, self._put(with_token_inputs(batch, self._token_inputs)))
+            return self._compiled(work)(self.params, self._put_on_devices(with_token_inputs(batch, self._token_inputs)))
 
-    def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
-        """Returns `make(self)`, such as parameters in another layout; computed once per model and then cached."""
-        return cast(Answer, self._cache(make))
+    def keep(self, make: Callable[["LoadedModel"], Result]) -> Result:
+        """Computes `make(self)`, such as parameters in another layout, and caches the result for this model."""
+        return cast(Result, self._cache(make))
 
     @functools.cached_property
     def _cache(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         return functools.cache(lambda make: make(self))
 
-    def cached_across_checkpoints(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
-        """Returns `make(model)` from a cache that is shared by all checkpoints of a run.
+    def cached_across_checkpoints(self, make: Callable[["LoadedModel"], Result]) -> Result:
+        """Computes `make(model)`, and caches the result for all checkpoints of a run.
 
-        `make` gets this model with `params=None`. It returns compiled functions that take the parameters as an
+        `make` receives this model with `params=None`. It must return jitted functions that take the parameters as an
         argument.
         """
-        return cast(Answer, self._shared_cache(make))
+        return cast(Result, self._shared_cache(make))
 
     @functools.cached_property
     def _shared_cache(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         bare = dataclasses.replace(self, params=None)
         return functools.cache(lambda make: make(bare))
 
-    def forget(self) -> None:
-        """Clears the cache of `keep`. After text generation, this cache holds a copy of the parameters."""
+    def clear_cache(self) -> None:
+        """Clears the cache of `keep`, which contains a copy of the parameters after text generation."""
         self.__dict__.pop("_cache", None)
 
     def share_compiled(self, other: Self) -> Self:
-        """Returns this model, which now uses the compiled functions of `other`, another checkpoint of the same run."""
+        """Reuses the compiled functions of `other`, another checkpoint of the same run; returns this model."""
         self.__dict__["_compiled"], self.__dict__["_shared_cache"] = other._compiled, other._shared_cache
         return self
 
     def check_plain(self, purpose: str) -> None:
-        """Raises UserError if the model has a parameter-efficient tuning that cannot be merged into a plain model.
+        """Raises UserError if the model has parameter-efficient tuning that cannot be merged into the base model.
 
         Args:
-          purpose: operation that needs a plain model, for the message: "write text".
+          purpose: operation that needs a merged model, for the message, such as "write text".
         """
         if isinstance(self.model, Adapted):
             raise UserError(
@@ -121,8 +122,8 @@ class LoadedModel:
                 f"cannot {purpose}: for that, tune it by LoRA"
             )
 
-    def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Returns the batch on the devices: rows are sharded, or replicated if the mesh does not divide them."""
+    def _put_on_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Moves a batch to the devices: shards the rows if the mesh divides their number, or else replicates them."""
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
@@ -138,11 +139,11 @@ class LoadedModel:
 
 
 @functools.cache
-def _with_outputs(question: Callable[[Outputs, Batch], Answer]) -> Callable[[AnyModel, PyTree, Batch], Answer]:
+def _on_outputs(question: Callable[[Outputs, Batch], Result]) -> Callable[[AnyModel, PyTree, Batch], Result]:
     return lambda model, params, batch: question(model.apply({"params": params}, batch, deterministic=True), batch)
 
 
-def _outputs(outputs: Outputs, batch: Batch) -> Outputs:
+def _return_outputs(outputs: Outputs, batch: Batch) -> Outputs:
     return outputs
 
 

@@ -23,30 +23,30 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 
-STANDARD = files.STANDARD_INPUT  # the path of standard input and standard output
-_NAMED = 20  # maximum number of invalid records that are logged
+STANDARD = files.STANDARD_INPUT  # path that means standard input or standard output
+_MAX_LOGGED = 20  # maximum number of invalid records that are logged
 _READERS = {reader.__name__: reader for reader in (JsonLines, Tsv, Csv)}
 
 
 class InputRecord(NamedTuple):
-    """A record of the input file, with its location and its parsed form for the task."""
+    """A record of the input file: its location, all its fields, and the parsed record for the task."""
 
-    where: str  # file and line, for messages
+    where: str  # file and line number, for messages
     fields: JsonObject  # all fields of the record
-    record: Record  # the part that the task reads
+    record: Record  # the texts and metadata that the task reads
 
 
 class Input:
-    """The records of --input, in order.
+    """Reads the records of --input, in order.
 
-    The attribute `bad` is the number of invalid records so far that were left out, with --skip_bad.
+    The attribute `bad` is the number of invalid records that --skip_bad has skipped so far.
 
     Raises:
       UserError: the file does not exist or has an unsupported format.
     """
 
     def __init__(self, given: str, experiment: Experiment, skip_bad: bool):
-        self._source, self._skip_bad, self.bad = _source_of(given), skip_bad, 0
+        self._source, self._skip_bad, self.bad = _parse_input(given), skip_bad, 0
         self._source.config_path = "--input"
         self._paths = [STANDARD]
         if self._source.path != STANDARD:
@@ -55,12 +55,12 @@ class Input:
             self._paths = files.find_files(self._source, "train", self._source.endings)
 
     def records(self, task: Task) -> Iterator[InputRecord]:
-        """Yields the records of all files.
+        """Yields the records of all files, parsed for `task`.
 
-        With --skip_bad, invalid records are logged, left out and counted in `bad`.
+        With --skip_bad, invalid records are logged, skipped and counted in `bad`.
 
         Raises:
-          UserError: a record is invalid, without --skip_bad; the message has the file and the line.
+          UserError: a record is invalid and --skip_bad is not set. The message gives the file and the line number.
         """
         for path in self._paths:
             shard = files.FileShard(path, 0, None)
@@ -70,40 +70,40 @@ class Input:
                     fields = self._source.parse(row)
                     record = task.read_unlabeled(fields)
                     texts = tuple(normalize_line_ends(text, collections.Counter()) for text in record.texts)
-                    "".join(texts).encode()  # fails for half of a surrogate pair
+                    "".join(texts).encode()  # raises ValueError for an unpaired surrogate
                 except (ValueError, RecursionError) as e:
                     if not self._skip_bad:
                         raise UserError(f"{where}: {e}; --skip_bad leaves out and counts bad records") from e
-                    self._leave_out(f"{where}: {e}")
+                    self._skip(f"{where}: {e}")
                     continue
                 yield InputRecord(where, fields, Record(texts, record.note))
 
-    def _leave_out(self, line: str) -> None:
+    def _skip(self, line: str) -> None:
         self.bad += 1
-        if self.bad <= _NAMED:
+        if self.bad <= _MAX_LOGGED:
             print(visible(f"left out: {line}"), file=sys.stderr)
-        elif self.bad == _NAMED + 1:
+        elif self.bad == _MAX_LOGGED + 1:
             print("left out: more records; the end of the output has their number", file=sys.stderr)
 
 
-def _source_of(given: str) -> RecordLines:
-    """Returns the data source for --input, which is a config expression of a source, or a path.
+def _parse_input(expression: str) -> RecordLines:
+    """Converts the value of --input, a path or the config expression of a data source, to a data source.
 
-    The file extension of a path determines the class of the source. The default is JsonLines.
+    The file extension of a path determines the class of the data source. The default is JsonLines.
     """
-    if re.fullmatch(r"\w+\(.*\)", given, re.DOTALL):
-        source = Source.parse(given)
+    if re.fullmatch(r"\w+\(.*\)", expression, re.DOTALL):
+        source = Source.parse(expression)
     else:
-        name = Choice.reader_of(os.path.expanduser(given)) or "JsonLines"
-        source = _READERS.get(name, JsonLines)(path=given)
-        if name not in _READERS and not os.path.isdir(given) and name != "TextFiles":
-            raise UserError(f"--input={given} needs {name}, which predict does not support: {_FORMATS}")
+        name = Choice.reader_of(os.path.expanduser(expression)) or "JsonLines"
+        source = _READERS.get(name, JsonLines)(path=expression)
+        if name not in _READERS and not os.path.isdir(expression) and name != "TextFiles":
+            raise UserError(f"--input={expression} needs {name}, which predict does not support: {_FORMATS}")
     if not isinstance(source, RecordLines):
-        raise UserError(f"--input={given} is {type(source).__name__}, which predict does not support: {_FORMATS}")
+        raise UserError(f"--input={expression} is {type(source).__name__}, which predict does not support: {_FORMATS}")
     return source
 
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FORMATS = "give JSON lines (- for standard input), .tsv, .csv, or \"Csv(path='FILE', delimiter=';')\""
 
@@ -119,40 +119,45 @@ class Output:
         """Writes a line with the fields of a record and its prediction.
 
         Args:
-          said: prediction of the record.
+          asked: the record.
+          said: the prediction for the record.
 
         Raises:
-          UserError: the record has a field with the name of an output field, or the fields of the records differ (CSV).
+          UserError: the record has a field with the name of an output field. For CSV, also if the fields of the records
+            differ.
         """
         if duplicates := [name for name in said if name in asked.fields]:
             raise UserError(
                 f"{asked.where}: the record has a field {duplicates[0]!r} already, which is an output field: rename it"
             )
-        line = self._row(asked, said) if self._format == "csv" else _json(asked.fields | said)
-        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # for halves of surrogate pairs, as in JSON
+        line = self._csv_line(asked, said) if self._format == "csv" else _format_json(asked.fields | said)
+        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # escapes unpaired surrogates, as in JSON
 
-    def _row(self, asked: InputRecord, prediction: JsonObject) -> str:
-        row = {name: value for name, value in asked.fields.items()}
+    def _csv_line(self, record: InputRecord, prediction: JsonObject) -> str:
+        """Formats a CSV line with a record and its prediction; writes the header before the first line."""
+        fields = {name: value for name, value in record.fields.items()}
         for name, value in prediction.items():
-            row |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+            fields |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
         if self._columns is None:
-            self._columns = list(row)
-            self._file.write(f"{_table_line(self._columns)}\n".encode())
-        if sorted(row) != sorted(self._columns):
-            other = sorted(set(row) ^ set(self._columns))[0]
+            self._columns = list(fields)
+            self._file.write(f"{_format_csv_line(self._columns)}\n".encode())
+        if sorted(fields) != sorted(self._columns):
+            missing = sorted(set(fields) ^ set(self._columns))[0]
             raise UserError(
-                f"{asked.where}: the field {other!r} is not in all records, but all lines of a table have the same "
+                f"{record.where}: the field {missing!r} is not in all records, but all lines of a table have the same "
                 "columns: set --format=jsonl"
             )
-        return _table_line([_cell(row[name]) for name in self._columns])
+        return _format_csv_line([_format_cell(fields[name]) for name in self._columns])
 
 
 @contextlib.contextmanager
 def writing(path: str, format: str) -> Iterator[Output]:
-    """Yields an output file, which replaces the file at `path` atomically on success; "-" is the standard output.
+    """Opens an output for predictions, which replaces the file at `path` atomically on success.
+
+    The path "-" is the standard output.
 
     Args:
-      format: "csv"; any other value: JSON lines.
+      format: "csv" for CSV; any other value means JSON lines.
 
     Raises:
       UserError: the file cannot be written.
@@ -172,26 +177,27 @@ def writing(path: str, format: str) -> Iterator[Output]:
         raise UserError(f"--output={path} cannot be written: {e.strerror}") from e
 
 
-def _json(value: object) -> str:
+def _format_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=lambda text: text.decode())  # very long texts are UTF-8 bytes
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else value.decode() if isinstance(value, bytearray) else _json(value)
+    return value if isinstance(value, str) else value.decode() if isinstance(value, bytearray) else _format_json(value)
 
 
-def _harmless(cell: str) -> str:
-    """Returns a CSV cell with the prefix ' if a spreadsheet would interpret it as a formula (OWASP, CSV Injection).
+def _escape_formula(cell: str) -> str:
+    """Prefixes a CSV cell with ' if a spreadsheet would interpret it as a formula (OWASP, CSV Injection).
 
     Numbers are unchanged.
     """
-    return f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
+    return f"'{cell}" if cell.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(cell) else cell
 
 
-def _table_line(cells: list[str]) -> str:
+def _format_csv_line(cells: list[str]) -> str:
     line = io.StringIO()
-    # The csv writer quotes cells that contain a character of its line end, \r\n, so cells may contain both characters.
-    csv.writer(line).writerow(map(_harmless, cells))
+    # The csv writer quotes cells that contain a character of its line terminator, \r\n. Therefore cells may contain
+    # both characters.
+    csv.writer(line).writerow(map(_escape_formula, cells))
     return line.getvalue().removesuffix("\r\n")

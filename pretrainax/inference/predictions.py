@@ -1,4 +1,4 @@
-"""Applies a model with a task head to records, and converts the outputs of the head to predictions."""
+"""Applies a model with a task head to records, and converts the head's outputs to predictions."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch, Example, Lengths
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
@@ -28,13 +28,13 @@ _SORTED_BATCHES = 16  # number of batches whose records are sorted by length tog
 class TaskOutputs(NamedTuple):
     """The outputs of the task head for one record."""
 
-    predictions: PyTree  # outputs for the d documents of the record, NumPy arrays [d, …]
-    notes: list[Note]  # metadata of the d documents
+    predictions: PyTree  # outputs for the d model inputs of the record, NumPy arrays [d, …]
+    notes: list[Note]  # metadata of the d model inputs
     is_cut: bool  # True if a text of the record was truncated
 
 
 class _Documents(NamedTuple):
-    """The model inputs for one record, with their metadata. A task may need several documents per record."""
+    """The model inputs for one record, with their metadata. A task may need several model inputs per record."""
 
     examples: list[Example]
     notes: list[Note]
@@ -46,7 +46,7 @@ class _Documents(NamedTuple):
 
 
 def task_in(experiment: Experiment, origin: str) -> Task:
-    """Returns the task of the model's head, from the objective of `experiment`.
+    """Checks and returns the objective of `experiment`, which must be a task that matches the model's head.
 
     Args:
       origin: description of the model for error messages.
@@ -72,10 +72,10 @@ def task_in(experiment: Experiment, origin: str) -> Task:
 
 
 def task_of(loaded: LoadedModel, experiment: Optional[Experiment] = None) -> Task:
-    """Returns the task of a model, bound to the tokenizer; raises UserError for the same reasons as `task_in`.
+    """Returns the task of a model, bound to the tokenizer; raises UserError as `task_in` does.
 
     Args:
-      experiment: config with the objective and the sequence length; None: the config of the model.
+      experiment: config with the objective and the sequence length, or None for the config of the loaded model.
     """
     experiment = experiment or loaded.experiment
     return task_in(experiment, loaded.origin).adapted(experiment).bind(loaded.tokenizer)
@@ -85,14 +85,14 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
     """Yields the prediction for each record, in order, as a JSON object with the fields to add to the record.
 
     Args:
-      records: fields of each record; labels are not needed.
-      batch_size: maximum rows of a batch, as in `task_outputs`.
+      records: the fields of each record; labels are not needed.
+      batch_size: maximum number of rows per batch, as in `task_outputs`.
 
     Raises:
       ValueError: a record is invalid.
     """
-    for answered in task_outputs(loaded, task, map(task.read_unlabeled, records), batch_size):
-        yield task.prediction(answered.predictions, answered.notes)
+    for outputs in task_outputs(loaded, task, map(task.read_unlabeled, records), batch_size):
+        yield task.prediction(outputs.predictions, outputs.notes)
 
 
 def task_outputs(
@@ -101,53 +101,57 @@ def task_outputs(
     """Yields the outputs of the task head for each record, in order; consumes the records lazily.
 
     Args:
-      task: from `task_of`.
-      batch_size: maximum rows of a batch, rounded up to a multiple of the number of devices that share the rows.
-      even: True pads all rows to the maximum length of the task, so that the outputs for all records have the same
-        shape. False pads the rows of each batch to a common length.
+      task: the result of `task_of`.
+      batch_size: maximum number of rows per batch, rounded up to a multiple of the number of devices that shard the
+        rows.
+      even: whether to pad all rows to the maximum length of the task. If True, the outputs of all records have the same
+        shape. If False, rows are padded to a common length per batch.
 
     Raises:
       UserError: a record has no tokens.
     """
     documents = (_documents(loaded, task, record) for record in records)
     while pending := list(itertools.islice(documents, batch_size * _SORTED_BATCHES)):
-        answered: dict[int, TaskOutputs] = {}
-        for numbers in _groups(pending, batch_size):
-            group = [pending[number] for number in numbers]
+        outputs_by_index: dict[int, TaskOutputs] = {}
+        for indices in _groups(pending, batch_size):
+            group = [pending[index] for index in indices]
             length = task.longest if even else bucket(max(item.length for item in group), task.longest)
-            answers = _ask(loaded, [example for item in group for example in item.examples], batch_size, length)
+            outputs = _run_head(loaded, [example for item in group for example in item.examples], batch_size, length)
             ends = np.cumsum([len(item.examples) for item in group])
-            for number, item, end in zip(numbers, group, ends, strict=True):
-                own = slice(end - len(item.examples), end)
-                answered[number] = TaskOutputs(
-                    jax.tree.map(lambda x, own=own: x[own], answers), item.notes, item.is_cut
+            for index, item, end in zip(indices, group, ends, strict=True):
+                rows = slice(end - len(item.examples), end)
+                outputs_by_index[index] = TaskOutputs(
+                    jax.tree.map(lambda x, rows=rows: x[rows], outputs), item.notes, item.is_cut
                 )
-        yield from (answered[number] for number in range(len(pending)))
+        yield from (outputs_by_index[index] for index in range(len(pending)))
 
 
 def _documents(loaded: LoadedModel, task: Task, record: Record) -> _Documents:
-    """Returns the model inputs for a record; they have no labels if the record has none."""
-    examples, notes, is_cut = [], [], False
+    """Builds the model inputs for a record; the inputs have labels if the record has a label."""
+    examples, metadata, is_cut = [], [], False
     for encoded in task.encode(record, loaded.tokenizer):
         tokens = np.concatenate(encoded.parts).astype(np.int32)
-        ends = np.cumsum([len(ids) for ids in encoded.parts])
-        text = Text(tokens, np.ones_like(tokens), ends, note=encoded.note)
+        part_ends = np.cumsum([len(ids) for ids in encoded.parts])
+        text = ObjectiveInput(tokens, np.ones_like(tokens), part_ends, note=encoded.note)
         examples.append(task.example(text, np.random.default_rng(0), loaded.tokenizer.vocabulary))
-        notes.append({**encoded.note, "parts": ends.tolist()})
+        metadata.append({**encoded.note, "parts": part_ends.tolist()})
         is_cut |= task.is_cut(encoded)
     if not examples or not all(len(example["tokens"]) for example in examples):
         raise UserError(
             f"the texts {record.texts!r:.80} have no tokens, and no special tokens are added: leave them out"
         )
-    return _Documents(examples, notes, is_cut)
+    return _Documents(examples, metadata, is_cut)
 
 
 def _groups(documents: Sequence[_Documents], rows: int) -> Iterator[list[int]]:
-    """Yields lists of indices of records with similar length; each list but the last has at least `rows` documents."""
+    """Groups records of similar length; yields lists of record indices.
+
+    Each group except the last has at least `rows` model inputs.
+    """
     group, size = [], 0
-    for number in sorted(range(len(documents)), key=lambda number: documents[number].length):
-        group.append(number)
-        size += len(documents[number].examples)
+    for index in sorted(range(len(documents)), key=lambda index: documents[index].length):
+        group.append(index)
+        size += len(documents[index].examples)
         if size >= rows:
             yield group
             group, size = [], 0
@@ -155,23 +159,24 @@ def _groups(documents: Sequence[_Documents], rows: int) -> Iterator[list[int]]:
         yield group
 
 
-def _ask(loaded: LoadedModel, examples: Sequence[Example], rows: int, length: int) -> PyTree:
-    """Returns the outputs of the task head for n examples, as arrays [n, …].
+def _run_head(loaded: LoadedModel, examples: Sequence[Example], rows: int, length: int) -> PyTree:
+    """Runs the model on n examples; returns the outputs of the task head as arrays [n, …].
 
     Args:
       rows: maximum number of examples per batch.
-      length: tokens per row, with padding.
+      length: padded length of a row in tokens.
     """
-    parts = math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)
+    num_shards = math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)
     pad, outputs = loaded.tokenizer.vocabulary.pad or 0, []
     for start in range(0, len(examples), rows):
-        some = [[example] for example in examples[start : start + rows]]
-        count = -(-min(bucket(len(some), shortest=1), rows) // parts) * parts  # few shapes: repeats the last example
-        batch = collate(some + some[-1:] * (count - len(some)), Lengths(length, length, length), pad)
-        outputs.append(jax.device_get(loaded.compute(_answers, batch)))
+        chunk = [[example] for example in examples[start : start + rows]]
+        # Repeats the last example, so that batches have few shapes.
+        count = -(-min(bucket(len(chunk), shortest=1), rows) // num_shards) * num_shards
+        batch = collate(chunk + chunk[-1:] * (count - len(chunk)), Lengths(length, length, length), pad)
+        outputs.append(jax.device_get(loaded.compute(_head_predictions, batch)))
     return jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(examples)], *outputs)
 
 
-def _answers(outputs: Outputs, batch: Batch) -> PyTree:
+def _head_predictions(outputs: Outputs, batch: Batch) -> PyTree:
     (name,) = outputs.heads  # a task model has one head
     return HEADS[name].predictions(outputs.heads[name], batch)

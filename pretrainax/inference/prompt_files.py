@@ -1,4 +1,4 @@
-"""Reads files of prompts and writes files of generated text; an interrupted command continues its output file."""
+"""Reads prompts from files, and writes generated text to files that an interrupted command can continue."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ from pretrainax.inference.decoding import Generated
 
 
 def read_prompts(path: str) -> list[str]:
-    """Returns the prompts of a JSON lines file; each line is a string or an object with a field "prompt".
+    """Reads prompts from a JSON lines file; each line is a string or an object with a field "prompt".
 
     Raises:
-      UserError: the file cannot be read, or a line is invalid; the message has the line number.
+      UserError: the file cannot be read, or a line is invalid; the message gives the line number.
     """
     try:
         check_regular(path)
@@ -39,14 +39,14 @@ def read_prompts(path: str) -> list[str]:
 
 
 class Outputs:
-    """A JSON lines file with one line of generated text per prompt, in order, and a second file with the settings.
+    """Writes generated text to a JSON lines file, one line per prompt, and the settings to a second file.
 
-    The attribute `done` is the number of prompts that the file contains.
+    The attribute `done` is the number of prompts that are already in the file.
 
     Args:
-      path: the output file. It may exist, with the output for the first prompts.
+      path: path of the output file. The file may exist already, with the lines for the first prompts.
       settings: the generation settings.
-      prompts: all prompts of the input.
+      prompts: all prompts of the input, in order.
 
     Raises:
       UserError: an existing file has different settings or different prompts, or the file cannot be written.
@@ -64,9 +64,10 @@ class Outputs:
             self.file: IO[bytes] = open(path, "ab+")
         except OSError as e:
             raise UserError(f"--output={path} cannot be written: {e.strerror}") from e
-        self.done = self._done(prompts)
+        self.done = self._count_finished(prompts)
 
     def _check_settings(self, settings_path: str, settings: JsonObject) -> None:
+        """Raises UserError if the existing output file was written with different settings."""
         if not os.path.exists(settings_path):
             raise UserError(
                 f"--output={self.path} exists without its settings in {settings_path}: set another --output"
@@ -80,11 +81,11 @@ class Outputs:
                 f"{settings.get(name)!r}: set another --output, or the same settings"
             )
 
-    def _done(self, prompts: Sequence[str]) -> int:
-        """Returns the number of complete lines in the file, and truncates an incomplete last line.
+    def _count_finished(self, prompts: Sequence[str]) -> int:
+        """Counts the complete lines in the file, and removes an incomplete last line.
 
         Raises:
-          UserError: a line has a different prompt than the corresponding line of the input.
+          UserError: the prompt of a line differs from the corresponding prompt of the input.
         """
         self.file.seek(0)
         content = self.file.read()
@@ -94,10 +95,10 @@ class Outputs:
         for number, line in enumerate(lines):
             prompt = prompts[number] if number < len(prompts) else None
             try:
-                is_same = json.loads(line)["prompt"] == prompt
+                matches = json.loads(line)["prompt"] == prompt
             except (ValueError, TypeError, KeyError):
-                is_same = False
-            if not is_same:
+                matches = False
+            if not matches:
                 raise UserError(
                     f"--output={self.path}, line {number + 1} has another prompt than this line of the input: set "
                     "another --output"
@@ -105,27 +106,27 @@ class Outputs:
         return len(lines)
 
     def add(self, prompts: Sequence[str], texts: Sequence[Generated], log_probs: bool) -> None:
-        """Writes one line with the generated text for each of the next prompts, and flushes the file to disk.
+        """Writes the generated text for the next prompts, one line per prompt, and flushes the file to disk.
 
         Args:
-          prompts: the next prompts in order.
-          texts: the generated sequences for these prompts.
-          log_probs: True adds the token ids and their log-probabilities.
+          prompts: the next prompts, in order.
+          texts: the generated texts for these prompts.
+          log_probs: whether to add the token ids and their log-probabilities.
         """
         for number, prompt in enumerate(prompts, self.done):
-            described = [described_as_json(text, log_probs) for text in texts if text.prompt == number]
-            self.file.write(json.dumps({"prompt": prompt, "texts": described}, ensure_ascii=False).encode() + b"\n")
+            text_objects = [described_as_json(text, log_probs) for text in texts if text.prompt == number]
+            self.file.write(json.dumps({"prompt": prompt, "texts": text_objects}, ensure_ascii=False).encode() + b"\n")
         self.file.flush()
         os.fsync(self.file.fileno())
         self.done += len(prompts)
 
 
 def described_as_json(text: Generated, log_probs: bool) -> JsonObject:
-    """Returns a generated text as a JSON object, without its prompt index.
+    """Converts a generated text to a JSON object, without the index of the prompt.
 
     Args:
-      log_probs: True adds the token ids and their log-probabilities.
+      log_probs: whether to add the token ids and their log-probabilities.
     """
     fields = dataclasses.asdict(text)
-    hidden = {"prompt"} | (set() if log_probs else {"ids", "log_probs"}) | ({"score"} if text.score is None else set())
-    return {name: value for name, value in fields.items() if name not in hidden}
+    omitted = {"prompt"} | (set() if log_probs else {"ids", "log_probs"}) | ({"score"} if text.score is None else set())
+    return {name: value for name, value in fields.items() if name not in omitted}

@@ -10,7 +10,7 @@ from pretrainax.config import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The options of text generation, which are also flags of `python -m pretrainax.generate`."""
+    """The options of text generation, which are also the flags of `python -m pretrainax.generate`."""
 
     max_new_tokens: int = 64  # maximum number of generated tokens per text
     temperature: float = 0.0  # sampling temperature; 1: the distribution of the model; 0: greedy decoding
@@ -36,7 +36,7 @@ class Sampling:
     regex: Optional[str] = None  # regular expression for the whole text (pip install 'pretrainax[regex]')
 
     def check(self) -> None:
-        """Raises UserError with the messages of all invalid options in one line."""
+        """Raises UserError if an option is invalid; the message lists all problems on one line."""
         if problems := list(self.problems()):
             raise UserError("; ".join(problems))
 
@@ -52,20 +52,20 @@ class Sampling:
             yield from self._contradictions()
 
     def _contradictions(self) -> Iterator[str]:
-        """Yields a message for each option that is unsupported or has no effect with the other options."""
-        samples, searches = self.temperature > 0, self.num_beams > 1
+        """Yields a message for each option that is unsupported or has no effect in combination with other options."""
+        samples, uses_beams = self.temperature > 0, self.num_beams > 1
         for name in ("top_k", "top_p", "min_p", "typical_p"):
             if not samples and getattr(self, name) is not None:
                 yield f"{name} is {getattr(self, name)} and temperature 0, which is greedy: set temperature above 0"
-        if samples and searches:
+        if samples and uses_beams:
             yield f"num_beams is {self.num_beams} and temperature {self.temperature}: beam search does not sample"
-        if not searches and self.length_penalty != 1.0:
+        if not uses_beams and self.length_penalty != 1.0:
             yield f"length_penalty is {self.length_penalty} and num_beams 1: set num_beams above 1"
-        if searches and self.num_return > self.num_beams:
+        if uses_beams and self.num_return > self.num_beams:
             yield f"num_return is {self.num_return}, it must be at most num_beams, {self.num_beams}"
-        if not searches and not samples and self.num_return > 1:
+        if not uses_beams and not samples and self.num_return > 1:
             yield f"num_return is {self.num_return} and all would be equal: set temperature above 0, or num_beams"
-        if searches and self.stop:
+        if uses_beams and self.stop:
             yield f"stop is {self.stop} and num_beams {self.num_beams}: beam search supports no stop strings"
 
 
@@ -77,7 +77,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _are(kind: Callable[[object], bool]) -> Callable[[object], bool]:
+def _is_tuple_of(kind: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, tuple) and all(map(kind, value))
 
 
@@ -90,18 +90,18 @@ def _is_token(value: object) -> bool:
 
 
 _COUNT = (lambda value: _is_whole(value) and value >= 1), "a whole number from 1"
-_SHARE = (lambda value: _is_number(value) and 0 < value <= 1), "above 0 and at most 1"
+_FRACTION = (lambda value: _is_number(value) and 0 < value <= 1), "above 0 and at most 1"
 _FINITE = _is_number, "a number"
-_TOKENS = _are(_is_token), "a tuple of ids and strings"
-_STRINGS = _are(_is_text), "a tuple of strings that are not empty"
+_TOKENS = _is_tuple_of(_is_token), "a tuple of ids and strings"
+_STRINGS = _is_tuple_of(_is_text), "a tuple of strings that are not empty"
 _SEEDS = 1 << 32
 _ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_new_tokens": _COUNT,
     "temperature": ((lambda value: _is_number(value) and value >= 0), "0 (always the likeliest token) or above"),
     "top_k": _COUNT,
-    "top_p": _SHARE,
-    "min_p": _SHARE,
-    "typical_p": _SHARE,
+    "top_p": _FRACTION,
+    "min_p": _FRACTION,
+    "typical_p": _FRACTION,
     "repetition_penalty": ((lambda value: _is_number(value) and value > 0), "above 0 (1: no penalty)"),
     "frequency_penalty": _FINITE,
     "presence_penalty": _FINITE,

@@ -1,7 +1,7 @@
-"""Groups examples of different lengths into batches of few shapes, because each shape is compiled separately.
+"""Groups examples of different lengths into batches of few distinct shapes, because each shape is compiled separately.
 
-Lengths are powers of two, or the maximum length of the model. Numbers of rows are powers of two, rounded up to a
-multiple of the number of devices that share the rows.
+The length of a batch is a power of two, or the maximum length of the model. The number of rows is a power of two,
+rounded up to a multiple of the number of devices that shard the rows.
 """
 
 import collections
@@ -17,11 +17,11 @@ from pretrainax.data.collate import collate
 from pretrainax.sharding.axes import BATCH_AXES
 
 SHORTEST = 16  # minimum padded length of a row in tokens
-_TOKENS = 8192  # maximum tokens of a batch, with padding; a batch of one row per device may have more
+_MAX_TOKENS = 8192  # maximum tokens per batch, with padding; a batch with one row per device may exceed it
 
 
 def bucket(length: int, longest: Optional[int] = None, shortest: int = SHORTEST) -> int:
-    """Returns the padded length for a length: the next power of two, at least `shortest` and at most `longest`."""
+    """Rounds a length up to a power of two, at least `shortest` and at most `longest` (None: no limit)."""
     padded = max(1 << (length - 1).bit_length(), shortest)
     return padded if longest is None else min(padded, longest)
 
@@ -31,43 +31,45 @@ def batches(
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
     """Yields batches of examples of similar length, with the indices of the examples.
 
-    A batch may have extra rows, which repeat its last example. They give the batch one of few shapes, whose rows the
-    mesh divides.
+    A batch may have extra rows, which repeat the last example. The extra rows limit the number of distinct shapes, and
+    make the number of rows divisible by the number of devices that shard the rows.
 
     Args:
-      examples: model inputs without padding, all with the same names; consumed lazily.
-      longest: maximum length of the model; None: no limit.
-      pad: the id of padding, which is masked; None: 0.
+      examples: model inputs without padding, all with the same array names; consumed lazily.
+      longest: maximum length of the model, or None for no limit.
+      pad: token id for padding, which is masked; None means 0.
 
     Yields:
-      The indices in `examples` of the first rows, without extra rows, and the arrays of the batch.
+      The indices of the examples in the first rows of the batch, and the arrays of the batch, with extra rows.
     """
-    parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    waiting: dict[Lengths, dict[int, Example]] = collections.defaultdict(dict)
+    num_shards = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    pending: dict[Lengths, dict[int, Example]] = collections.defaultdict(dict)
 
-    def collated(lengths: Lengths) -> tuple[list[int], dict[str, np.ndarray]]:
-        alike = waiting.pop(lengths)
-        count = min(-(-bucket(len(alike), shortest=1) // parts) * parts, _most_rows(lengths, parts))
-        rows = [[example] for example in alike.values()]
-        return list(alike), collate(rows + rows[-1:] * (count - len(rows)), lengths, pad or 0)
+    def collate_group(lengths: Lengths) -> tuple[list[int], dict[str, np.ndarray]]:
+        examples_by_index = pending.pop(lengths)
+        count = min(
+            -(-bucket(len(examples_by_index), shortest=1) // num_shards) * num_shards, _max_rows(lengths, num_shards)
+        )
+        rows = [[example] for example in examples_by_index.values()]
+        return list(examples_by_index), collate(rows + rows[-1:] * (count - len(rows)), lengths, pad or 0)
 
     for number, example in enumerate(examples):
-        lengths = _lengths(example, longest)
-        waiting[lengths][number] = example
-        if len(waiting[lengths]) == _most_rows(lengths, parts):
-            yield collated(lengths)
-    for lengths in list(waiting):
-        yield collated(lengths)
+        lengths = _padded_lengths(example, longest)
+        pending[lengths][number] = example
+        if len(pending[lengths]) == _max_rows(lengths, num_shards):
+            yield collate_group(lengths)
+    for lengths in list(pending):
+        yield collate_group(lengths)
 
 
-def _most_rows(lengths: Lengths, parts: int) -> int:
-    return max(_TOKENS // lengths.inputs // parts, 1) * parts
+def _max_rows(lengths: Lengths, num_shards: int) -> int:
+    return max(_MAX_TOKENS // lengths.inputs // num_shards, 1) * num_shards
 
 
-def _lengths(example: Example, longest: Optional[int]) -> Lengths:
+def _padded_lengths(example: Example, longest: Optional[int]) -> Lengths:
     """Returns the padded lengths of the inputs and targets of an example."""
     if is_encoder_decoder(example):
-        inputs, targets = (bucket(len(example.get(side, ())), longest) for side in ("encoder_tokens", "tokens"))
+        inputs, targets = (bucket(len(example.get(field, ())), longest) for field in ("encoder_tokens", "tokens"))
     else:
         inputs = targets = bucket(len(example["tokens"]), longest)
         if is_gathered(example):

@@ -1,9 +1,9 @@
 """Selects the next token of each row: processes the logits, then takes the argmax or draws a sample.
 
-All functions are pure and can be jitted. They take float32 logits [B, V]. The operations have the same order as the
-logits processors of transformers, so that results are comparable: penalties, allowed tokens, temperature, top-k, top-p,
-min-p, typical-p. Removed tokens get the logit -inf. Each truncation retains at least one token; all truncations except
-typical-p retain the most likely token.
+All functions are pure and can be jitted. They take float32 logits [B, V]. The operations are in the same order as
+transformers' logits processors, so that results are comparable: penalties, allowed tokens, temperature, top-k, top-p,
+min-p, typical-p. Removed tokens get the logit -inf. Each truncation keeps at least one token. All truncations except
+typical-p keep the most likely token.
 """
 
 from typing import NamedTuple, Optional, TypeAlias, Union
@@ -19,8 +19,8 @@ Number: TypeAlias = Union[float, jax.Array]
 class Rules(NamedTuple):
     """The options of token selection, as a pytree. An option that is None adds no computation."""
 
-    allowed: jax.Array  # [V] bool: ids that may be generated
-    end: Union[int, jax.Array]  # the id that ends a generated text; -1: there is no such id
+    allowed: jax.Array  # [V] bool: True for ids that may be generated
+    end: Union[int, jax.Array]  # id that ends a generated text; -1: no end token
     automata: tuple[Automaton, ...] = ()  # constraints on the next token
     repetition_penalty: Optional[Number] = None
     frequency_penalty: Optional[Number] = None
@@ -33,23 +33,23 @@ class Rules(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Returns True if a penalty is set, because penalties depend on the tokens read and generated so far."""
+        """Returns True if a penalty is set, so that `History` must count the tokens read and generated so far."""
         return any(x is not None for x in (self.repetition_penalty, self.frequency_penalty, self.presence_penalty))
 
 
 class History(NamedTuple):
-    """The state of the rules for each row. It depends on the tokens that the row has read and generated so far."""
+    """The token-selection state of each row, which depends on the tokens it has read and generated so far."""
 
-    used: Optional[jax.Array]  # [B, V] bool: ids in the prompt or the generated text; None: no penalty is set
-    counts: Optional[jax.Array]  # [B, V] int32: how often each id was generated; None: no penalty is set
+    used: Optional[jax.Array]  # [B, V] bool: True for ids in the prompt or the generated text; None: no penalty
+    counts: Optional[jax.Array]  # [B, V] int32: number of times each id was generated; None: no penalty
     states: tuple[jax.Array, ...]  # state of each automaton in `Rules.automata`, [B] int32
 
     def take(self, rows: jax.Array) -> "History":
-        """Returns the history of the rows with indices `rows` [B']. Indices may repeat."""
+        """Returns the history of the rows at the indices `rows` [B'], which may repeat."""
         return jax.tree.map(lambda x: x[rows], self)
 
     def after(self, tokens: jax.Array, rules: Rules) -> "History":
-        """Returns the history after each row has generated its token, `tokens` [B]."""
+        """Returns the history after each row has generated its next token, `tokens` [B]."""
         states = tuple(a.step(state, tokens) for a, state in zip(rules.automata, self.states, strict=True))
         if self.used is None or self.counts is None:
             return History(None, None, states)
@@ -58,52 +58,58 @@ class History(NamedTuple):
 
 
 def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
-    """Returns the history of B prompts, before any token is generated.
+    """Computes the history of B prompts, before any token is generated.
 
     Args:
-      tokens: ids of the prompts [B, T], with padding.
-      is_read: False for padding [B, T].
+      tokens: token ids of the prompts [B, T], with padding.
+      is_read: [B, T] bool, False for padding.
     """
     rows = jnp.arange(len(tokens))
     states = tuple(jnp.zeros(len(tokens), jnp.int32) for _ in rules.automata)
     if not rules.counts:
         return History(None, None, states)
-    seen = jnp.zeros((len(tokens), len(rules.allowed)), jnp.int32).at[rows[:, None], tokens].max(is_read.astype(int))
-    return History(seen > 0, jnp.zeros_like(seen), states)
+    is_used = jnp.zeros((len(tokens), len(rules.allowed)), jnp.int32).at[rows[:, None], tokens].max(is_read.astype(int))
+    return History(is_used > 0, jnp.zeros_like(is_used), states)
 
 
 # --- penalties and constraints ---------------------------------------------------------------------------------------
 
 
 def processed_logits(logits: jax.Array, rules: Rules, history: History) -> jax.Array:
-    """Returns the logits or log-probabilities [B, V] after penalties, with -inf for tokens that are not allowed."""
+    """Applies the penalties to logits or log-probabilities [B, V], and sets tokens that are not allowed to -inf."""
     if rules.repetition_penalty is not None:
         assert history.used is not None
-        logits = penalise_repetition(logits, history.used, rules.repetition_penalty)
+        logits = penalize_repetition(logits, history.used, rules.repetition_penalty)
     if rules.frequency_penalty is not None or rules.presence_penalty is not None:
         assert history.counts is not None
         frequency, presence = (0.0 if x is None else x for x in (rules.frequency_penalty, rules.presence_penalty))
-        logits = penalise_counts(logits, history.counts, frequency, presence)
+        logits = penalize_counts(logits, history.counts, frequency, presence)
     allowed = rules.allowed[None]
     for automaton, states in zip(rules.automata, history.states, strict=True):
         allowed = allowed & allowed_next(automaton, states)
     return jnp.where(allowed, logits, -jnp.inf)
 
 
-def penalise_repetition(logits: jax.Array, seen: jax.Array, penalty: Number) -> jax.Array:
-    """Divides positive logits of seen tokens by `penalty`, and multiplies negative logits of seen tokens by `penalty`.
+def penalize_repetition(logits: jax.Array, seen: jax.Array, penalty: Number) -> jax.Array:
+    """Divides the positive logits of seen tokens by `penalty`, and multiplies their negative logits by it.
 
-    Source: Keskar et al. 2019, arXiv 1909.05858, section 4.1. This is the variant of common libraries; the paper
-    divides all logits.
+    Source: Keskar et al. 2019, arXiv 1909.05858, section 4.1. The paper divides all logits; this variant is common in
+    libraries.
+
+    Args:
+      seen: [B, V] bool, True for ids in the prompt or the generated text.
     """
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def penalise_counts(logits: jax.Array, said: jax.Array, frequency: Number, presence: Number) -> jax.Array:
-    """Subtracts penalties from the logits of generated tokens; tokens of the prompt have no penalty.
+def penalize_counts(logits: jax.Array, said: jax.Array, frequency: Number, presence: Number) -> jax.Array:
+    """Subtracts the frequency and presence penalties from the logits of generated tokens; ignores prompt tokens.
 
-    A token that was generated n times (n > 0) loses n * `frequency` + `presence`. These are the penalties of the OpenAI
-    API, which other libraries adopted.
+    The penalty of a token that was generated n > 0 times is n * `frequency` + `presence`. These penalties come from the
+    OpenAI API.
+
+    Args:
+      said: [B, V] int32, number of times each id was generated.
     """
     return logits - frequency * said.astype(logits.dtype) - presence * (said > 0).astype(logits.dtype)
 
@@ -112,29 +118,29 @@ def penalise_counts(logits: jax.Array, said: jax.Array, frequency: Number, prese
 
 
 def keep_top_k(logits: jax.Array, k: Union[int, jax.Array]) -> jax.Array:
-    """Retains the k most likely tokens, and all tokens that are as likely as the last of them.
+    """Keeps the k most likely tokens, and all tokens with the same probability as the k-th token.
 
     Source: Fan et al. 2018, arXiv 1805.04833, section 5.1.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
-    least = jax.lax.dynamic_index_in_dim(ordered, jnp.minimum(k, logits.shape[-1]) - 1, axis=-1)
-    return jnp.where(logits < least, -jnp.inf, logits)
+    threshold = jax.lax.dynamic_index_in_dim(ordered, jnp.minimum(k, logits.shape[-1]) - 1, axis=-1)
+    return jnp.where(logits < threshold, -jnp.inf, logits)
 
 
 def keep_top_p(logits: jax.Array, p: Number) -> jax.Array:
-    """Retains the nucleus: the smallest set of most likely tokens with a total probability of at least p.
+    """Keeps the nucleus: the smallest set of most likely tokens with a total probability of at least p.
 
     Source: Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
     probability = jax.nn.softmax(ordered, axis=-1)
     nucleus = (jnp.cumsum(probability, axis=-1) - probability < p).at[:, 0].set(True)
-    least = jnp.min(jnp.where(nucleus, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits < least, -jnp.inf, logits)
+    threshold = jnp.min(jnp.where(nucleus, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits < threshold, -jnp.inf, logits)
 
 
 def keep_min_p(logits: jax.Array, p: Number) -> jax.Array:
-    """Retains the tokens that are at least p times as likely as the most likely token.
+    """Keeps the tokens that are at least p times as likely as the most likely token.
 
     Source: Nguyen et al. 2024, arXiv 2407.01082, section 3.
     """
@@ -143,10 +149,10 @@ def keep_min_p(logits: jax.Array, p: Number) -> jax.Array:
 
 
 def keep_typical(logits: jax.Array, mass: Number) -> jax.Array:
-    """Retains the smallest set of typical tokens with a total probability of at least `mass`.
+    """Keeps the smallest set of most typical tokens with a total probability of at least `mass`.
 
-    A token is the more typical, the closer its information content is to the entropy of the distribution. Source:
-    Meister et al. 2023, arXiv 2202.00666, section 4.
+    The most typical token is the token whose information content, -log p, is closest to the entropy of the
+    distribution. Source: Meister et al. 2023, arXiv 2202.00666, section 4.
     """
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     probability = jnp.exp(log_probs)
@@ -160,7 +166,7 @@ def keep_typical(logits: jax.Array, mass: Number) -> jax.Array:
 
 
 def truncate_logits(logits: jax.Array, rules: Rules) -> jax.Array:
-    """Returns the logits [B, V] after temperature and truncation (top-k, top-p, min-p, typical-p), for sampling."""
+    """Applies temperature and truncation (top-k, top-p, min-p, typical-p) to logits [B, V], for sampling."""
     assert rules.temperature is not None
     logits = logits / rules.temperature
     if rules.top_k is not None:
@@ -178,22 +184,22 @@ def truncate_logits(logits: jax.Array, rules: Rules) -> jax.Array:
 
 
 def row_keys(seed: int, prompts: jax.typing.ArrayLike, copies: jax.typing.ArrayLike) -> jax.Array:
-    """Returns random keys [B] that depend only on the seed, the prompt index and the copy index, not on the batch.
+    """Computes random keys [B] that depend only on the seed, the prompt index and the sample index, not on the batch.
 
     Args:
-      prompts: index of the prompt of each row [B].
-      copies: number of each row among the samples of its prompt [B].
+      prompts: [B] prompt index of each row.
+      copies: [B] index of each row among the samples of its prompt.
     """
     key = jax.random.key(seed)
     return jax.vmap(lambda prompt, copy: jax.random.fold_in(jax.random.fold_in(key, prompt), copy))(prompts, copies)
 
 
 def choose(logits: jax.Array, rules: Rules, history: History, keys: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns the next token of each row, int32 [B]: the most likely token, or a sample if `rules.temperature` is set.
+    """Selects the next token of each row, int32 [B]: the most likely token, or a sample if `rules.temperature` is set.
 
     Args:
-      keys: random key of each row [B].
-      number: index of the token in the generated text. Together with the key, it determines the random numbers.
+      keys: [B] random key of each row.
+      number: [] index of the token in the generated text. The key and this index determine the random numbers.
     """
     logits = processed_logits(logits, rules, history)
     if rules.temperature is None:

@@ -11,9 +11,9 @@ State: TypeAlias = PyTree  # a pytree of arrays that only the stepper interprets
 
 
 class Stepper(Protocol):
-    """A model that reads prompts, and then one token at a time.
+    """A model that reads prompts, and then one token per row in each step.
 
-    All methods are traced by `jax.jit`. Equal steppers share compiled functions.
+    All methods are traced by `jax.jit`. Steppers that compare equal share compiled functions.
     """
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
@@ -21,22 +21,22 @@ class Stepper(Protocol):
 
         Args:
           batch: prompts in the format of data/batch.py, padded on the right. For an encoder-decoder, `tokens` are the
-            first tokens of the decoder.
-          room: maximum number of tokens that are read after the prompts.
+            first decoder inputs.
+          room: maximum number of tokens that `step` will read after the prompts.
         """
         ...
 
     def step(self, params: PyTree, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
-        """Reads one more token of each row; returns the next logits [B, V] and the new state.
+        """Reads one token of each row; returns the logits of the next token [B, V] float32 and the new state.
 
         Args:
-          tokens: the tokens to read, [B].
+          tokens: [B] ids of the tokens to read.
 
         Returns:
-          The logits, and a state whose arrays have the same shapes as in `state`.
+          The logits, and a state whose arrays have the same shapes as the arrays of `state`.
         """
         ...
 
     def take(self, state: State, rows: jax.Array) -> State:
-        """Returns the state of the rows with indices `rows` [B']. Indices may repeat, for beams that fork."""
+        """Selects the state of the rows at the indices `rows` [B'], which repeat when beams fork."""
         ...

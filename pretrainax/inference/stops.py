@@ -5,16 +5,16 @@ from typing import Optional
 
 
 def find_stop(text: str, stops: Sequence[str]) -> Optional[int]:
-    """Returns the index of the first character of the first stop string in a text; None if there is no stop string."""
+    """Returns the character index of the earliest stop string in a text, or None if there is none."""
     return min((start for stop in stops if (start := text.find(stop)) >= 0), default=None)
 
 
 def stopped_after(ids: Sequence[int], known: int, text_of: Callable[[Sequence[int]], str], stops: Sequence[str]) -> int:
-    """Returns the smallest number of ids whose text contains a complete stop string; 0 if no stop string occurs.
+    """Returns the smallest n such that the first n ids contain a complete stop string, or 0 if none occurs.
 
     Args:
-      known: number of ids that are known to contain no stop string.
-      text_of: decodes ids to text.
+      known: number of leading ids that are known to contain no stop string.
+      text_of: function that decodes token ids to text.
     """
     if not stops or find_stop(text_of(ids), stops) is None:
         return 0
@@ -22,9 +22,9 @@ def stopped_after(ids: Sequence[int], known: int, text_of: Callable[[Sequence[in
 
 
 def settled(text: str, stops: Sequence[str]) -> str:
-    """Returns the part of a text that further tokens cannot change or remove.
+    """Returns the prefix of a generated text that no later token can change or remove.
 
-    Final characters are removed if they may be the start of a stop string or of a multi-byte character.
+    The result omits final characters that may begin a stop string or a multi-byte character.
     """
     text = text.rstrip("\ufffd")  # incomplete UTF-8 bytes
     partial = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]

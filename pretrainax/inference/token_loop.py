@@ -1,7 +1,7 @@
 """Generates tokens on the device in chunks, one token at a time and independently for each row.
 
-`begin` reads the prompts and generates the first token of each row. `go_on` generates a chunk of tokens in one device
-call, so that the host overhead is small even for short steps. Rows that have ended do not change. A chunk stops early
+`begin` reads the prompts and generates the first token of each row. `generate_chunk` generates tokens in one device
+call, so that the host overhead is small even if steps are short. Rows that have ended do not change. A chunk ends early
 if all rows have ended.
 """
 
@@ -17,17 +17,17 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class GenerationState(NamedTuple):
-    """The state of the generation of R rows, with room for N tokens per row."""
+    """The generation state of R rows, with at most N tokens per row."""
 
-    state: State
+    state: State  # state of the decoder
     history: History
     keys: jax.Array  # [R] random keys
     limits: jax.Array  # [R] maximum number of tokens of each row
-    count: jax.Array  # [] number of generated tokens of each row that has not ended
+    count: jax.Array  # [] number of generated tokens in each row that has not ended
     tokens: jax.Array  # [R, N] generated tokens
-    log_probs: jax.Array  # [R, N] float32, of each token, from the logits of the model before penalties
+    log_probs: jax.Array  # [R, N] float32, log-probability of each token from the unprocessed logits of the model
     lengths: jax.Array  # [R] number of generated tokens of each row
-    ended: jax.Array  # [R] bool
+    ended: jax.Array  # [R] bool, True for rows that have ended
 
 
 def begin(
@@ -44,9 +44,9 @@ def begin(
     """Reads prompts [B, T] and generates the first token of R = B · `copies` rows.
 
     Args:
-      keys, limits: random key and maximum number of tokens of each row, [R].
-      copies: number of rows per prompt; they are adjacent.
-      room: N, at least the maximum of `limits`.
+      keys, limits: [R] random key and maximum number of tokens of each row.
+      copies: number of rows per prompt; the rows of a prompt are adjacent.
+      room: N, the capacity of the arrays in tokens per row; at least the maximum of `limits`.
     """
     logits, state = stepper.start(params, batch, room)
     history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules)
@@ -56,37 +56,39 @@ def begin(
     count, lengths = jnp.zeros((), jnp.int32), jnp.zeros_like(limits)
     tokens = jnp.zeros((len(logits), room), jnp.int32)
     empty = GenerationState(state, history, keys, limits, count, tokens, jnp.zeros(tokens.shape), lengths, limits <= 0)
-    return _write(empty, logits, rules)
+    return _append_tokens(empty, logits, rules)
 
 
-def go_on(stepper: Stepper, params: PyTree, written: GenerationState, rules: Rules, most: int) -> GenerationState:
-    """Generates up to `most` more tokens for each row that has not ended."""
+def generate_chunk(
+    stepper: Stepper, params: PyTree, written: GenerationState, rules: Rules, most: int
+) -> GenerationState:
+    """Generates up to `most` additional tokens for each row that has not ended."""
     until = written.count + most
 
-    def step(written: GenerationState) -> GenerationState:
-        last = jax.lax.dynamic_index_in_dim(written.tokens, written.count - 1, axis=1, keepdims=False)  # [R]
-        logits, state = stepper.step(params, written.state, last)
-        return _write(written._replace(state=state), logits, rules)
+    def step(generation: GenerationState) -> GenerationState:
+        last = jax.lax.dynamic_index_in_dim(generation.tokens, generation.count - 1, axis=1, keepdims=False)  # [R]
+        logits, state = stepper.step(params, generation.state, last)
+        return _append_tokens(generation._replace(state=state), logits, rules)
 
     return jax.lax.while_loop(lambda w: (w.count < until) & ~jnp.all(w.ended), step, written)
 
 
-def _write(written: GenerationState, logits: jax.Array, rules: Rules) -> GenerationState:
-    """Selects the next token from `logits` [R, V] and appends it to each row that has not ended.
+def _append_tokens(generation: GenerationState, logits: jax.Array, rules: Rules) -> GenerationState:
+    """Selects the next token of each row from `logits` [R, V], and appends the token unless the row has ended.
 
-    Rows end at the end token, at their limit, or if no token is allowed.
+    A row ends with the end token, at its maximum number of tokens, or when no token is allowed.
     """
-    position, ended = written.count, written.ended
+    position, ended = generation.count, generation.ended
     if rules.automata:
-        ended |= jnp.all(processed_logits(logits, rules, written.history) == -jnp.inf, axis=-1)
-    tokens = jnp.where(ended, 0, choose(logits, rules, written.history, written.keys, position))
+        ended |= jnp.all(processed_logits(logits, rules, generation.history) == -jnp.inf, axis=-1)
+    tokens = jnp.where(ended, 0, choose(logits, rules, generation.history, generation.keys, position))
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]
-    lengths = written.lengths + ~ended
-    return written._replace(
-        history=written.history.after(tokens, rules),
+    lengths = generation.lengths + ~ended
+    return generation._replace(
+        history=generation.history.after(tokens, rules),
         count=position + 1,
-        tokens=written.tokens.at[:, position].set(tokens),
-        log_probs=written.log_probs.at[:, position].set(jnp.where(ended, 0.0, log_probs)),
+        tokens=generation.tokens.at[:, position].set(tokens),
+        log_probs=generation.log_probs.at[:, position].set(jnp.where(ended, 0.0, log_probs)),
         lengths=lengths,
-        ended=ended | (tokens == rules.end) | (lengths >= written.limits),
+        ended=ended | (tokens == rules.end) | (lengths >= generation.limits),
     )

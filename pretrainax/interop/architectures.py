@@ -1,4 +1,4 @@
-"""Converts between model configs of this package and the config.json of transformers architectures."""
+"""Converts between PretrainAX model configs and the config.json files of transformers architectures."""
 
 import os
 import re
@@ -11,16 +11,16 @@ from pretrainax.files.json_files import read_object
 from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 
-_ADAPTERS = "adapter_config.json"  # file of a peft directory
+_ADAPTERS = "adapter_config.json"  # file that identifies a PEFT directory
 
 
 def families() -> list[HuggingFace]:
-    """Returns the transformers counterparts of the model families in the zoo; families without one are left out."""
+    """Returns the transformers counterparts of the model families in the zoo; omits families without a counterpart."""
     return [family.huggingface for family in zoo.FAMILIES if family.huggingface is not None]
 
 
 def is_huggingface_directory(path: str) -> bool:
-    """Returns True if `path` is a Hugging Face directory with a model, or with adapters of the peft library."""
+    """Returns True if `path` is a directory that contains a transformers model or a PEFT adapter."""
     if os.path.exists(os.path.join(path, _ADAPTERS)):
         return True
     try:
@@ -30,7 +30,11 @@ def is_huggingface_directory(path: str) -> bool:
 
 
 def read_config_json(directory: str) -> ConfigJson:
-    """Returns the contents of the config.json of a Hugging Face directory; raises UserError if there is none."""
+    """Reads the config.json of a Hugging Face directory.
+
+    Raises:
+      UserError: the directory or the file is missing, or the directory contains a PEFT adapter.
+    """
     path = os.path.join(directory, "config.json")
     if not os.path.isdir(directory):
         raise UserError(f"{directory} is no directory here{_on_hub(directory)}")
@@ -45,14 +49,16 @@ def read_config_json(directory: str) -> ConfigJson:
 
 
 def _on_hub(name: str) -> str:
-    """Returns a hint for messages that a hub model is named hf:NAME; "" if `name` cannot be the name of a hub model."""
+    """Returns a hint for messages that a Hub model is written hf:NAME, or "" if `name` cannot name a Hub model."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         return ""
     return f"; a model of the Hugging Face Hub is named hf:{name}"
 
 
 def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
-    """Returns the first transformers family that can read a config.json, and the model config.
+    """Converts a config.json to a model config; also returns the transformers family that reads this config.json.
+
+    If several families have the same model_type, the first family that supports the model is used.
 
     Raises:
       UserError: the model_type is unknown, or the model is not supported.
@@ -72,21 +78,24 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
                 reasons.append(UserError(f"config.json describes no model: a missing or wrong value ({e})"))
     if reasons:
         raise reasons[0]
-    known = {family.model_type for family in families()}
-    raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), known)}")
+    model_types = {family.model_type for family in families()}
+    raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), model_types)}")
 
 
 def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
-    """Returns the transformers family that can compute `model`, its config.json, and the equivalent model config.
+    """Finds a transformers family that can compute `model`.
 
-    The equivalent model may have additional biases, which are zero. Families that need no additional biases have
-    priority.
+    The family of an imported model has priority, followed by families that need no additional biases.
 
     Args:
-      imported: model_type of the original config.json of an imported model, whose family has priority; None: no import.
+      imported: model_type in the original config.json of an imported model, or None if the model was not imported.
+
+    Returns:
+      The family, its config.json, and the equivalent model config. The equivalent model may have additional biases,
+      which are zero.
 
     Raises:
-      UserError: no architecture of transformers computes the model; the message has the unsupported fields of the
+      UserError: no transformers architecture computes the model. The message lists the unsupported fields of the
         closest architecture.
     """
     matches, reasons = [], []
@@ -96,17 +105,17 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             matches.append((family, config_json, family.read_as(config_json, model)))
         except UserError as e:
             reasons.append(str(e))
-        except (AttributeError, KeyError, TypeError):  # for example, other positions lack expected fields
+        except (AttributeError, KeyError, TypeError):  # for example, the positions lack a field that the family reads
             continue
-    for family, config_json, theirs in sorted(
+    for family, config_json, equivalent in sorted(
         matches, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))
     ):
         try:
-            rows_of(family.names(theirs), models.abstract_params(theirs))
-            return family, config_json, theirs
+            rows_of(family.names(equivalent), models.abstract_params(equivalent))
+            return family, config_json, equivalent
         except ValueError as e:  # the class has tensors that the model lacks
             reasons.append(f"{config_json['architectures'][0]} of transformers cannot express this: {e}")
-    # Reasons about `experts` come last, because they do not help to find the closest family.
-    distance = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
-    closest = min((reason for reason in reasons if "cannot express config" in reason), key=distance, default="none")
+    # Messages about `experts` come last, because they do not indicate the closest family.
+    sort_key = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
+    closest = min((reason for reason in reasons if "cannot express config" in reason), key=sort_key, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

@@ -1,4 +1,4 @@
-"""Imports Hugging Face directories to workdirs, and exports workdirs; processes one block of parameters at a time."""
+"""Imports Hugging Face directories as runs, and exports runs as Hugging Face directories, block by block."""
 
 import dataclasses
 import json
@@ -69,20 +69,21 @@ from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_locations, their_shape
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
-_DIFFERENCE = "embedding_difference/"  # paths of the difference between the embeddings of discriminator and generator
-ORIGINAL = "huggingface"  # folder in an imported workdir that has the original configs, for exports
-GENERATION = "generation_config.json"  # start and end tokens of transformers' generate()
+_DIFFERENCE = "embedding_difference/"  # path prefix of the difference between discriminator and generator embeddings
+ORIGINAL = "huggingface"  # folder in an imported workdir with the original configs, which exports reuse
+GENERATION = "generation_config.json"  # file with the start and end tokens of transformers' generate()
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 def import_directory(directory: str, workdir: str) -> str:
-    """Imports a Hugging Face directory, a hub model or ELMo's files to a workdir; returns a summary line."""
+    """Imports a Hugging Face directory, a Hub model or ELMo's files to a new workdir; returns a summary line."""
     exact_path(workdir)
     with WorkdirLock(workdir):
         return _import(directory, workdir)
 
 
 def _import(source_name: str, workdir: str) -> str:
+    """Imports a model as in `import_directory`; the caller must hold the workdir's lock."""
     started = time.perf_counter()
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(f"--workdir={workdir} holds a run already: set another --workdir")
@@ -126,37 +127,37 @@ def export_workdir(
 
     Args:
       to: the new directory; it must be empty or missing.
-      steps: checkpoint folders of the run; (): the newest checkpoint that verifies.
-      dtype: of the tensors; None: the dtypes of the imported files, or float32 if the run was not imported.
-      part: "discriminator" or "generator" of ELECTRA, because transformers has no class for both.
-      shard_bytes: maximum size of a file.
+      steps: checkpoint folders of the run, averaged if there are several; () means the newest valid checkpoint.
+      dtype: dtype of all tensors. None keeps the dtypes of an imported model, and means float32 for other runs.
+      part: the exported model of an ELECTRA run, "discriminator" or "generator". No transformers class has both.
+      shard_bytes: maximum size in bytes of the tensors in one file.
       folder: folder in each checkpoint: TRAINED or EMA parameters.
-      finish: writes further files to the directory before its atomic rename.
+      finish: called with the path of the temporary directory before it is renamed to `to`; may add files to it.
     """
     started = time.perf_counter()
-    run = _run_to_export(workdir, to)
+    config_path = _run_to_export(workdir, to)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
-    experiment = _read_run(run, steps)
+    experiment = _read_run(config_path, steps)
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     check_rows(workdir, tokenizer.vocabulary, experiment.model)
     exported_part = None if experiment.model.generator is None else part
-    imported = _imported(workdir, "config.json")
+    imported = _read_imported(workdir, "config.json")
     family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
     rows = rows_of(family.names(model), models.abstract_params(model))
-    tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
+    tensors = _exported_tensors(family, model, rows, _export_dtypes(workdir, dtype))
     dtypes = {dtype.name for dtype, _ in tensors.values()}
-    # New and old name of the field. transformers loads all tensors in one dtype; float32 can represent the others.
+    # New and old name of the field. transformers loads all tensors in one dtype; float32 can represent all others.
     config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
+        _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # encoders do not generate
-            generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
+            generation = {"_from_model_config": True, **_special_ids(config_json)} | _read_imported(workdir, GENERATION)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         write_modules(staging, model)
@@ -175,17 +176,22 @@ def export_workdir(
 
 
 def _run_to_export(workdir: str, to: str) -> str:
-    """Returns the path of the config file of a run; raises UserError if it is missing or `to` is not empty."""
-    run = os.path.join(workdir, "config.json")
-    if not os.path.exists(run):
+    """Returns the path of a run's config file; raises UserError if this file is missing or `to` is not empty."""
+    config_path = os.path.join(workdir, "config.json")
+    if not os.path.exists(config_path):
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: set another directory")
-    return run
+    return config_path
 
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:
-    """Returns the config with which checkpoints were trained; raises UserError if its tuning cannot be merged."""
+    """Loads the config that `steps` were trained with; raises UserError if its tuning cannot be merged.
+
+    Args:
+      path: path of the run's config file.
+      steps: checkpoint folders.
+    """
     experiment = config.config_at_checkpoint(config.load(path), list(map(step_of, steps)))
     if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
         raise UserError(f"{path} is of a run with {experiment.tuning}, so there is no plain model to export")
@@ -197,14 +203,16 @@ def describe_export(
 ) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
     """Returns the transformers family, config.json and model config of an exported model.
 
-    They are the results of `describe_model`. The config.json also has the token ids and the labels.
+    These are the results of `describe_model`, with the special token ids and the labels added to the config.json.
 
     Args:
-      part: "discriminator" or "generator", for models with a generator.
-      imported: original config.json of an imported model; None: no import.
+      experiment: config of the run.
+      vocabulary: vocabulary of the run's tokenizer.
+      part: the exported model of an ELECTRA run, "discriminator" or "generator"; ignored for other runs.
+      imported: original config.json of an imported model, or None if the model was not imported.
 
     Raises:
-      UserError: transformers cannot compute the model; the message has the reason.
+      UserError: transformers cannot compute the model; the message gives the reason.
     """
     model, imported = experiment.model, imported or {}
     if model.generator is not None:
@@ -212,7 +220,7 @@ def describe_export(
     model = dataclasses.replace(model, multi_token=None)  # used only in training
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
-    config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
+    config_json |= _vocabulary_ids(config_json, vocabulary, start) | _special_ids(imported)
     if model.head is not None and (names := getattr(experiment.objective, "labels", ())):
         config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
         config_json["label2id"] = {name: i for i, name in enumerate(names)}
@@ -220,11 +228,14 @@ def describe_export(
     return family, config_json, model
 
 
-def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Callable[[str], np.dtype]) -> Tensors:
-    """Returns the dtype and shape of each exported tensor, by name.
+def _exported_tensors(
+    family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Callable[[str], np.dtype]
+) -> Tensors:
+    """Returns the dtype and shape of each exported tensor, by tensor name.
 
     Args:
-      dtype_of: a function from the name of a tensor to its dtype.
+      rows: tensor names of the parameters, by parameter path.
+      dtype_of: returns the dtype of a tensor, given its name.
     """
     tensors = {}
     for row, shape in rows.values():
@@ -236,16 +247,16 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
 
 
 class _Parameters(NamedTuple):
-    """The parameters of an export, read block by block."""
+    """The exported parameters: their paths, and an iterator that reads their values block by block."""
 
     paths: list[str]
-    blocks: Iterator[tuple[str, int, np.ndarray]]  # path of the parameter, start along its first axis, values
+    blocks: Iterator[tuple[str, int, np.ndarray]]  # parameter path, offset along the first axis, values
 
 
 def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], folder: str) -> _Parameters:
-    """Returns the parameters of checkpoints; their mean if there are several.
+    """Returns the parameters of a checkpoint, or the mean of several checkpoints.
 
-    The parameters are read block by block. With `config.tuning`, they are first merged in memory.
+    The parameters are read block by block. With `config.tuning`, the whole model is merged in memory first.
     """
     if experiment.tuning is None:
         arrays = read_run_json(steps[0])["arrays"]
@@ -255,18 +266,22 @@ def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], fold
     return _Parameters(list(merged), ((path, 0, np.asarray(x)) for path, x in merged.items()))
 
 
-def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str]) -> None:
-    """Copies each parameter to its tensors. Biases that only the transformers model has remain zero.
+def _write_tensors(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str]) -> None:
+    """Writes each parameter to its tensors.
+
+    Biases that exist only in the transformers model remain zero.
 
     Args:
-      part: exported part of a model with a generator, whose parameter paths are as in `models.electra`; None: other
-        models.
+      files: the tensors to write.
+      rows: tensor names of the parameters, by parameter path.
+      parameters: parameters of the run. `models.electra` describes the paths of an ELECTRA run.
+      part: the exported model of an ELECTRA run, "discriminator" or "generator"; None for other runs.
     """
-    stored = parameters.paths
-    generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
-    disentangled = {path.removeprefix(_DIFFERENCE) for path in stored if path.startswith(_DIFFERENCE)}
+    paths = parameters.paths
+    generator_paths = {path.removeprefix("generator/") for path in paths if path.startswith("generator/")}
+    difference_paths = {path.removeprefix(_DIFFERENCE) for path in paths if path.startswith(_DIFFERENCE)}
     for path, start, block in parameters.blocks:
-        if part == "generator" and (path in generated or path.startswith(_DIFFERENCE)):
+        if part == "generator" and (path in generator_paths or path.startswith(_DIFFERENCE)):
             continue  # belongs to the discriminator
         path = path.removeprefix("generator/" if part == "generator" else _DIFFERENCE)
         if path not in rows:
@@ -278,12 +293,13 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
                     as_ours(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
         else:
             target = as_ours(row, files[row.name], shape)[start : start + len(block)]
-            # The discriminator's table is the sum of two parameters, read in any order. The tensor starts as zeros.
-            target[...] = target + block if part == "discriminator" and path in disentangled else block
+            # The discriminator's table is the sum of two parameters, which are read in any order. The tensor is
+            # initially zero.
+            target[...] = target + block if part == "discriminator" and path in difference_paths else block
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:
-    """Saves the chat template, the configs and the dtypes of an imported directory for later exports."""
+    """Saves the chat template, the JSON configs and the tensor dtypes of an imported directory for later exports."""
     if template := read_template(source.directory):
         write_template(os.path.join(workdir, "tokenizer"), template)
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
@@ -298,11 +314,13 @@ def _save_original(source: DirectoryWeights, workdir: str) -> None:
 
 
 def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, labels: Sequence[str] = ()) -> Experiment:
-    """Returns the config of an imported model, for evaluation and as a template for other configs.
+    """Builds the run config of an imported model, for evaluation and as a template for other configs.
+
+    The objective is the pretraining objective of the architecture, or the task of the model's task head.
 
     Args:
       tokenizer: folder of the tokenizer.
-      labels: label names of a classifier; (): the names are the numbers from 0.
+      labels: label names of a classifier. If empty, the labels are named by number, from 0.
     """
     objectives = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
     objective = objectives[model.family]() if model.own_model is None else Choice.named(model.own_model.objective)()
@@ -319,7 +337,7 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         objective = Denoising()
     elif model.replaced_token_head:
         objective = ReplacedTokenDetection()
-    elif model.pair_head:  # ALBERT, which shares its layers, predicts the order of sentences
+    elif model.pair_head:  # ALBERT, the model with shared layers, predicts the order of sentences
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(
         model=model,
@@ -334,15 +352,15 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
     )
 
 
-def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[int]) -> dict[str, Optional[int]]:
-    """Returns the pad, BOS and EOS ids for config.json, and the decoder start of an encoder-decoder.
+def _vocabulary_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[int]) -> dict[str, Optional[int]]:
+    """Returns the PAD, BOS and EOS ids for config.json, and the decoder start id of an encoder-decoder.
 
-    An id is null if neither the vocabulary nor the family's config.json defines it. Without the null, transformers
-    would use the default id of the class, which is for a different vocabulary.
+    An id is null if neither the vocabulary nor the family's config.json defines it. If the field were
+    missing, transformers would use the class's default id, which belongs to a different vocabulary.
 
     Args:
       config_json: the config.json that the family writes.
-      start: id of the decoder start; None: there is none.
+      start: decoder start id, or None if the model has no decoder start token.
     """
     ids = {f"{name}_token_id": getattr(vocabulary, name) for name in ("pad", "bos", "eos")}
     if config_json.get("is_encoder_decoder"):
@@ -352,13 +370,16 @@ def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[
     return {name: i for name, i in ids.items() if i is not None or name not in config_json}
 
 
-def _ids_of(config_json: ConfigJson) -> ConfigJson:
-    """Returns the special token ids in a config.json. Each value is a number, null or a list such as [1, 106]."""
+def _special_ids(config_json: ConfigJson) -> ConfigJson:
+    """Returns the special token ids in a config.json by field name; each is a number, null or a list like [1, 106]."""
     return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
 
 
 def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
-    """Raises UserError if the padding id changes the computation in transformers, as for RoBERTa's positions."""
+    """Raises UserError if the padding id would make transformers compute a different model.
+
+    RoBERTa, for example, counts positions from the padding id.
+    """
     if differences(family.read_as(config_json, model), model):
         (architecture,) = config_json["architectures"]
         raise UserError(
@@ -368,7 +389,7 @@ def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelCon
 
 
 def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
-    """Raises UserError if a tokenizer has more ids than the model has embedding rows."""
+    """Raises UserError if the vocabulary has more token ids than the model has embedding rows."""
     if vocabulary.size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "
@@ -377,21 +398,21 @@ def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> No
         )
 
 
-def _imported(workdir: str, name: str) -> ConfigJson:
-    """Returns the contents of a JSON file that the import saved in a workdir; {} if there is no such file."""
+def _read_imported(workdir: str, name: str) -> ConfigJson:
+    """Reads a JSON file that the import saved in a workdir; returns {} if the file does not exist."""
     path = os.path.join(workdir, ORIGINAL, name)
     return read_object(path) if os.path.exists(path) else {}
 
 
 def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dtype]:
-    """Returns a function from the name of a tensor to its dtype in an export.
+    """Returns a function that maps the name of an exported tensor to its dtype.
 
     Args:
-      dtype: dtype of all tensors; None: the dtypes of the imported files, or float32 if the run was not imported.
+      dtype: dtype of all tensors. None keeps the dtypes of an imported model, and means float32 for other runs.
     """
     if dtype is not None:
         return lambda name: np.dtype(DTYPES[dtype])
-    imported = _imported(workdir, "dtypes.json")
+    imported = _read_imported(workdir, "dtypes.json")
     return lambda name: np.dtype(DTYPES.get(imported.get(name), np.float32))
 
 

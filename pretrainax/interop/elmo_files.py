@@ -1,14 +1,15 @@
-"""Reads the released files of ELMo for an import: options.json, the HDF5 weights of bilm-tf, and the vocabulary.
+"""Reads ELMo's released files on import: options.json, the HDF5 weights of bilm-tf, and the vocabulary.
 
-A directory has options.json, one file *.hdf5, and one file vocab*.txt with a word per line. The options determine the
-names and shapes of the datasets in the HDF5 file. Only these datasets are read. Links and data in external files are
-not read.
+A directory contains options.json, one *.hdf5 file, and one vocab*.txt file with one word per line. The options
+determine the names and shapes of the datasets in the HDF5 file. Only these datasets are read. Links and data in
+external files are not read.
 
-The files do not contain the softmax over words. These parameters are zero after an import, and further pretraining
-starts from zeros. A run that trains a task head leaves them out (`config.checkpoint.fresh_heads=True`).
+The files do not contain the output softmax layer over words. Its parameters are set to zero on import, so continued
+pretraining starts from a zero softmax layer. A run that trains a task head drops the softmax
+(`config.checkpoint.fresh_heads=True`).
 
-NOTE A word outside of the vocabulary is read as <UNK>, as in all models of this project (`data/word_characters.py`).
-bilm-tf reads the characters of such a word.
+NOTE A word outside the vocabulary is read as <UNK>, as in all PretrainAX models (`data/word_characters.py`). bilm-tf
+reads the characters of such a word instead.
 """
 
 import dataclasses
@@ -33,31 +34,31 @@ if TYPE_CHECKING:
     import h5py
 
 OPTIONS = "options.json"
-_HEADS = "unembedding/"  # prefix of the paths of parameters that are in no file
-# direction of the LSTM -> group of datasets
-_BOTH = {"forward": "RNN_0", "backward": "RNN_1"}
-_LARGEST = 2**20  # maximum of all sizes in the options
+_HEADS = "unembedding/"  # path prefix of the parameters that the files lack
+# direction of the LSTM -> group of datasets in the HDF5 file
+_GROUPS = {"forward": "RNN_0", "backward": "RNN_1"}
+_MAX_SIZE = 2**20  # maximum of each size in the options
 
 
 def is_elmo(directory: str) -> bool:
-    """Returns True if a directory contains the released files of ELMo: options.json, and no config.json."""
+    """Returns True if a directory contains ELMo's released files, that is, options.json but no config.json."""
     names = set(os.listdir(directory)) if os.path.isdir(directory) else set()
     return OPTIONS in names and "config.json" not in names
 
 
 class _Source(NamedTuple):
-    """The datasets that contain a parameter."""
+    """The HDF5 datasets that store a parameter, and the function that converts them."""
 
-    names: tuple[str, ...]  # name of the dataset; for parameters of layers, one name per layer
-    shape: tuple[int, ...]  # of each dataset
-    ours: Callable[[np.ndarray], np.ndarray]  # converts a dataset to the parameter, or to the parameter of a layer
+    names: tuple[str, ...]  # dataset names: one per layer for stacked parameters, otherwise a single name
+    shape: tuple[int, ...]  # shape of each dataset
+    ours: Callable[[np.ndarray], np.ndarray]  # converts a dataset to the parameter, or to one layer of the parameter
 
 
 class ElmoFiles:
-    """The released weights of ELMo by parameter path.
+    """ELMo's released weights, read by parameter path.
 
     Attributes:
-      tokenizer: the tokenizer of the vocabulary file.
+      tokenizer: the tokenizer for the vocabulary file.
       config: the model config from options.json.
       abstract: shapes of the parameters.
     """
@@ -67,43 +68,43 @@ class ElmoFiles:
     def __init__(self, directory: str):
         """Opens the files and checks the names and shapes of all datasets; raises UserError for invalid files."""
         options = os.path.join(directory, OPTIONS)
-        self._path, vocabulary = (_single(directory, pattern) for pattern in ("*.hdf5", "vocab*.txt"))
+        self._path, vocabulary = (_find_file(directory, pattern) for pattern in ("*.hdf5", "vocab*.txt"))
         self.tokenizer: Tokenizer = Words(path=vocabulary).load()
         self.config = _config(read_object(options), options, self.tokenizer.vocabulary.size)
         self.abstract = models.abstract_params(self.config)
-        self._file = _opened(self._path)
+        self._file = _open_hdf5(self._path)
         self._sources = _sources(self.config)
         for source in self._sources.values():
             for name in source.names:
                 self._dataset(name, source.shape)
 
     def read(self, path: str, index: Index) -> np.ndarray:
-        """Returns the block of a parameter at `index` as float32; raises UserError for non-finite numbers.
+        """Reads the slice `index` of the parameter `path` as float32; raises UserError for non-finite values.
 
-        The softmax over words, which the files lack, is zero.
+        The output softmax is not in the files and is returned as zeros.
         """
         if path.startswith(_HEADS):
             return np.broadcast_to(np.float32(0), flat(self.abstract)[path].shape)[index]
         source = self._sources[path]
-        blocks = [source.ours(self._numbers(name, source.shape)) for name in source.names]
+        blocks = [source.ours(self._read_dataset(name, source.shape)) for name in source.names]
         return np.ascontiguousarray((np.stack(blocks) if "/blocks/" in path else blocks[0])[index])
 
     def notes(self) -> list[str]:
-        """Returns messages about parameters that the files lack, and about datasets that are not read."""
+        """Returns messages about parameters that the files lack, and about unused datasets."""
         read = {name for source in self._sources.values() for name in source.names}
-        others: list[str] = []
-        self._file.visititems(lambda name, x: others.append(name) if hasattr(x, "dtype") and name not in read else None)
-        unread = f"; left unread: {', '.join(others)}" if others else ""
+        unused: list[str] = []
+        self._file.visititems(lambda name, x: unused.append(name) if hasattr(x, "dtype") and name not in read else None)
+        unread = f"; left unread: {', '.join(unused)}" if unused else ""
         return [f"the softmax over words is in no file of ELMo: it is zero{unread}"]
 
-    def _numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _read_dataset(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         numbers = np.asarray(self._dataset(name, shape)[()], np.float32)
         if not np.isfinite(numbers).all():
             raise UserError(f"{self._path}: {name} holds numbers that are not finite: a damaged file")
         return numbers
 
     def _dataset(self, name: str, shape: tuple[int, ...]) -> "h5py.Dataset":
-        """Returns a dataset of the HDF5 file; raises UserError if it is missing, external or of a different shape."""
+        """Returns the dataset `name`; raises UserError if the dataset is missing, external or of a different shape."""
         import h5py
 
         dataset: object = self._file
@@ -119,7 +120,7 @@ class ElmoFiles:
         return dataset
 
 
-def _single(directory: str, pattern: str) -> str:
+def _find_file(directory: str, pattern: str) -> str:
     paths = [path for path in glob.glob(os.path.join(glob.escape(directory), pattern)) if os.path.isfile(path)]
     if len(paths) != 1:
         raise UserError(
@@ -129,7 +130,7 @@ def _single(directory: str, pattern: str) -> str:
     return paths[0]
 
 
-def _opened(path: str) -> "h5py.File":
+def _open_hdf5(path: str) -> "h5py.File":
     try:
         import h5py
     except ImportError as e:
@@ -140,12 +141,12 @@ def _opened(path: str) -> "h5py.File":
         raise UserError(f"{path} is no HDF5 file, or a damaged one ({e})") from e
 
 
-def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
-    """Returns the model config for the contents of options.json; raises UserError for unsupported options.
+def _config(options: JsonObject, path: str, vocabulary_size: int) -> ModelConfig:
+    """Converts the contents of options.json to a model config; raises UserError for unsupported options.
 
     Args:
-      path: of options.json, for messages.
-      words: number of words in the vocabulary.
+      path: path of options.json, for messages.
+      vocabulary_size: number of words in the vocabulary.
     """
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
@@ -156,7 +157,7 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
             "char_cnn.embedding.dim": cnn["embedding"]["dim"],
             "char_cnn.n_highway": cnn["n_highway"],
         }
-        only = {
+        required_values = {
             "lstm.use_skip_connections": (lstm["use_skip_connections"], True),
             "lstm.proj_clip": (lstm["proj_clip"], lstm["cell_clip"]),
             "char_cnn.activation": (cnn["activation"], "relu"),
@@ -168,15 +169,15 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
         raise UserError(f"{path} is no options.json of ELMo ({type(e).__name__}: {e})") from e
     for name, size in sizes.items():
         is_number = isinstance(size, (int, float) if name.endswith("clip") else int) and not isinstance(size, bool)
-        if not is_number or not 0 < size <= _LARGEST:
-            raise UserError(f"{path} has {name} {size!r}, it must be a number from 1 to {_LARGEST:,}")
-    for name, (value, supported) in only.items():
+        if not is_number or not 0 < size <= _MAX_SIZE:
+            raise UserError(f"{path} has {name} {size!r}, it must be a number from 1 to {_MAX_SIZE:,}")
+    for name, (value, supported) in required_values.items():
         if value != supported:
             raise UserError(f"{path} has {name} {value!r}; only {supported!r} is supported")
     settings = Recurrent(cnn["embedding"]["dim"], tuple(filters), cnn["n_highway"], float(lstm["cell_clip"]))
     return dataclasses.replace(
         elmo("original"),
-        vocab_size=words,
+        vocab_size=vocabulary_size,
         num_layers=lstm["n_layers"],
         d_model=lstm["projection_dim"],
         d_ff=lstm["dim"],
@@ -185,43 +186,47 @@ def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
 
 
 def _sources(config: ModelConfig) -> dict[str, _Source]:
-    """Returns the bilm-tf datasets of each parameter by path, for parameters that the HDF5 file contains.
+    """Maps the path of each parameter to the bilm-tf datasets in the HDF5 file that store it.
 
-    Matrices of bilm-tf are [in, out], and LSTM gates have the order i, j, f, o.
+    bilm-tf matrices are [in, out], and the LSTM gates are in the order i, j, f, o.
     """
-    settings, width, memory = recurrent_of(config), config.d_model, config.d_ff
+    settings, width, cell_size = recurrent_of(config), config.d_model, config.d_ff
     assert settings is not None
-    total, characters = sum(settings.filters), "character_embedding"
-    # The first row is for padding. It is zero and missing in the file.
+    total, embedding_path = sum(settings.filters), "character_embedding"
+    # The first row of the table is for padding. It is missing from the file and set to zero.
     table = _Source(
         ("char_embed",), (NUM_CHARACTERS - 1, settings.character_dim), lambda x: np.pad(x, ((1, 0), (0, 0)))
     )
-    sources = {f"{characters}/embedding": table}
+    sources = {f"{embedding_path}/embedding": table}
 
     def linear(path: str, kernel: str, bias: str, inputs: int, outputs: int) -> None:
-        sources[f"{path}/kernel"] = _Source((kernel,), (inputs, outputs), _unchanged)
-        sources[f"{path}/bias"] = _Source((bias,), (outputs,), _unchanged)
+        sources[f"{path}/kernel"] = _Source((kernel,), (inputs, outputs), _identity)
+        sources[f"{path}/bias"] = _Source((bias,), (outputs,), _identity)
 
     for i, count in enumerate(settings.filters):
-        path, shape = f"{characters}/convolution_{i + 1}", (1, i + 1, settings.character_dim, count)
+        path, shape = f"{embedding_path}/convolution_{i + 1}", (1, i + 1, settings.character_dim, count)
         sources[f"{path}/kernel"] = _Source((f"CNN/W_cnn_{i}",), shape, lambda x: x[0])
-        sources[f"{path}/bias"] = _Source((f"CNN/b_cnn_{i}",), (count,), _unchanged)
+        sources[f"{path}/bias"] = _Source((f"CNN/b_cnn_{i}",), (count,), _identity)
     for i in range(settings.highways):
         for name in ("carry", "transform"):
             group = f"CNN_high_{i}"
-            linear(f"{characters}/highway_{i}/{name}", f"{group}/W_{name}", f"{group}/b_{name}", total, total)
-    linear(f"{characters}/projection", "CNN_proj/W_proj", "CNN_proj/b_proj", total, width)
-    for name, group in _BOTH.items():
+            linear(f"{embedding_path}/highway_{i}/{name}", f"{group}/W_{name}", f"{group}/b_{name}", total, total)
+    linear(f"{embedding_path}/projection", "CNN_proj/W_proj", "CNN_proj/b_proj", total, width)
+    for name, group in _GROUPS.items():
         cells = [f"{group}/RNN/MultiRNNCell/Cell{i}/LSTMCell" for i in range(config.num_layers)]
-        both, bias, out = (tuple(f"{cell}/{x}" for cell in cells) for x in ("W_0", "B", "W_P_0"))
-        block, shape = f"recurrent/blocks/{name}", (2 * width, 4 * memory)
+        gate_kernels, bias, projections = (tuple(f"{cell}/{x}" for cell in cells) for x in ("W_0", "B", "W_P_0"))
+        block, shape = f"recurrent/blocks/{name}", (2 * width, 4 * cell_size)
         # [2 D, 4 F] -> [D, 4, F]: the first D rows are for the input, the last D rows for the recurrent output.
-        sources[f"{block}/input/kernel"] = _Source(both, shape, lambda x: x[:width].reshape(width, 4, memory))
-        sources[f"{block}/cell/hidden/kernel"] = _Source(both, shape, lambda x: x[width:].reshape(width, 4, memory))
-        sources[f"{block}/input/bias"] = _Source(bias, (4 * memory,), lambda x: x.reshape(4, memory))
-        sources[f"{block}/cell/projection/kernel"] = _Source(out, (memory, width), _unchanged)
+        sources[f"{block}/input/kernel"] = _Source(
+            gate_kernels, shape, lambda x: x[:width].reshape(width, 4, cell_size)
+        )
+        sources[f"{block}/cell/hidden/kernel"] = _Source(
+            gate_kernels, shape, lambda x: x[width:].reshape(width, 4, cell_size)
+        )
+        sources[f"{block}/input/bias"] = _Source(bias, (4 * cell_size,), lambda x: x.reshape(4, cell_size))
+        sources[f"{block}/cell/projection/kernel"] = _Source(projections, (cell_size, width), _identity)
     return sources
 
 
-def _unchanged(x: np.ndarray) -> np.ndarray:
+def _identity(x: np.ndarray) -> np.ndarray:
     return x

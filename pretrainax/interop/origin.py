@@ -1,19 +1,20 @@
-"""Resolves the name of a trained model to parameters: of a checkpoint, a mean of checkpoints, or a Hugging Face model.
+"""Resolves the name of a trained model to its parameters: checkpoints of a run, or a Hugging Face directory.
 
-    runs/mine            the newest checkpoint that verifies, with the parameters that the run validates: the moving
-                         average with config.evaluate.parameters=ema, otherwise the trained parameters
+    runs/mine            the newest valid checkpoint, with the parameters that validation uses: the moving average if
+                         config.evaluate.parameters is "ema", otherwise the trained parameters
     runs/mine@2000       the checkpoint of step 2000
-    runs/mine@best       the saved checkpoint with the best validation result, by the metric that the run
-                         selects by (config.evaluate.select_by)
-    runs/mine@average    the mean of the parameters of the last saved checkpoints that verify; without checkpoints that
-                         are kept only because of config.checkpoint.keep_at, and without the best one if it is old
-    runs/mine@average5   the mean of the newest 5 of these checkpoints
-    runs/mine@ema        the moving average in the newest checkpoint (config.train.ema_decay); @ema2000 for step 2000
-    runs/mine@trained    the trained parameters, whatever parameters the run validates; @trained2000 for step 2000
+    runs/mine@best       the saved checkpoint with the best validation result, according to the run's selection metric
+                         (config.evaluate.select_by)
+    runs/mine@average    the mean parameters of the last valid checkpoints, excluding checkpoints that are kept only
+                         because of config.checkpoint.keep_at, and an old best checkpoint
+    runs/mine@average5   the mean parameters of the newest 5 checkpoints that runs/mine@average uses
+    runs/mine@ema        the moving average of the parameters (config.train.ema_decay) in the newest checkpoint;
+                         @ema2000 for step 2000
+    runs/mine@trained    the trained parameters, even if validation uses the moving average; @trained2000 for step 2000
     exports/mine         a Hugging Face directory: an export, or another model
-    hf:org/name          a model of the Hugging Face Hub; hf:org/name@refs/pr/1 is a branch, a tag or a commit
+    hf:org/name          a Hugging Face Hub model; @ may be followed by a branch, tag or commit: hf:org/name@refs/pr/1
 
-If a folder has a name with an @, the complete name is the folder.
+If a folder with the complete name exists, the @ is part of the folder name.
 """
 
 import dataclasses
@@ -47,76 +48,77 @@ NAMES = (
     f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, a Hugging Face directory, or "
     "hf:org/name[@revision]"
 )
-_WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # selector after the @; may be empty
+_SELECTOR = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # checkpoint selector after the @, or empty
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The location of the parameters of a trained model."""
+    """The location of the parameters of a trained model: checkpoint folders of a run, or a Hugging Face directory."""
 
-    directory: str  # a run or a Hugging Face directory
-    steps: tuple[str, ...]  # folder of a checkpoint, or folders of checkpoints to average; (): Hugging Face directory
+    directory: str  # folder of the run, or the Hugging Face directory
+    steps: tuple[str, ...]  # checkpoint folders, averaged if there are several; () for a Hugging Face directory
     description: str  # description for messages: "runs/mine, step 2,000"
-    folder: str = TRAINED  # folder in each checkpoint: TRAINED parameters, or EMA (moving average)
-    hub: Optional[str] = None  # name of a hub model with its commit, hf:org/name@1a2b…; None: no hub model
+    folder: str = TRAINED  # folder in each checkpoint: TRAINED or EMA (moving average of the parameters)
+    hub: Optional[str] = None  # hub model with its commit, hf:org/name@1a2b…; None: not from the Hub
 
 
 def find_origin(name: str) -> Origin:
     """Resolves `name` to the location of its parameters. The module docstring describes the syntax of `name`.
 
     Raises:
-      UserError: the path does not exist or contains no model, the checkpoint is missing or damaged, or @best is given
-        and no checkpoint has a validation result.
+      UserError: the path does not exist or contains no model, or the selected checkpoint is missing or damaged. For
+        @best, also if no checkpoint has a validation result.
     """
-    resolved = _resolved(name)
+    resolved = _resolve(name)
     return dataclasses.replace(resolved, description=with_urls(resolved.description))
 
 
-def _resolved(name: str) -> Origin:
+def _resolve(name: str) -> Origin:
+    """Resolves `name` as in `find_origin`. The description contains local paths instead of URLs."""
     if problem := path_problem(name, takes_hub=True):
         raise UserError(f"{name}: {problem}")
     if is_hub(name):
         directory, exact = local_path(name), pinned_name(name)
         commit = "" if name == exact else f" (commit {exact.rpartition('@')[2][:12]})"
         return Origin(directory, (), f"{name}{commit}", hub=exact)
-    directory, which = split_selector(local_path(os.path.expanduser(name)))
+    directory, selector = split_selector(local_path(os.path.expanduser(name)))
     if is_huggingface_directory(directory):
-        if which:
-            raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{which}")
+        if selector:
+            raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{selector}")
         return Origin(directory, (), directory)
     _check_run(directory)
-    if which == BEST:
-        return _best(directory)
-    match = _WHICH.fullmatch(which)
+    if selector == BEST:
+        return _best_origin(directory)
+    match = _SELECTOR.fullmatch(selector)
     assert match is not None  # `split_selector` raises UserError for unknown selectors
     kind, number = match[1], int(match[2]) if match[2] else None
     if kind == AVERAGE:
-        return _average(directory, number)
+        return _average_origin(directory, number)
     parameters = kind or load(os.path.join(directory, "config.json")).evaluate.parameters
     checkpoint = find_checkpoint(directory, number, _required(parameters))
-    return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", parameters)
+    return _step_origin(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", parameters)
 
 
 def split_selector(name: str) -> tuple[str, str]:
-    """Splits a name into its folder and its checkpoint selector, the part after the @.
+    """Splits `name` at the last @ into the folder of a run and the checkpoint selector.
 
-    The selector is "" if the whole name is a folder or has no selector. The revision of a hub model, after its @,
-    remains a part of the name.
+    The selector is "" if `name` has no selector or is the path of an existing folder. The name of a hub model is not
+    split: the revision after its @ remains part of the name.
 
     Raises:
       UserError: the selector is unknown.
     """
     if is_hub(name):
         return name, ""
-    directory, at, which = name.rstrip(os.sep).rpartition("@")
-    if os.path.isdir(name) or not (at and os.path.isdir(directory)):
+    directory, separator, selector = name.rstrip(os.sep).rpartition("@")
+    if os.path.isdir(name) or not (separator and os.path.isdir(directory)):
         return name, ""
-    if not which or not _WHICH.fullmatch(which):
+    if not selector or not _SELECTOR.fullmatch(selector):
         raise UserError(
             f"{name}: after @ comes a step, {BEST}, {AVERAGE} (of all, or {AVERAGE}5: of 5), {EMA} or "
-            f"{AS_TRAINED}, for example {directory}@{BEST}; got {which!r}"
+            f"{AS_TRAINED}, for example {directory}@{BEST}; got {selector!r}"
         )
-    return directory, which
+    return directory, selector
 
 
 def _check_run(directory: str) -> None:
@@ -136,7 +138,8 @@ def _check_run(directory: str) -> None:
     )
 
 
-def _best(workdir: str) -> Origin:
+def _best_origin(workdir: str) -> Origin:
+    """Returns the `Origin` of a run's saved checkpoint that has the best validation result."""
     experiment, directory = load(os.path.join(workdir, "config.json")), os.path.join(workdir, "checkpoints")
     parameters = experiment.evaluate.parameters
     for metric in (experiment.select_by, "loss"):  # checkpoints before version 0.5 have only a loss
@@ -149,7 +152,7 @@ def _best(workdir: str) -> Origin:
                     raise
                 continue
             description = f"{workdir}, step {step:,}, the best by validation {metric}: {value:.4f}"
-            return _of_step(workdir, checkpoint, description, parameters)
+            return _step_origin(workdir, checkpoint, description, parameters)
     raise UserError(
         f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
         "newest; config.evaluate.every sets the interval of validations"
@@ -157,7 +160,7 @@ def _best(workdir: str) -> Origin:
 
 
 def _required(parameters: str) -> Callable[[str], bool]:
-    """Returns the predicate for the files of a checkpoint that are needed to read its parameters.
+    """Returns a predicate that selects, by file name, the checkpoint files that contain the given parameters.
 
     Args:
       parameters: AS_TRAINED or EMA.
@@ -165,15 +168,15 @@ def _required(parameters: str) -> Callable[[str], bool]:
     return parameter_files(EMA if parameters == EMA else TRAINED)
 
 
-def _of_step(workdir: str, checkpoint: str, description: str, parameters: str) -> Origin:
-    """Returns the origin for the parameters of one checkpoint.
+def _step_origin(workdir: str, checkpoint: str, description: str, parameters: str) -> Origin:
+    """Returns the `Origin` of the parameters in one checkpoint.
 
     Args:
-      checkpoint: its folder.
+      checkpoint: folder of the checkpoint.
       parameters: AS_TRAINED or EMA.
 
     Raises:
-      UserError: parameters=EMA, and the checkpoint has no moving average.
+      UserError: `parameters` is EMA, and the checkpoint has no moving average.
     """
     if parameters == AS_TRAINED:
         return Origin(workdir, (checkpoint,), description)
@@ -185,10 +188,15 @@ def _of_step(workdir: str, checkpoint: str, description: str, parameters: str) -
     return Origin(workdir, (checkpoint,), f"{description}, moving average of the parameters", EMA)
 
 
-def _average(workdir: str, newest: Optional[int] = None) -> Origin:
+def _average_origin(workdir: str, newest: Optional[int] = None) -> Origin:
+    """Returns the `Origin` of the mean parameters of a run's last valid checkpoints.
+
+    Args:
+      newest: number of checkpoints to average, or None for all of them.
+    """
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
-    faults_of = {step: faults(directory, step, _required(AS_TRAINED)) for step in list_steps(directory)}
-    valid = [step for step, problems in faults_of.items() if not problems]
+    faults_by_step = {step: faults(directory, step, _required(AS_TRAINED)) for step in list_steps(directory)}
+    valid = [step for step, problems in faults_by_step.items() if not problems]
     if not valid:
         find_checkpoint(workdir)  # raises UserError with the reason
     steps = last_steps(valid, load(os.path.join(workdir, "config.json")).checkpoint)
@@ -198,12 +206,12 @@ def _average(workdir: str, newest: Optional[int] = None) -> Origin:
             "give at most this number; config.checkpoint.keep sets the number of saved checkpoints, in addition to "
             "keep_at and the best"
         )
-    if newest is None and (early := [f"{step:,}" for step in valid if step not in steps]):
-        logging.warning("%s: the mean excludes earlier checkpoints: steps %s", workdir, ", ".join(early))
+    if newest is None and (excluded := [f"{step:,}" for step in valid if step not in steps]):
+        logging.warning("%s: the mean excludes earlier checkpoints: steps %s", workdir, ", ".join(excluded))
     steps = steps[-newest:] if newest else steps
     for line in skipped_messages(
-        directory, {step: ", ".join(problems) for step, problems in faults_of.items() if problems}
+        directory, {step: ", ".join(problems) for step, problems in faults_by_step.items() if problems}
     ):
         logging.warning("%s: %s", workdir, line)
-    listed = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"
-    return Origin(workdir, tuple(os.path.join(directory, str(step)) for step in steps), f"{workdir}, mean of {listed}")
+    listing = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"
+    return Origin(workdir, tuple(os.path.join(directory, str(step)) for step in steps), f"{workdir}, mean of {listing}")

@@ -1,12 +1,11 @@
 """Reads and writes the safetensors files of a model, one tensor at a time.
 
-A file (https://github.com/huggingface/safetensors) has the length of its header in 8 bytes, a JSON header ({name:
-{dtype, shape, data_offsets}}), and the tensors in row-major order. Therefore a tensor can be accessed as a memory map
-of a part of the file. Only the parts of a tensor that are used are read, and writing does not need all tensors in
-memory.
+A file (https://github.com/huggingface/safetensors) consists of the header length in 8 bytes, a JSON header ({name:
+{dtype, shape, data_offsets}}), and the tensors in row-major order. Each tensor can therefore be memory-mapped: the
+reader loads only the accessed bytes of a tensor, and the writer need not hold all tensors in memory.
 
 The format has no checksums. The reader checks the header against the size of the file. Flipped bits in the data are
-detected only if the directory has a manifest.sha256. All exports of this project have this file.
+detected only if the directory has a manifest.sha256, as all PretrainAX exports do.
 """
 
 import json
@@ -39,67 +38,70 @@ _DTYPES = {
     "BOOL": np.bool_,
 }
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")  # other weight formats, mostly pickles
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")  # other weight formats, mostly pickles
 
 
 Tensors: TypeAlias = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of each tensor, by name
 
 
-class _Place(NamedTuple):
+class _TensorLocation(NamedTuple):
+    """The location of a tensor in a safetensors file."""
+
     file: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    start: int  # offset in the file in bytes
+    start: int  # offset from the start of the file in bytes
 
 
 class Reader:
-    """The tensors in the safetensors files of a directory, by name; `reader[name]` returns an array."""
+    """Reads the tensors in the safetensors files of a directory; `reader[name]` returns an array."""
 
     def __init__(self, directory: str, single: str = SINGLE):
         """Reads and checks the headers of all files; raises UserError for invalid files.
 
         Args:
-          single: name of the file if all tensors are in one file. Only the default name is also looked up in an index
-            of several files.
+          single: name of the file that contains all tensors. Only with the default name may the tensors instead be in
+            several files with an index.
         """
         complete(directory)
-        self._places: dict[str, _Place] = {}
-        indexed = _index(directory) if single == SINGLE else {}
+        self._locations: dict[str, _TensorLocation] = {}
+        indexed = _read_index(directory) if single == SINGLE else {}
         for name in sorted(set(indexed.values())) if indexed else [single]:
-            for tensor, place in _header(os.path.join(directory, name)).items():
-                if tensor in self._places or indexed.get(tensor, name) != name:
+            for tensor, location in _read_header(os.path.join(directory, name)).items():
+                if tensor in self._locations or indexed.get(tensor, name) != name:
                     raise UserError(f"{directory}: tensor {tensor} is in {name} and in another file")
-                self._places[tensor] = place
-        missing = sorted(indexed.keys() - self._places.keys())
+                self._locations[tensor] = location
+        missing = sorted(indexed.keys() - self._locations.keys())
         if missing:
             raise UserError(f"{directory}: {INDEX} lists tensors that its files do not hold: {', '.join(missing)}")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: place.shape for name, place in self._places.items()}
+        return {name: location.shape for name, location in self._locations.items()}
 
     @property
     def dtypes(self) -> dict[str, np.dtype]:
-        return {name: place.dtype for name, place in self._places.items()}
+        return {name: location.dtype for name, location in self._locations.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns a tensor as a read-only memory map; data is read from the file when it is accessed."""
-        return _map(self._places[name], "r")
+        """Returns the tensor `name` as a read-only memory map, whose data is read on access."""
+        return _memory_map(self._locations[name], "r")
 
 
 class Writer:
-    """Creates safetensors files for tensors of known shapes; `writer[name]` returns an array to write to.
+    """Creates safetensors files for tensors of known shapes; `writer[name]` returns a writable array.
 
-    All tensors start as zeros.
+    All tensors are initially zero.
 
     Args:
+      directory: existing folder for the files.
       tensors: dtype and shape of each tensor, by name.
-      shard_bytes: maximum bytes of tensors per file. A file with one tensor may be larger.
+      shard_bytes: maximum total size in bytes of the tensors in one file. A file with a single tensor may be larger.
       single: name of the file if one file is enough.
     """
 
     def __init__(self, directory: str, tensors: Tensors, shard_bytes: int, single: str = SINGLE):
-        self._places: dict[str, _Place] = {}
+        self._locations: dict[str, _TensorLocation] = {}
         shards, size = [[]], 0
         for name, (dtype, shape) in tensors.items():
             needed = np.dtype(dtype).itemsize * math.prod(shape)
@@ -124,43 +126,46 @@ class Writer:
                 f.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns a tensor as a writable memory map of its file."""
-        return _map(self._places[name], "r+")
+        """Returns the tensor `name` as a writable memory map of its file."""
+        return _memory_map(self._locations[name], "r+")
 
     def _create(self, path: str, tensors: Tensors) -> None:
+        """Creates a file at `path` with zeros for all `tensors`, and records the locations of the tensors."""
         header, end = {"__metadata__": {"format": "pt"}}, 0
         for name, (dtype, shape) in tensors.items():
             start, end = end, end + np.dtype(dtype).itemsize * math.prod(shape)
             header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [start, end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # aligns the data to 8 bytes
+        header_bytes = json.dumps(header, separators=(",", ":")).encode()
+        header_bytes += b" " * (-len(header_bytes) % 8)  # aligns the data to 8 bytes
         with open(path, "wb") as f:
-            f.write(len(text).to_bytes(8, "little") + text)
+            f.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
             f.flush()
-            # Allocates all bytes now, because a full disk during writes to a memory map kills the process.
-            os.posix_fallocate(f.fileno(), 0, 8 + len(text) + end)
+            # Allocates all bytes now, because a write to a memory map kills the process if the disk is full.
+            os.posix_fallocate(f.fileno(), 0, 8 + len(header_bytes) + end)
         for name, (dtype, shape) in tensors.items():
-            start = 8 + len(text) + header[name]["data_offsets"][0]
-            self._places[name] = _Place(path, np.dtype(dtype), tuple(shape), start)
+            start = 8 + len(header_bytes) + header[name]["data_offsets"][0]
+            self._locations[name] = _TensorLocation(path, np.dtype(dtype), tuple(shape), start)
 
 
-def _map(place: _Place, mode: str) -> np.ndarray:
-    if math.prod(place.shape) == 0:
-        return np.empty(place.shape, place.dtype)
-    return np.memmap(place.file, place.dtype, mode, place.start, place.shape)
+def _memory_map(location: _TensorLocation, mode: str) -> np.ndarray:
+    if math.prod(location.shape) == 0:
+        return np.empty(location.shape, location.dtype)
+    return np.memmap(location.file, location.dtype, mode, location.start, location.shape)
 
 
-def _index(directory: str) -> dict[str, str]:
-    """Returns {tensor: file} for a model in several files; {} if there is a single file.
+def _read_index(directory: str) -> dict[str, str]:
+    """Reads the index of a sharded model; returns each tensor's file name, or {} if the model is in a single file.
 
-    As in transformers, the single file has priority over the index. Raises UserError if both are missing or the index
-    is invalid.
+    As in transformers, the single file has priority over the index.
+
+    Raises:
+      UserError: the index is invalid, or both the single file and the index are missing.
     """
     path = os.path.join(directory, INDEX)
     if os.path.exists(os.path.join(directory, SINGLE)):
         return {}
     if not os.path.exists(path):
-        raise UserError(_no_weights(directory))
+        raise UserError(_missing_weights_message(directory))
     index = read_object(path).get("weight_map")
     if not isinstance(index, dict):
         raise UserError(f"{path} is no index of safetensors files: it has no weight_map")
@@ -173,22 +178,22 @@ def _index(directory: str) -> dict[str, str]:
     return files
 
 
-def _no_weights(directory: str) -> str:
+def _missing_weights_message(directory: str) -> str:
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    pickled = [name for name in names if name.endswith(_PICKLED)]
-    if pickled:
+    other_files = [name for name in names if name.endswith(_OTHER_FORMATS)]
+    if other_files:
         return (
-            f"{directory} holds {', '.join(pickled)} and no {SINGLE}; pickles are not supported because they can "
+            f"{directory} holds {', '.join(other_files)} and no {SINGLE}; pickles are not supported because they can "
             "run code. If you trust the files, convert them with transformers: "
             f"{conversion_command(directory, directory)}"
         )
     return f"{directory} holds neither {SINGLE} nor {INDEX}"
 
 
-def _header(path: str) -> dict[str, _Place]:
-    """Returns the locations of the tensors in a file; raises UserError for invalid files.
+def _read_header(path: str) -> dict[str, _TensorLocation]:
+    """Reads the header of a file; returns the location of each tensor by name, and raises UserError for invalid files.
 
-    The library safetensors checks that the tensors have no gaps and do not overlap.
+    The safetensors library checks that tensors neither overlap nor leave gaps.
     """
     try:
         check_regular(path)
@@ -199,11 +204,11 @@ def _header(path: str) -> dict[str, _Place]:
             header: dict[str, dict] = json.loads(f.read(length))
     except (SafetensorError, OSError, ValueError, MemoryError) as e:  # MemoryError: too large to map
         raise UserError(f"{path} is incomplete or no safetensors file ({e}): download it again") from e
-    places = {}
+    locations = {}
     for name, entry in header.items():
         if name != "__metadata__":
             if entry["dtype"] not in _DTYPES:
                 raise UserError(f"{path}: {name} is {entry['dtype']}, supported are {', '.join(_DTYPES)}")
             dtype = np.dtype(_DTYPES[entry["dtype"]])
-            places[name] = _Place(path, dtype, tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
-    return places
+            locations[name] = _TensorLocation(path, dtype, tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+    return locations

@@ -1,4 +1,4 @@
-"""Writes the files with which the library sentence-transformers loads an exported embedding model."""
+"""Writes the files that sentence-transformers needs to load an exported embedding model."""
 
 import json
 import os
@@ -11,18 +11,19 @@ _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 
 
 def write_modules(directory: str, model: ModelConfig) -> None:
-    """Writes modules.json and the configs of its modules: transformer, pooling and, if the head has it, normalization.
+    """Writes modules.json and the configs of the listed modules.
 
-    This function writes nothing for models without an embedding head. It also writes nothing for decoders, because
-    their tokenizers add no end token in transformers.
+    The modules are the transformer, pooling and, if the embedding head normalizes its output, normalization.
+    Writes nothing for models without an embedding head, or for decoders and encoder-decoders. Decoders are excluded
+    because their tokenizers add no end token in transformers.
     """
     head = model.head
     if not isinstance(head, Embed) or model.family != "encoder":
         return
-    kinds = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if head.normalize else {})}
+    paths = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if head.normalize else {})}
     modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(kinds.items())
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{module}"}
+        for i, (module, path) in enumerate(paths.items())
     ]
     modes = {f"pooling_mode_{theirs}": ours == head.pooling for ours, theirs in _MODES.items()}
     pooling = {

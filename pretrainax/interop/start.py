@@ -1,10 +1,10 @@
-"""Loads the parameters that a run is initialized from: of another run, or of a Hugging Face directory.
+"""Loads the initial parameters of a run from a trained model: another run, or a Hugging Face directory.
 
-In this file, the start of a run is the model that its parameters are initialized from (`config.checkpoint.init_from`).
-A run with parameter-efficient tuning stores only its trained parameters. It reads all other parameters from its start
-whenever it is resumed or loaded. The file `start.json` in the folder of the run records the checkpoints of the start
-and a digest of their files. `teacher.json` does the same for the teacher of a student. If the start has a different
-family or shape, `start.json` also records the source of each parameter.
+In this file, the start of a run is the trained model that it is initialized from (`config.checkpoint.init_from`).
+A run with parameter-efficient tuning stores only its trained parameters. Whenever such a run is resumed or loaded, it
+reads all other parameters from its start. The file `start.json` in the folder of the run records the checkpoints of the
+start and a digest of their files. If the start has a different family or shape, `start.json` also records the source of
+each parameter. The file `teacher.json` records the teacher of a student in the same format.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from pretrainax.checkpoints.params import TRAINED, Initializer, Params, load_ste
 from pretrainax.checkpoints.run_json import stored_shapes
 from pretrainax.checkpoints.steps import find_checkpoint, parameter_files, step_of
 from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, config_at_checkpoint
-from pretrainax.distill.distilled import MAPS, without_maps
+from pretrainax.distill.distilled import PROJECTIONS, without_projections
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
 from pretrainax.files.paths import is_hub
@@ -41,9 +41,9 @@ from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import TaskClass, differences, without_heads
 
-# Files in the folder of a run that record its start and its teacher.
+# Files in the folder of a run that record the start and the teacher of the run.
 START, TEACHER_START = "start.json", "teacher.json"
-_NEEDS = {
+_DEPENDENCIES = {
     START: "stores what its tuning has trained, and needs the rest from",
     TEACHER_START: "learns from the teacher of config.distill, and needs",
 }
@@ -53,20 +53,20 @@ _NEEDS = {
 
 
 class StartModel(NamedTuple):
-    """The model config and tokenizer of a trained model, from which the config of another run is created."""
+    """The model config and tokenizer of a trained model, used to configure a run initialized from that model."""
 
     model: ModelConfig  # without pretraining heads
     tokenizer: TokenizerConfig
-    classes: tuple[TaskClass, ...]  # classes of transformers with task heads, for this family; (): none
+    classes: tuple[TaskClass, ...]  # transformers classes with task heads for this family
 
     def with_head(self, usual: HeadConfig) -> ModelConfig:
-        """Returns the model config with the task head of the corresponding transformers class.
+        """Returns the model config with the task head of a transformers class, instead of the pretraining heads.
 
-        The transformers class is the class with a head of the same type as `usual`. If it changes further fields of the
-        config, these fields are changed too, unless the change would affect the shapes of the parameters.
+        The class is the first one whose head has the same type as `usual`. The other config fields that the class sets
+        are applied too, unless they would change the shapes of the parameters.
 
         Args:
-          usual: the head if there is no such class.
+          usual: a head of the required type, which is itself used if no transformers class has this type of head.
         """
         classifier = next((x for x in self.classes if type(x.head) is type(usual)), None)
         if classifier is None:
@@ -80,17 +80,17 @@ def start_model_of(name: str) -> StartModel:
     """Returns the model config, tokenizer and transformers classes of a trained model.
 
     Args:
-      name: name of the model in the notation of `interop.origin`.
+      name: name of the model, in the syntax described in the module docstring of `interop.origin`.
 
     Raises:
       UserError: the model does not exist or cannot be used.
     """
     origin = find_origin(name)
     if origin.steps:
-        model, folder = _single(experiment_of(origin).model), os.path.join(origin.directory, "tokenizer")
+        model, folder = _task_config(experiment_of(origin).model), os.path.join(origin.directory, "tokenizer")
         try:
             family = describe_model(model, None)[0]
-        except UserError:  # transformers has no such model
+        except UserError:  # transformers cannot compute this model
             family = None
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
@@ -100,10 +100,12 @@ def start_model_of(name: str) -> StartModel:
 
 
 def experiment_of(origin: Origin) -> Experiment:
-    """Returns the config with which the checkpoints of a run were trained.
+    """Returns the config that a run's checkpoints were trained with.
+
+    If training consists of several phases, this is the config of the phase that contains the checkpoints.
 
     Args:
-      origin: location of the checkpoints. If the run has phases, the config is the config of their phase.
+      origin: location of the checkpoints.
 
     Raises:
       UserError: the config describes no valid model.
@@ -118,18 +120,21 @@ def experiment_of(origin: Origin) -> Experiment:
 
 
 def model_at(origin: Origin) -> ModelConfig:
-    """Returns the model config of a run or a Hugging Face directory; for ELECTRA, the config of its discriminator."""
+    """Returns the model config of a run or a Hugging Face directory.
+
+    For an ELECTRA run, this is the discriminator's config.
+    """
     if origin.steps:
-        return _single(experiment_of(origin).model)
+        return _task_config(experiment_of(origin).model)
     return described_model(read_config_json(origin.directory))[1]
 
 
 def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
-    """Returns the label names of the task of a trained model, in order.
+    """Returns the label names of a trained model's task, in the order of the head's outputs.
 
     Returns:
-      The names; () for a run whose task has no labels. None for a Hugging Face directory without label names, or with
-      only the default names LABEL_0, LABEL_1 etc.
+      The names, or () for a run whose task has no labels. For a Hugging Face directory that has no label names, or has
+      the default names LABEL_0, LABEL_1, …, the result is None.
     """
     if origin.steps:
         return tuple(getattr(experiment_of(origin).objective, "labels", ()))
@@ -137,50 +142,53 @@ def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
     return None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
-def _single(model: ModelConfig) -> ModelConfig:
-    """Returns the model config for other tasks: of the discriminator of ELECTRA, otherwise `model` itself."""
+def _task_config(model: ModelConfig) -> ModelConfig:
+    """Returns the config of the model that downstream tasks use: ELECTRA's discriminator, or `model` itself."""
     return model if model.generator is None else electra.discriminator_config(model)
 
 
 # --- matching parameters ---------------------------------------------------------------------------------------------
 
 
-class Fit(NamedTuple):
-    """The mapping between the parameters of a new model and of its start: the model that it is initialized from."""
+class ParameterMapping(NamedTuple):
+    """The mapping from the parameters of a new model to those of its start (the model that it is initialized from)."""
 
-    sources: dict[str, str]  # path in the new model -> path in the start
-    lacking: list[str]  # head parameters that the start lacks or has in another shape; they are initialized
-    left_out: list[str]  # parameters of the start that are not used
+    sources: dict[str, str]  # parameter path in the new model -> parameter path in the start
+    missing_head_paths: list[
+        str
+    ]  # head parameters to initialize, because the start lacks them or has them in another shape
+    unused_paths: list[str]  # unused parameters of the start
     changed: list[str]  # fields of config.model that differ, but do not affect shapes
 
 
-def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
-    """Returns the mapping between the parameters of a new model and of the trained model that it is initialized from.
-
-    The parameters themselves are not read.
+def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> ParameterMapping:
+    """Maps the parameters of a new model to those of a trained model, without reading any parameters.
 
     Args:
       origin: location of the trained model (the start).
       model: config of the new model.
-      fresh_heads: True allows heads of the start to be unused, and heads that the start lacks to be initialized.
+      fresh_heads: whether the heads may differ. If True, heads that the start lacks are initialized, and heads that the
+        new model lacks are unused. If False, different heads raise UserError.
 
     Raises:
-      UserError: the parameters of the start do not match the parameters of the new model.
+      UserError: names or shapes of the parameters differ between the start and the new model.
     """
     if not origin.steps:
         source = weights.open_start(origin.directory, model, fresh_heads)
-        return _fit(_shapes(source.config), model, source.lacking, [])
+        return _fit(_shapes(source.config), model, source.missing_head_paths, [])
     experiment = experiment_of(origin)
     _check_plain(origin, experiment)
-    their_model = experiment.model if model.generator is not None else _single(experiment.model)
-    there, ours = _shapes(their_model), _shapes(model)
-    mismatched = [path for path, shape in ours.items() if there.get(_name_there(path, there, model)) != shape]
+    their_model = experiment.model if model.generator is not None else _task_config(experiment.model)
+    their_shapes, ours = _shapes(their_model), _shapes(model)
+    mismatched = [
+        path for path, shape in ours.items() if their_shapes.get(_source_path(path, their_shapes, model)) != shape
+    ]
     heads = head_modules(model) if fresh_heads else set()
     changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
-    fit = _fit(there, model, [path for path in mismatched if path.partition("/")[0] in heads], changed)
+    fit = _fit(their_shapes, model, [path for path in mismatched if path.partition("/")[0] in heads], changed)
     unmatched = [path for path in mismatched if path in fit.sources]
     their_heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
-    for path in fit.left_out:
+    for path in fit.unused_paths:
         is_optional = path.partition("/")[0] in their_heads or (no_decoder and path.startswith("decoder"))
         if not (fresh_heads and is_optional):
             unmatched.append(path)
@@ -190,9 +198,11 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     return fit
 
 
-def _fit(there: Mapping[str, tuple[int, ...]], model: ModelConfig, lacking: list[str], changed: list[str]) -> Fit:
-    taken = {path: _name_there(path, there, model) for path in _shapes(model) if path not in lacking}
-    return Fit(taken, lacking, [path for path in there if path not in taken.values()], changed)
+def _fit(
+    their_shapes: Mapping[str, tuple[int, ...]], model: ModelConfig, lacking: list[str], changed: list[str]
+) -> ParameterMapping:
+    sources = {path: _source_path(path, their_shapes, model) for path in _shapes(model) if path not in lacking}
+    return ParameterMapping(sources, lacking, [path for path in their_shapes if path not in sources.values()], changed)
 
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -207,18 +217,18 @@ def _check_plain(origin: Origin, experiment: Experiment) -> None:
         )
 
 
-def _name_there(path: str, there: Container[str], model: ModelConfig) -> str:
-    """Returns the path that a parameter of the new model has in the trained model that it is initialized from.
+def _source_path(path: str, their_paths: Container[str], model: ModelConfig) -> str:
+    """Maps the path of a parameter in a new model to the path that it is initialized from in a trained model.
 
-    The pooler of a classifier comes from the pair head if the trained model has no classifier, because BERT's pair head
-    contains the pooler.
+    If the trained model has no classifier, the new classifier's pooler is initialized from the pair head, which
+    contains the pooler in BERT.
 
     Args:
-      path: path in the new model.
-      there: paths of the trained model.
+      path: parameter path in the new model.
+      their_paths: parameter paths of the trained model.
       model: config of the new model.
     """
-    if path in there or not _has_pooler(model):
+    if path in their_paths or not _has_pooler(model):
         return path
     return path.replace("classifier/dense/", "pair_head/dense/")
 
@@ -227,10 +237,10 @@ def _has_pooler(model: ModelConfig) -> bool:
     return isinstance(model.head, Classify) and (model.head.hidden, model.head.pooling) == ("tanh", "cls")
 
 
-def task_head_paths(fit: Fit, model: ModelConfig) -> list[str]:
-    """Returns the paths of task-head parameters that are copied from a trained model, without the pooler.
+def task_head_paths(fit: ParameterMapping, model: ModelConfig) -> list[str]:
+    """Returns the paths of the task-head parameters that are copied from a trained model, except for the pooler.
 
-    With these parameters, the new model gives the same predictions as the trained model.
+    With these parameters, the new model makes the same predictions as the trained model.
 
     Args:
       fit: result of `fit_of`.
@@ -244,11 +254,11 @@ def task_head_paths(fit: Fit, model: ModelConfig) -> list[str]:
     ]
 
 
-def reinitialized_head_paths(origin: Origin, fit: Fit, experiment: Experiment) -> list[str]:
-    """Returns the paths of task-head parameters that must not be copied, because they are for a different task.
+def reinitialized_head_paths(origin: Origin, fit: ParameterMapping, experiment: Experiment) -> list[str]:
+    """Returns the paths of the task-head parameters that a run must initialize instead of copying them.
 
-    The result is `task_head_paths` if the kind of the task or its labels differ between the run and the trained model,
-    and [] if they agree. Labels without names agree with all labels.
+    The result is [] if the run and the trained model have the same kind of task and the same labels. Otherwise it is
+    `task_head_paths`. A trained model without label names matches any labels.
 
     Args:
       origin: location of the trained model that the run is initialized from.
@@ -256,8 +266,8 @@ def reinitialized_head_paths(origin: Origin, fit: Fit, experiment: Experiment) -
       experiment: config of the run.
     """
     theirs, ours = labels_of(origin), tuple(getattr(experiment.objective, "labels", ()))
-    kinds = [(type(model.head), getattr(model.head, "kind", "")) for model in (model_at(origin), experiment.model)]
-    is_same = kinds[0] == kinds[1] and (theirs is None or theirs == ours)
+    head_kinds = [(type(model.head), getattr(model.head, "kind", "")) for model in (model_at(origin), experiment.model)]
+    is_same = head_kinds[0] == head_kinds[1] and (theirs is None or theirs == ours)
     return [] if is_same else task_head_paths(fit, experiment.model)
 
 
@@ -265,18 +275,18 @@ def reinitialized_head_paths(origin: Origin, fit: Fit, experiment: Experiment) -
 
 
 def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Optional[Initializer] = None) -> Params:
-    """Returns the parameters of a plain model, read from the trained model that it is initialized from.
+    """Loads the parameters of a plain model from a trained model; each device reads its own shards.
 
-    Each device reads its own shards.
+    A plain model has no parameter-efficient tuning.
 
     Args:
       origin: location of the trained model.
       model: config of the plain model.
       abstract: jax.ShapeDtypeStructs with shardings, for the parameters of the plain model.
-      fresh: initializes heads that the trained model lacks; None: the heads must match exactly.
+      fresh: function that initializes heads that the trained model lacks. If None, the heads must match exactly.
 
     Raises:
-      UserError: for the same reasons as in `fit_of`, or because the files are damaged.
+      UserError: the parameters do not match (see `fit_of`), or the files are damaged.
     """
     if not origin.steps:
         return weights.load_params(origin.directory, model, abstract, fresh)
@@ -285,8 +295,11 @@ def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Opti
     params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder, is_start=True)
     if experiment.model.generator is not None and model.generator is None:
         _, params = electra.discriminator(experiment.model, params)
-    there, drawn = flat(params), fresh(fit.lacking) if fresh and fit.lacking else {}
-    leaves = [drawn[path] if path in drawn else there[fit.sources[path]] for path in parameter_names(abstract)]
+    their_params, initialized = flat(params), fresh(fit.missing_head_paths) if fresh and fit.missing_head_paths else {}
+    leaves = [
+        initialized[path] if path in initialized else their_params[fit.sources[path]]
+        for path in parameter_names(abstract)
+    ]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
@@ -298,15 +311,16 @@ def load_run(
     folder: str = TRAINED,
     is_start: bool = False,
 ) -> Params:
-    """Loads the parameters of a run. With `config.tuning`, the trained parameters are merged into the base model.
+    """Loads the parameters of a run; with `config.tuning`, merges the trained parameters into the base model.
 
-    If they cannot be merged, the result contains them in addition to the parameters of the base model.
+    If the trained parameters cannot be merged, the result contains both the base model's parameters and the trained
+    parameters.
 
     Args:
       experiment: config of the run, without phases.
       steps, folder: as in `checkpoints.params.load_steps`.
-      is_start: another model is initialized from this run, so the mesh need not divide the parameter shapes of this
-        run.
+      is_start: whether the parameters initialize another model. If True, their shapes need not be divisible by the mesh
+        axes.
     """
     abstract = models.abstract_params(experiment.model)
     placed = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
@@ -315,22 +329,26 @@ def load_run(
     model = cast(adapt.Tuning, experiment.tuning).adapted(models.build(experiment.model, Compute()), experiment)
     trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), placed)
     trained = load_steps(steps, _placed(trained, mesh), folder)
-    fresh = zeros_of(placed) if experiment.draws_heads else None  # the heads are trained in this case
+    fresh = zeros_of(placed) if experiment.initializes_missing_heads else None  # the heads are trained in this case
     frozen = model.frozen(load_start(load_recorded_start(workdir), experiment.model, placed, fresh))
     return model.merged(trained, frozen)[1]
 
 
 def load_plain(steps: Sequence[str], params: Params, folder: str = TRAINED) -> Params:
-    """Loads the parameters of a run as stored, but without the projections that distillation adds to a student.
+    """Loads the stored parameters of a run, except for the projections that distillation adds to a student.
+
+    Parameters trained with `config.tuning` are not merged into the base model.
 
     Args:
       steps, folder: as in `checkpoints.params.load_steps`.
       params: jax.ShapeDtypeStructs with shardings.
     """
     mesh = jax.tree.leaves(params)[0].sharding.mesh
-    shapes = {path: shape for path, shape in stored_shapes(steps[0], folder).items() if path.startswith(f"{MAPS}/")}
+    shapes = {
+        path: shape for path, shape in stored_shapes(steps[0], folder).items() if path.startswith(f"{PROJECTIONS}/")
+    }
     loaded = load_steps(steps, {**params, **_placed(nested(shapes), mesh)}, folder)
-    return without_maps(loaded)
+    return without_projections(loaded)
 
 
 def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
@@ -338,12 +356,12 @@ def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 
 
 def placed_start(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """Returns the shapes of parameters with shardings over a mesh that need not divide the shapes."""
+    """Adds shardings over `mesh` to parameter shapes, which need not be divisible by the mesh axes."""
     return with_shardings(params, divided_shardings(mesh, params))
 
 
 def zeros_of(abstract: PyTree) -> Initializer:
-    """Returns a function that initializes parameters with zeros, for heads that are unused or initialized later.
+    """Returns an initializer that fills parameters with zeros, for heads that are unused or initialized later.
 
     Args:
       abstract: jax.ShapeDtypeStructs with shardings.
@@ -356,44 +374,46 @@ def zeros_of(abstract: PyTree) -> Initializer:
 
 
 def record_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
-    """Writes a record of the trained model that a run is initialized from, or of its teacher, to the folder of the run.
+    """Records the start or the teacher of a run in the run's folder.
 
-    The record contains the name and commit of a hub model, or the URL of a run in an object store. It also contains a
-    digest of the parameter files.
+    The record contains the location of the trained model and a digest of its parameter files. The location is the name
+    and commit of a Hub model, the URL of a run in an object store, or an absolute path.
 
     Args:
       start: location of the trained model.
-      name: of the file, START or TEACHER_START.
-      adapted: source of each parameter, if an adaptation converted the parameters; None: no adaptation.
+      name: name of the file, START or TEACHER_START.
+      adapted: how each parameter was created (`ConversionPlan.report`), or None without adaptations.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
-    where = {"directory": start.hub or with_urls(start.directory), "steps": list(map(step_of, start.steps))}
-    content = {**where, "folder": start.folder, "sha256": _digest(start)}
+    location = {"directory": start.hub or with_urls(start.directory), "steps": list(map(step_of, start.steps))}
+    content = {**location, "folder": start.folder, "sha256": _digest(start)}
     content |= {} if adapted is None else {"adapted": adapted}
     write_atomically(os.path.join(workdir, name), json.dumps(content, indent=1) + "\n")
 
 
 def load_recorded_start(workdir: str, name: str = START) -> Origin:
-    """Returns the location of the trained model that a run was initialized from, or of its teacher, as recorded.
+    """Returns the recorded location of a run's start or teacher, after verifying the recorded digest.
 
     Args:
       workdir: folder of the run.
-      name: of the file with the record, START or TEACHER_START.
+      name: name of the file with the record, START or TEACHER_START.
 
     Raises:
-      UserError: the record is invalid, or the trained model no longer exists or has changed.
+      UserError: the record is missing or invalid, or the trained model no longer exists or has changed.
     """
     path = os.path.join(workdir, name)
     record = read_object(path) if os.path.exists(path) else {}
     directory, steps, folder = (record.get(field) for field in ("directory", "steps", "folder"))
     if not (isinstance(directory, str) and isinstance(steps, list) and isinstance(folder, str)):
-        raise UserError(f"{workdir} is a run that {_NEEDS[name]} another model, but {name} is missing or invalid")
+        raise UserError(
+            f"{workdir} is a run that {_DEPENDENCIES[name]} another model, but {name} is missing or invalid"
+        )
     description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
-    requirement = f"{workdir} {_NEEDS[name]} {description}"
+    requirement = f"{workdir} {_DEPENDENCIES[name]} {description}"
     try:
-        local = local_path(url_of_old_copy(directory) or directory)
-        checkpoints = tuple(find_checkpoint(local, step, parameter_files(folder)) for step in steps)
-        start = Origin(local, checkpoints, description, folder, directory if is_hub(directory) else None)
+        local_directory = local_path(url_of_old_copy(directory) or directory)
+        checkpoints = tuple(find_checkpoint(local_directory, step, parameter_files(folder)) for step in steps)
+        start = Origin(local_directory, checkpoints, description, folder, directory if is_hub(directory) else None)
         digest = _digest(start)
     except (UserError, OSError) as e:
         raise UserError(f"{requirement}, which cannot be read: restore it ({e})") from e
@@ -403,7 +423,10 @@ def load_recorded_start(workdir: str, name: str = START) -> Origin:
 
 
 def _digest(start: Origin) -> str:
-    """Returns the SHA-256 of the files of a trained model; for checkpoints, of their manifests."""
+    """Computes the SHA-256 digest of a Hugging Face directory's files, or of the manifests of a run's checkpoints.
+
+    For a run with `config.tuning`, the digest also covers the base model.
+    """
     digest = hashlib.sha256()
     names = [os.path.join(step, MANIFEST) for step in start.steps]
     if not start.steps:

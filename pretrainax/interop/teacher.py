@@ -1,4 +1,4 @@
-"""Finds the teacher of a run with `config.distill`, and checks that the student can learn from it."""
+"""Finds the teacher of a run with `config.distill`, and checks that the student can learn from this teacher."""
 
 import os
 from typing import Optional, cast
@@ -10,7 +10,7 @@ from pretrainax.interop.start import labels_of, model_at
 
 
 def find_teacher(distillation: Distillation) -> Origin:
-    """Returns the location of the parameters of `config.distill.teacher`; raises UserError if it cannot be used."""
+    """Resolves `config.distill.teacher` to the location of its parameters; raises UserError if it does not exist."""
     try:
         return find_origin(os.path.expanduser(distillation.teacher))
     except UserError as e:
@@ -18,7 +18,7 @@ def find_teacher(distillation: Distillation) -> Origin:
 
 
 def teacher_of(experiment: Experiment) -> Optional[ModelConfig]:
-    """Returns the model config of the teacher, without reading parameters; None without `config.distill`.
+    """Returns the model config of the teacher, without reading its parameters, or None if `config.distill` is None.
 
     Raises:
       UserError: the teacher does not exist, or the student cannot learn from it.

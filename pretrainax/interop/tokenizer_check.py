@@ -1,4 +1,4 @@
-"""Checks that token ids have the same meaning in a run, in its teacher and in the model that initializes it."""
+"""Checks that token ids have the same meaning in a run and in its teacher or the model that initializes it."""
 
 import dataclasses
 import os
@@ -10,14 +10,16 @@ from pretrainax.tokenization.huggingface import read_tokenizer, tokenizer_file
 
 
 def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: bool = False) -> None:
-    """Raises UserError unless each id has the same text and role in `ours` and in the tokenizer of a trained model.
+    """Raises UserError unless each token id has the same string and role in `ours` and in a trained model's tokenizer.
+
+    A role is, for example, EOS or mask.
 
     Args:
       origin: location of the trained model.
       ours: tokenizer of the run.
       name: role of the trained model in messages, such as "the teacher".
-      may_grow: True if `ours` may have more ids than the tokenizer of the trained model. These ids must follow the ids
-        of that tokenizer. They may have roles that it lacks, such as a mask token.
+      may_grow: whether `ours` may have additional ids after the ids of the trained model's tokenizer. The additional
+        ids may have roles that the trained model's tokenizer lacks, such as a mask token.
     """
     folder = os.path.join(origin.directory, "tokenizer") if origin.steps else origin.directory
     theirs = load_tokenizer(folder) if origin.steps else read_tokenizer(folder)
@@ -33,12 +35,12 @@ def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: boo
 
 
 def _extends(ours: Tokenizer, theirs: Tokenizer) -> bool:
-    """Returns True if `ours` has all ids of `theirs` with the same texts and roles, followed by further ids."""
-    known = theirs.vocabulary
-    roles = {name: i for name, i in dataclasses.asdict(known).items() if isinstance(i, int) and name != "size"}
+    """Returns True if `ours` has all ids of `theirs` with the same strings and roles, followed by additional ids."""
+    base = theirs.vocabulary
+    roles = {name: i for name, i in dataclasses.asdict(base).items() if isinstance(i, int) and name != "size"}
     same_roles = all(getattr(ours.vocabulary, name) == i for name, i in roles.items())
-    same_sentinels = ours.vocabulary.sentinels[: len(known.sentinels)] == known.sentinels
-    return same_roles and same_sentinels and ours.spellings()[: known.size] == theirs.spellings()
+    same_sentinels = ours.vocabulary.sentinels[: len(base.sentinels)] == base.sentinels
+    return same_roles and same_sentinels and ours.spellings()[: base.size] == theirs.spellings()
 
 
 def has_tokenizer(origin: Origin) -> bool:

@@ -1,4 +1,4 @@
-"""Reads the weights of a Hugging Face directory by the parameter paths of this project."""
+"""Reads the weights of a Hugging Face directory by PretrainAX parameter path."""
 
 import os
 import re
@@ -23,51 +23,50 @@ from pretrainax.storage.places import complete
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, shape_problems, stacked_axes, tensor_locations
 from pretrainax.zoo.family import ConfigJson, NameRow, differences
 
-_MOST_FIELDS = 6  # maximum number of differing fields in an error message
+_MAX_FIELDS = 6  # maximum number of differing fields in an error message
 
 
 def load_params(
     directory: str, model: ModelConfig, abstract_params: PyTree, fresh: Optional[Initializer] = None
 ) -> PyTree:
-    """Returns the parameters of a Hugging Face directory; each device reads its own shards.
+    """Loads the parameters of a model from a Hugging Face directory; each device reads its own shards.
 
     Args:
-      model: config of the model that is initialized from the directory.
+      model: config of the model to load.
       abstract_params: jax.ShapeDtypeStructs with shardings.
-      fresh: initializes heads that the directory lacks; None: the directory must have all heads.
+      fresh: function that initializes heads that the directory lacks. If None, the directory must contain all heads.
 
     Raises:
-      UserError: for the same reasons as in `open_start`, or because the files are incomplete or damaged.
+      UserError: the directory does not match the model (see `open_start`), or the files are incomplete or damaged.
     """
     verify_files(directory)
     source = open_start(directory, model, fresh is not None)
     source.verify()
-    return source.params(abstract_params, fresh(source.lacking) if fresh is not None else {})
+    return source.params(abstract_params, fresh(source.missing_head_paths) if fresh is not None else {})
 
 
 def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "DirectoryWeights":
-    """Opens a Hugging Face directory to initialize a run; checks names and shapes without reading weights.
+    """Opens a Hugging Face directory to initialize a run, and checks names and shapes without reading weights.
 
     Args:
-      model: model config of the run. The model in `directory` must have the same config, except for heads that the run
-        does not use.
-      fresh_heads: True allows the heads to differ. The attribute `lacking` of the result then lists the parameters that
-        the directory lacks.
+      model: model config of the run. The model in `directory` must have the same config, but may have additional heads.
+      fresh_heads: whether the heads may differ. If True, `missing_head_paths` of the result lists the head parameters
+        that the directory lacks.
 
     Raises:
-      UserError: the architecture differs, with a list of the fields, or the tensors do not match the model.
+      UserError: the model configs differ, or the tensors do not match the model. The message lists the differences.
     """
     source = DirectoryWeights(directory, fresh_heads)
-    given = f"config.checkpoint.init_from={directory} holds"
+    prefix = f"config.checkpoint.init_from={directory} holds"
     theirs = source.config.stacks["encoder"] if takes_encoder(source.config, model) else source.config
     names = [
         name for name in differences(theirs, model) if not (is_head(name) and (fresh_heads or not getattr(model, name)))
     ]
     if theirs.family != model.family:
         raise UserError(
-            f"{given} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
+            f"{prefix} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
             f"{model.family!r}: set a --config of the first family, or a directory of the second"
-            f"{_adaptable(source.config, model, names)}"
+            f"{_adaptation_hint(source.config, model, names)}"
         )
     if names:
         raise other_architecture(directory, theirs, model, names)
@@ -76,9 +75,9 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
 
 
 def takes_encoder(theirs: ModelConfig, ours: ModelConfig) -> bool:
-    """Returns True if `ours` is an encoder and `theirs` an encoder-decoder, whose encoder initializes it.
+    """Returns True if `ours` is an encoder that can be initialized from the encoder of `theirs`, an encoder-decoder.
 
-    An example in transformers is T5ForTokenClassification.
+    For example, T5ForTokenClassification in transformers is initialized in this way.
     """
     return (theirs.family, ours.family) == ("encoder_decoder", "encoder")
 
@@ -86,40 +85,40 @@ def takes_encoder(theirs: ModelConfig, ours: ModelConfig) -> bool:
 def other_architecture(
     directory: str, theirs: ModelConfig, ours: ModelConfig, names: Sequence[str], paths: Sequence[str] = ()
 ) -> UserError:
-    """Returns the error for a run that cannot be initialized from a model because the architectures differ.
+    """Creates the error for a run whose architecture differs from that of the model that initializes it.
 
     Args:
       directory: location of the model.
       theirs: config of the model in `directory`.
       ours: model config of the run.
-      names: fields of the model config that differ.
-      paths: parameters that do not match.
+      names: names of the differing fields of the model config.
+      paths: paths of the parameters that do not match.
     """
     fields = [f"config.model.{x} is {getattr(ours, x)!r}, there {getattr(theirs, x)!r}" for x in names]
-    more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
-    of_heads = {path.partition("/")[0] for path in paths} <= head_modules(theirs) | head_modules(ours)
-    only_heads = of_heads if paths else all(map(is_head, names))
-    heads = "; config.checkpoint.fresh_heads=True initializes heads" if only_heads else ""
-    lost = f" ({', '.join(paths)} are missing, unused, or of another shape)" if paths else ""
-    text = "; ".join(fields[:_MOST_FIELDS] + more)
+    remainder = [f"and {len(fields) - _MAX_FIELDS} other fields"] if len(fields) > _MAX_FIELDS else []
+    are_heads = {path.partition("/")[0] for path in paths} <= head_modules(theirs) | head_modules(ours)
+    only_heads = are_heads if paths else all(map(is_head, names))
+    hint = "; config.checkpoint.fresh_heads=True initializes heads" if only_heads else ""
+    unmatched = f" ({', '.join(paths)} are missing, unused, or of another shape)" if paths else ""
+    diff = "; ".join(fields[:_MAX_FIELDS] + remainder)
     return UserError(
-        f"config.checkpoint.init_from={directory} holds another architecture{': ' if text else ''}{text}{lost}{heads}"
-        f"{_adaptable(theirs, ours, names)}"
+        f"config.checkpoint.init_from={directory} holds another architecture{': ' if diff else ''}{diff}{unmatched}"
+        f"{hint}{_adaptation_hint(theirs, ours, names)}"
     )
 
 
-def _adaptable(theirs: ModelConfig, ours: ModelConfig, names: Sequence[str]) -> str:
-    """Returns a hint about adaptations that convert `theirs` to `ours`, for messages; "" if there are none.
+def _adaptation_hint(theirs: ModelConfig, ours: ModelConfig, names: Sequence[str]) -> str:
+    """Returns a hint for messages that names adaptations from `theirs` to `ours`, or "" if there are none.
 
     Args:
-      names: fields of the model config that differ.
+      names: names of the differing fields of the model config.
     """
-    kinds = ", ".join(map(str, suggested(theirs, ours, names)))
-    return f'; config.checkpoint.adapt="{kinds}" converts the start' if kinds else ""
+    adaptations = ", ".join(map(str, suggested(theirs, ours, names)))
+    return f'; config.checkpoint.adapt="{adaptations}" converts the start' if adaptations else ""
 
 
 def verify_files(directory: str) -> None:
-    """Verifies the checksums in the manifest of a directory, if it has one; raises UserError for changed files."""
+    """Checks the files of a directory against its manifest, if it has one; raises UserError for changed files."""
     complete(directory)
     manifest_path = os.path.join(directory, manifest.MANIFEST)
     faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(manifest_path) else []
@@ -133,7 +132,7 @@ def is_head(field: str) -> bool:
 
 
 def label_names(config_json: ConfigJson) -> tuple[str, ...]:
-    """Returns the label names in a config.json in the order of their ids; () if it has no valid label names."""
+    """Returns the label names (id2label) in a config.json in the order of their ids, or () if they are invalid."""
     names = config_json.get("id2label")
     if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
         return ()
@@ -141,28 +140,33 @@ def label_names(config_json: ConfigJson) -> tuple[str, ...]:
 
 
 class DirectoryWeights:
-    """The weights in a Hugging Face directory, by the parameter paths of a model config.
+    """The weights in a Hugging Face directory, by parameter path.
 
-    The model config is at first `config`. The method `bind` changes it.
+    Initially, the parameters are those of the model that config.json describes. The method `bind` selects a different
+    model.
 
     Attributes:
       config: the model config that config.json describes.
       labels: label names of a classifier; () for other models.
       abstract: shapes of the parameters.
-      lacking: paths of the head parameters that the directory lacks.
+      missing_head_paths: paths of the head parameters that the directory lacks or that have different shapes.
     """
 
     def __init__(self, directory: str, fresh_heads: bool = False):
-        """Opens the files and matches them to the model in config.json; raises UserError for invalid directories.
+        """Opens the files, and matches the tensors to the model in config.json; raises UserError for a mismatch.
 
         Args:
-          fresh_heads: True allows heads to be missing.
+          fresh_heads: whether heads may be missing.
         """
         self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
         self._family, self.config = described_model(config_json)
-        named = config_json.get("architectures")
-        self.architecture = str(named[0]) if named and isinstance(named, list) else self._family.class_of(self.config)
+        architectures = config_json.get("architectures")
+        self.architecture = (
+            str(architectures[0])
+            if architectures and isinstance(architectures, list)
+            else self._family.class_of(self.config)
+        )
         self.labels = label_names(config_json)
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not supported")
@@ -170,18 +174,18 @@ class DirectoryWeights:
         self.bind(self.config)
 
     def bind(self, config: ModelConfig) -> None:
-        """Matches the parameters of a model config to tensors.
+        """Matches the parameters of a model with the given config to the tensors in the directory.
 
         Raises:
-          UserError: tensors are missing, unknown, quantized or of the wrong shape; the message lists them.
+          UserError: tensors are missing, unknown, quantized or of the wrong shape. The message lists these tensors.
         """
         self.abstract, table = models.abstract_params(config), self._family.names(config)
-        shapes, covered, heads = flat(self.abstract), {row.path for row in table}, head_modules(config)
-        # Heads, or parts of heads, that no transformers class of the family has. They are initialized.
-        unnamed = [path for path in shapes if path not in covered and path.partition("/")[0] in heads]
-        self._drawn = unnamed if self._fresh_heads else []
+        shapes, named_paths, heads = flat(self.abstract), {row.path for row in table}, head_modules(config)
+        # Head parameters that no transformers class of the family has. They are initialized.
+        unnamed = [path for path in shapes if path not in named_paths and path.partition("/")[0] in heads]
+        self._initialized = unnamed if self._fresh_heads else []
         try:
-            self._rows = rows_of(table, {path: x for path, x in shapes.items() if path not in self._drawn})
+            self._rows = rows_of(table, {path: x for path, x in shapes.items() if path not in self._initialized})
         except ValueError as e:
             raise UserError(f"{self.directory}: no {self._family.model_type} fits its config.json: {e}") from e
         self._tied, self._zeros = self._family.tied(config), self._family.zeros(config)
@@ -189,73 +193,75 @@ class DirectoryWeights:
         required = _names(self._rows) | self._tied.keys() | self._zeros.keys()
         ignored = re.compile("|".join((*self._family.ignored, "(?!)")))
         base = self._rows["token_embedding/embedding"][0].name.partition(".")[0] + "."
-        known = (required.__contains__, _names(stored_rows).__contains__, ignored.fullmatch)
-        self._theirs = self._by_canonical_name(base, known)
-        for copy, original in self._tied.items():  # a file may contain either of two tied tensors
-            if copy in self._theirs:
-                self._theirs.setdefault(original, self._theirs[copy])
-        self._check(config, [name for name in self._theirs if not any(is_known(name) for is_known in known)])
-        present = sorted(_names(self._rows) & self._theirs.keys())
+        known_predicates = (required.__contains__, _names(stored_rows).__contains__, ignored.fullmatch)
+        self._file_names = self._by_canonical_name(base, known_predicates)
+        for copy, original in self._tied.items():  # a file may contain only one of two tied tensors
+            if copy in self._file_names:
+                self._file_names.setdefault(original, self._file_names[copy])
+        self._check(
+            config, [name for name in self._file_names if not any(is_known(name) for is_known in known_predicates)]
+        )
+        present = sorted(_names(self._rows) & self._file_names.keys())
         quantized = [f"{name} is {self.dtypes[name]}" for name in present if not self._is_float(name)]
         if quantized:
             raise UserError(f"{self.directory} is quantized, which is not supported: {', '.join(quantized)}")
 
     def _check(self, config: ModelConfig, unknown: list[str]) -> None:
-        """Sets `lacking`; raises UserError for tensors that are missing, unknown or of the wrong shape.
+        """Sets `missing_head_paths`; raises UserError for tensors that are missing, unknown or of the wrong shape.
 
         Args:
-          unknown: names of tensors that no transformers class of the family has.
+          unknown: names of the tensors in the directory that no transformers class of the family has.
         """
-        shapes = {name: self._tensors.shapes[theirs] for name, theirs in self._theirs.items()}
+        shapes = {name: self._tensors.shapes[theirs] for name, theirs in self._file_names.items()}
         heads = head_modules(config)
-        maps: dict[str, Rows] = {}  # of heads, by module: a linear layer or norm is present or absent as a whole
+        modules: dict[str, Rows] = {}  # by module path; a linear layer or norm is present or absent as a unit
         for path, row in self._rows.items():
             if path.partition("/")[0] in heads:
-                maps.setdefault(path.rpartition("/")[0], {})[path] = row
-        absent = {name: rows for name, rows in maps.items() if self._is_absent(rows, shapes)}
-        self.lacking = [path for rows in absent.values() for path in rows] + self._drawn
-        present = {path: row for path, row in self._rows.items() if path not in self.lacking}
+                modules.setdefault(path.rpartition("/")[0], {})[path] = row
+        absent = {name: rows for name, rows in modules.items() if self._is_absent(rows, shapes)}
+        self.missing_head_paths = [path for rows in absent.values() for path in rows] + self._initialized
+        present = {path: row for path, row in self._rows.items() if path not in self.missing_head_paths}
         problems = shape_problems(present, shapes, unknown)
         if problems and not self._fresh_heads:
             problems = shape_problems(self._rows, shapes, unknown)
         if problems:
             raise UserError(f"{self.directory}: the weights do not match its config.json: {'; '.join(problems)}")
         if absent and not self._fresh_heads:
-            lost = ", ".join(sorted(name for rows in absent.values() for name in _names(rows)))
+            missing = ", ".join(sorted(name for rows in absent.values() for name in _names(rows)))
             raise UserError(
-                f"{self.directory} ({self.architecture}) is a model without {', '.join(absent)}: it lacks {lost}. To "
-                f"pretrain from it with fresh heads: --config.checkpoint.init_from={self.directory} "
+                f"{self.directory} ({self.architecture}) is a model without {', '.join(absent)}: it lacks {missing}. "
+                f"To pretrain from it with fresh heads: --config.checkpoint.init_from={self.directory} "
                 '--config.checkpoint.fresh_heads=True; to add fresh heads with transformers: python -c "from '
                 f"transformers import {self._family.class_of(config)} as M; M.from_pretrained('{self.directory}')"
                 ".save_pretrained('with_heads')\", and copy its tokenizer files there"
             )
 
     def _is_absent(self, rows: Rows, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Returns True if a module of a head is missing, or must be initialized because it has different shapes.
+        """Returns True if the parameters of a head module are missing, or must be initialized due to different shapes.
 
         Args:
-          rows: the parameters of the module.
-          shapes: shape of each tensor in the directory.
+          rows: tensor names of the module's parameters, by parameter path.
+          shapes: shape of each tensor in the directory, by canonical name.
         """
         names = _names(rows)
         has_other_shape = self._fresh_heads and names <= shapes.keys() and shape_problems(rows, shapes)
         return not names & shapes.keys() or bool(has_other_shape)
 
     def verify(self) -> None:
-        """Raises UserError if the copies of a tied tensor differ, or if a tensor that must be zero is not zero."""
+        """Raises UserError if two tied tensors differ, or if a tensor that must be zero is not zero."""
         for copy, original in self._tied.items():
-            if copy in self._theirs and not np.array_equal(self._tensor(copy), self._tensor(original)):
+            if copy in self._file_names and not np.array_equal(self._tensor(copy), self._tensor(original)):
                 raise UserError(f"{self.directory}: {copy} differs from {original}, but config.json ties them")
         for name in self._zeros:
-            if name in self._theirs and self._tensor(name).any():
+            if name in self._file_names and self._tensor(name).any():
                 raise UserError(f"{self.directory}: {name} is not zero, but this model has no such parameter")
 
     def params(self, abstract_params: PyTree, drawn: Mapping[str, jax.Array] = MappingProxyType({})) -> PyTree:
-        """Returns all parameters as sharded arrays; each device reads its own shards.
+        """Loads all parameters as sharded arrays; each device reads its own shards.
 
         Args:
           abstract_params: jax.ShapeDtypeStructs with shardings.
-          drawn: initialized parameters by path, which are not read.
+          drawn: parameters that are already initialized, by path. They are returned instead of stored parameters.
         """
         leaves = [
             drawn[path]
@@ -265,21 +271,24 @@ class DirectoryWeights:
         ]
         return jax.tree.unflatten(jax.tree.structure(abstract_params), leaves)
 
-    def _by_canonical_name(self, base: str, known: Iterable[Callable[[str], object]]) -> dict[str, str]:
-        """Returns {canonical name: name in the file}; raises UserError if the files contain a tensor under two names.
+    def _by_canonical_name(self, base: str, known_predicates: Iterable[Callable[[str], object]]) -> dict[str, str]:
+        """Maps canonical tensor names to the names in the files.
 
-        Files of a base model without heads omit the first part of the names, such as "bert.". The oldest files name the
-        vectors of a norm gamma and beta.
+        In the files of a base model without heads, tensor names lack a prefix such as "bert.". The oldest files
+        call the parameters of a norm gamma and beta.
 
         Args:
-          base: the first part of the names.
-          known: predicates for known canonical names, in the order of priority.
+          base: the prefix, for example "bert.".
+          known_predicates: predicates for known canonical names, in order of priority.
+
+        Raises:
+          UserError: the files contain a tensor under two names.
         """
         names = {}
         for theirs in self._tensors.shapes:
             new = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", theirs)
             new = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", new)
-            name = next((x for is_known in known for x in (new, base + new) if is_known(x)), new)
+            name = next((x for is_known in known_predicates for x in (new, base + new) if is_known(x)), new)
             if name in names:
                 raise UserError(
                     f"{self.directory} holds {names[name]} and {theirs}, which are two names of one tensor: remove one"
@@ -289,43 +298,43 @@ class DirectoryWeights:
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """Returns the name of the dtype of each tensor, by its canonical name."""
-        return {name: self._tensors.dtypes[theirs].name for name, theirs in self._theirs.items()}
+        """Returns the dtype name of each tensor, by canonical tensor name."""
+        return {name: self._tensors.dtypes[theirs].name for name, theirs in self._file_names.items()}
 
     def notes(self) -> list[str]:
-        """Returns messages about tensors that are converted and files that are ignored."""
-        wide = sum(dtype == "float64" for dtype in self.dtypes.values())
-        both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
+        """Returns messages about float64 tensors that are converted, and about files that are ignored."""
+        num_converted = sum(dtype == "float64" for dtype in self.dtypes.values())
+        has_both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
         return [
-            *([f"{wide} tensors of float64 were converted to float32"] if wide else []),
-            *([f"{SINGLE} was read, as in transformers; the files of {INDEX} were ignored"] if both else []),
+            *([f"{num_converted} tensors of float64 were converted to float32"] if num_converted else []),
+            *([f"{SINGLE} was read, as in transformers; the files of {INDEX} were ignored"] if has_both else []),
         ]
 
     def _is_float(self, name: str) -> bool:
-        return jnp.issubdtype(self._tensors.dtypes[self._theirs[name]], jnp.floating)
+        return jnp.issubdtype(self._tensors.dtypes[self._file_names[name]], jnp.floating)
 
     def _tensor(self, name: str) -> np.ndarray:
-        return self._tensors[self._theirs[name]]
+        return self._tensors[self._file_names[name]]
 
     def read(self, path: str, index: Index) -> np.ndarray:
-        """Returns the block of a parameter at `index` as float32; raises UserError for non-finite numbers."""
+        """Reads the slice `index` of the parameter `path` as float32; raises UserError for non-finite values."""
         row, shape = self._rows[path]
         stacked = stacked_axes(row)
         names = np.array([name for name, _ in tensor_locations(row, shape)], object).reshape(shape[:stacked])
         tensor_names = np.asarray(names[tuple(index[:stacked])])
-        blocks = [self._block(row, name, shape[stacked:], index[stacked:]) for name in tensor_names.flat]
+        blocks = [self._read_block(row, name, shape[stacked:], index[stacked:]) for name in tensor_names.flat]
         return np.stack(blocks).reshape(*tensor_names.shape, *blocks[0].shape)
 
-    def _block(self, row: NameRow, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
+    def _read_block(self, row: NameRow, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
         block = np.ascontiguousarray(as_ours(row, self._tensor(name), shape)[index], np.float32)
         if not np.isfinite(block).all():
-            # lists all damaged tensors after the first one is found
-            broken = [x for x in self._theirs if self._is_float(x) and not np.isfinite(self._tensor(x)).all()]
+            # After the first damaged tensor, searches all tensors, so that the message lists every damaged tensor.
+            broken = [x for x in self._file_names if self._is_float(x) and not np.isfinite(self._tensor(x)).all()]
             verb = "holds" if len(broken) == 1 else "hold"
             raise UserError(f"{self.directory}: {', '.join(broken)} {verb} numbers that are not finite: a damaged file")
         return block
 
 
 def _names(rows: Rows) -> set[str]:
-    """Returns the names of the tensors that contain the parameters of `rows`."""
+    """Returns the names of all tensors that contain the parameters in `rows`."""
     return {name for row, shape in rows.values() for name, _ in tensor_locations(row, shape)}

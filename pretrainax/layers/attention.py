@@ -1,9 +1,9 @@
 """Scaled dot-product attention as one function, with backends for each type of hardware.
 
-`xla` is the reference and runs on every platform. `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never hold the [B,
-H, T, S] attention weights in memory. A mask is a description (`Mask`). Only a backend that needs an array builds one
-from the description. If the mesh splits the length, `xla` is ring attention, and the TPU kernels gather keys and
-values.
+`xla` is the reference and runs on every platform. `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never materialize
+the [B, H, T, S] attention weights. Callers describe the mask with a `Mask`; only a backend that needs a mask array
+builds one. If the mesh shards the sequence dimension, `xla` becomes ring attention, and the TPU kernels all-gather keys
+and values.
 """
 
 import functools
@@ -49,41 +49,41 @@ def attention(
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; v: [B, S, G, V], V at most K. Query heads [i·H/G, (i+1)·H/G) share key head i
         (Ainslie et al. 2023).
-      mask: the keys that each query may attend to. The output of a query without any such key is finite but
+      mask: the keys that each query may attend to. If there is no such key, the query's output is finite but
         meaningless.
-      bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it. None: no bias.
+      bias: optional [1 or B, H, T, S] array that is added to the scaled logits and receives gradients.
       scale: 1/sqrt(K) for most models, 1 for T5.
-      logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2). None: no cap.
+      logit_cap: if given, scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
       implementation: the name of a backend, as returned by `choose_backend`.
 
     Returns:
       [B, T, H, V] in q's dtype.
 
     Raises:
-      AssertionError: an axis has a wrong size; the message names the axis.
+      AssertionError: if an axis has the wrong size; the message names the axis.
     """
     _check_shapes(q, k, v, mask, bias)
     if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
         # Kernels and ring attention require values as wide as keys.
-        wide = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
-        return wide(q, k, pad(v, 3, k.shape[3]), implementation=implementation)[..., :width]
+        attend = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
+        return attend(q, k, pad(v, 3, k.shape[3]), implementation=implementation)[..., :width]
     run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
     if mask.windowed is None or implementation == "xla":
         return run(q, k, v, mask)
-    # A fused kernel is built for one mask. There are therefore two kernels, with and without the window, and each layer
-    # runs one of them.
-    near, everywhere = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
-    return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
+    # A fused kernel is compiled for one mask. `cond` therefore contains two kernels, with and without the window, and
+    # each layer runs one of them.
+    with_window, without_window = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
+    return jax.lax.cond(mask.windowed, lambda *x: run(*x, with_window), lambda *x: run(*x, without_window), q, k, v)
 
 
 class Weights(NamedTuple):
-    """Options that change the attention weights: dropout and attention sinks. Only the backend `xla` supports them."""
+    """Options that modify the attention weights: dropout and attention sinks. Only the `xla` backend supports them."""
 
-    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout of the weights [B, G, R, T, S]; None: no dropout
-    sinks: Optional[jax.Array] = None  # [H], logit of one additional key per head with value zero (gpt-oss); None: none
+    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout for the weights [B, G, R, T, S]; None: no dropout
+    sinks: Optional[jax.Array] = None  # [H], logit of an extra key with value 0 per head (gpt-oss); None: no sinks
 
 
-_UNCHANGED = Weights()
+_NO_OPTIONS = Weights()
 
 
 def attention_with_weights(
@@ -97,21 +97,20 @@ def attention_with_weights(
     scale: float,
     logit_cap: Optional[float] = None,
 ) -> jax.Array:
-    """Computes `attention` with the backend `xla`, with dropout of the attention weights or with attention sinks.
+    """Computes `attention` with the `xla` backend, applying dropout or attention sinks to the attention weights.
 
-    Dropout is applied after the softmax (as in BERT's code), so the weights need not add up to 1. With sinks, the
-    weights of the keys sum to less than 1, because the sink receives the remaining weight.
+    Dropout is applied after the softmax (as in BERT's code), so the weights need not sum to 1. With sinks, the weights
+    of the keys sum to less than 1, because the sink receives the remaining weight.
 
     Args:
-      weights: settings that modify the attention weights: dropout and sinks. The other arguments and the result are the
-        same as in `attention`.
+      weights: the dropout and the sinks. The other arguments and the result are as in `attention`.
     """
     _check_shapes(q, k, v, mask, bias)
     return _xla(q, k, v, mask, bias, scale, logit_cap, weights)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
-    """Raises AssertionError if an axis has a wrong size, which JAX might broadcast without an error.
+    """Raises AssertionError if an axis has a wrong size that JAX might silently broadcast.
 
     The check runs at trace time and costs nothing at run time.
     """
@@ -129,18 +128,18 @@ def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[
     """Returns the backend for `config.train.attention = requested`, and a warning if a faster backend is unavailable.
 
     Args:
-      requested: the name of a backend, or "auto": the fastest backend that supports the spec.
+      requested: the name of a backend, or "auto" to select the fastest backend that supports the spec.
       platform: the result of `sharding.mesh.platform()`.
 
     Returns:
-      The name of the backend, and the warning. The warning is None if there is no faster backend on this platform, or
-        if a backend is requested by name.
+      The name of the backend, and the warning. The warning is None if the platform has no faster backend, or if
+        `requested` names a backend.
 
     Raises:
-      UserError: the requested backend is unknown or cannot compute this attention on this platform.
+      UserError: if the requested backend is unknown or cannot compute this attention on this platform.
     """
     if requested == "auto":
-        return _fastest(platform, spec)
+        return _fastest_backend(platform, spec)
     if requested in BACKENDS:
         obstacle = BACKENDS[requested].obstacle(spec, platform)
     else:
@@ -153,11 +152,11 @@ def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[
     return requested, None
 
 
-def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
-    """Returns the fastest backend that supports the spec, and a warning if the platform has a faster backend."""
+def _fastest_backend(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
+    """Returns the fastest available backend, and a warning if the spec excludes the platform's fastest backend."""
     if platform in GPUS:
         best = "cudnn"
-    elif platform == "tpu" and max(spec.lengths) >= LANES:  # the kernels are not faster for shorter lengths
+    elif platform == "tpu" and max(spec.lengths) >= LANES:  # at shorter lengths, the kernels are not faster
         best = "tpu_splash" if spec.bias == "none" else "tpu_flash"
     else:
         return "xla", None
@@ -170,15 +169,22 @@ def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, changed=_UNCHANGED):
-    drop, sinks = changed
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, options=_NO_OPTIONS):
+    """Implements the `xla` backend, which becomes ring attention if the mesh shards the sequence dimension.
+
+    Args:
+      options: dropout and sinks.
+      The other arguments and the result are as in `attention`.
+    """
+    drop, sinks = options
     if axis_size(LENGTH_AXIS) > 1:
         assert drop is None and sinks is None  # sharding.arrays.check_mesh rejects both
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
-    if logit_cap is None:  # with a cap, the gradient needs the product q kᵀ itself, which is saved instead
+    if logit_cap is None:  # with a cap, the gradient needs q kᵀ itself, which is saved instead
         logits = saved_residual(logits)
-    # The division of the softmax comes after the product with v: it then divides K instead of S numbers per query.
+    # The softmax is normalized after the multiplication by v: the division then covers K instead of S numbers per
+    # query.
     largest, sink_weight = jax.lax.stop_gradient(logits.max(-1, keepdims=True)), 0.0
     if sinks is not None:
         # [H] -> [1, G, R, 1, 1]
@@ -186,8 +192,8 @@ def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, changed=_UNCHANGED):
         largest = jnp.maximum(largest, jax.lax.stop_gradient(sinks))
         sink_weight = jnp.exp(sinks - largest)[..., 0]
     weights = jnp.exp(logits - largest)
-    left = weights if drop is None else drop(weights)
-    return heads_last(weighted_sum(left, v) / (weights.sum(-1) + sink_weight)[..., None]).astype(q.dtype)
+    after_dropout = weights if drop is None else drop(weights)
+    return heads_last(weighted_sum(after_dropout, v) / (weights.sum(-1) + sink_weight)[..., None]).astype(q.dtype)
 
 
 def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
@@ -195,9 +201,9 @@ def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
 
 
 def _xla_work(spec: AttentionSpec) -> Work:
-    """Returns the work of `xla`: all pairs, because it multiplies masked pairs too.
+    """Returns the work of `xla`, which computes all query-key pairs, including masked ones.
 
-    With a split length, the backward of ring attention recomputes the logits.
+    If the mesh shards the sequence dimension, the backward of ring attention recomputes the logits.
     """
     return Work(all_pairs(spec), recomputed=int(spec.sequence > 1))
 

@@ -1,4 +1,4 @@
-"""Attention masks as descriptions, which become arrays only where a backend needs them, and the masked logits."""
+"""Descriptions of attention masks, which become arrays only if a backend needs them, and masked logits."""
 
 from typing import Optional
 
@@ -7,40 +7,42 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-# The logit of a forbidden pair. It is finite, so that a query without an allowed key gives the mean of the values
-# instead of NaN. It is half of the lowest float32 number, so that adding a bias does not overflow (cuDNN takes masks as
-# biases).
+# The logit of a masked query-key pair. It is finite, so that the output of a query without an allowed key is the mean
+# of the values instead of NaN. It is half of the lowest float32 number, so that adding a bias does not overflow (cuDNN
+# takes masks as biases).
 FORBIDDEN = -0.5 * float(jnp.finfo(jnp.float32).max)
-PADDING = -1  # segment id of tokens that are added to pad a length; the segment ids of a batch are >= 0
+PADDING = -1  # segment id of tokens added to pad an array to a length; the segment ids of a batch are >= 0
 
 
 @flax.struct.dataclass
 class Mask:
-    """The keys that a query may attend to: keys of its segment and, with `causal`, no later key outside the prefix.
+    """Describes which keys each query may attend to.
 
-    The padding of a batch is segment 0. Padding attends to padding only, so in self-attention every query has at least
+    A query attends to keys of its own segment. If `causal`, it attends to later keys only if they are in the prefix.
+
+    The padding of a batch is segment 0. Padding attends only to padding, so in self-attention every query has at least
     one key.
 
     The order of tokens follows from their indices in the row: 0 … T-1 for queries and 0 … S-1 for keys.
-    `query_positions` and `key_positions` replace these indices, for example for a part of a row, or for new queries
+    `query_positions` and `key_positions` replace these indices, for example for a shard of a row, or for new queries
     with a KV cache. They differ from the `positions` of a batch, which restart at 0 in each segment.
     """
 
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     query_segment_ids: Optional[jax.Array] = None  # [B, T] int32; None: all tokens are in one segment
     key_segment_ids: Optional[jax.Array] = None  # [B, S] int32
-    # Size of the window. With `causal`, a query attends to this number of tokens, itself included; without `causal`, to
-    # window // 2 tokens on each side of its own. None: no window.
+    # Size of the window. With `causal`, a query attends to the last `window` tokens, including its own. Without
+    # `causal`, a query attends to window // 2 tokens before and after its own. None: no window.
     window: Optional[int] = flax.struct.field(pytree_node=False, default=None)
-    # [] bool, True if `window` applies; None: it applies. In a scan over layers, it may differ between layers.
+    # [] bool, whether `window` applies; None: it applies. In a scan over layers, the value may differ between layers.
     windowed: Optional[jax.Array] = None
-    # [B, S] int32, 1 at the keys of a prefix, which neither `causal` nor sparse windows hide; None: no prefix
+    # [B, S] int32, 1 at the keys of a prefix, which neither `causal` nor sparse windows mask; None: no prefix
     prefix: Optional[jax.Array] = None
     query_positions: Optional[jax.Array] = None  # [T] or [B, T] int32; None: 0 … T-1
     key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
-    layer: Optional[jax.Array] = None  # [] int32, layer number from 0, if the keys depend on it (RandomBlocks)
-    # True if each row has one segment, which starts at index 0, and padding after it. A kernel can then use the length
-    # of the segment instead of segment ids.
+    layer: Optional[jax.Array] = None  # [] int32, layer index, if the keys depend on it (RandomBlocks)
+    # Whether each row is one segment that starts at index 0, followed by padding. A kernel can then use the length of
+    # the segment instead of segment ids.
     single_segment: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
@@ -50,9 +52,9 @@ class Mask:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Returns the numbers of tokens that a query attends to before and after its own position.
+        """Returns how far a query may attend, as the number of tokens before it and the number of tokens after it.
 
-        The mask must have a window. A causal mask with a prefix also has tokens after the query.
+        The mask must have a window. With a causal mask, tokens after the query are allowed only in a prefix.
         """
         if not self.causal:
             return self.window // 2, self.window // 2
@@ -60,9 +62,9 @@ class Mask:
 
     @property
     def lengths(self) -> Optional[tuple[jax.Array, jax.Array]]:
-        """Returns the numbers of queries and keys in the segment of each row, [B] int32 each.
+        """Returns the number of queries and the number of keys in each row's segment, [B] int32 each.
 
-        Returns None unless `single_segment`.
+        Returns None unless each row has a single segment.
         """
         if not self.single_segment:
             return None
@@ -70,7 +72,7 @@ class Mask:
         return queries, keys
 
     def check_shapes(self, rows: int, query_length: int, key_length: int) -> None:
-        """Raises AssertionError if the shape of an array does not match the numbers of rows, queries and keys."""
+        """Raises AssertionError if the shape of an array does not match the given sizes."""
         for name, axes, length in (
             ("query_segment_ids", "[B, T]", query_length),
             ("key_segment_ids", "[B, S]", key_length),
@@ -86,7 +88,7 @@ class Mask:
                 chex.assert_shape(array, allowed, custom_message=f"mask.{name} is [{axes}] or [B, {axes}]")
 
     def materialize(self, query_length: int, key_length: int) -> jax.Array:
-        """Returns the mask as an array [B, 1, T, S] bool, True if the query may attend to the key.
+        """Builds the mask array [B, 1, T, S] bool, True where the query may attend to the key.
 
         The first axis has size 1 if no array of the mask has a row axis.
         """
@@ -103,12 +105,12 @@ class Mask:
                 allowed |= self.prefix[:, None, None, :] > 0
         if self.window is not None:
             before, after = self.reach
-            near = (-before <= distance) & (distance <= after)
-            allowed &= (near if self.windowed is None else near | ~self.windowed)[:, None]
+            in_window = (-before <= distance) & (distance <= after)
+            allowed &= (in_window if self.windowed is None else in_window | ~self.windowed)[:, None]
         if self.query_segment_ids is not None:
             # [B, 1, T, 1] == [B, 1, 1, S] -> [B, 1, T, S]
-            same = self.query_segment_ids[:, None, :, None] == self.key_segment_ids[:, None, None, :]
-            allowed = allowed & same
+            same_segment = self.query_segment_ids[:, None, :, None] == self.key_segment_ids[:, None, None, :]
+            allowed = allowed & same_segment
         return allowed
 
 
@@ -129,8 +131,8 @@ def masked_logits(
     b, t, h, d = q.shape
     s, g = k.shape[1:3]
     r = h // g  # query heads per key head
-    # The head axis is moved before the length, so that the einsum is a plain matrix product. On a CPU this is 1.5
-    # times as fast as an einsum of the original q and k. [B, T, H, K] -> [B, G, R·T, K], [B, S, G, K] -> [B, G, S, K]
+    # The head axis is moved before the length, so that the einsum is a plain batched matmul. On a CPU this is 1.5 times
+    # as fast as an einsum of the original q and k. [B, T, H, K] -> [B, G, R·T, K], [B, S, G, K] -> [B, G, S, K]
     q = q.reshape(b, t, g, r, d).transpose(0, 2, 3, 1, 4).reshape(b, g, r * t, d)
     logits = jnp.einsum("BGTK,BGSK->BGTS", q, k.swapaxes(1, 2), preferred_element_type=jnp.float32) * scale
     if logit_cap is not None:
@@ -139,7 +141,7 @@ def masked_logits(
     logits = logits.reshape(b, g, r, t, s)
     if bias is not None:
         bias = bias.astype(jnp.float32).reshape(-1, g, r, t, s)
-        logits += bias if len(bias) == b else _copies(bias, b)
+        logits += bias if len(bias) == b else _repeat_rows(bias, b)
     # [B, 1, T, S] -> [B, 1, 1, T, S]
     return jnp.where(mask.materialize(t, s)[:, :, None], logits, FORBIDDEN)
 
@@ -156,33 +158,33 @@ def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def heads_last(x: jax.Array) -> jax.Array:
-    """Moves the head axes behind the length and merges them: [B, G, R, T, K] -> [B, T, H, K]."""
+    """Moves the head axes behind the length axis and merges them: [B, G, R, T, K] -> [B, T, H, K]."""
     b, g, r, t, d = x.shape
     return x.transpose(0, 3, 1, 2, 4).reshape(b, t, g * r, d)
 
 
 def _repeat(x: jax.Array, count: int) -> jax.Array:
-    """Repeats the only row `count` times: [1, …] -> [count, …]."""
+    """Repeats an array with a single row `count` times: [1, …] -> [count, …]."""
     return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
-def _copies_backward(count, _, gradient):
-    # The sum over rows is a product with ones. On a CPU, XLA would sum over the first axis on one core, 10 times slower
+def _repeat_rows_backward(count, _, gradient):
+    # The sum over rows is a matmul with ones. On a CPU, XLA would sum over the first axis on one core, 10 times slower
     # than it reads memory.
     ones = jnp.ones((count,), gradient.dtype)
     return (jnp.einsum("B,B...->...", ones, gradient, precision=jax.lax.Precision.HIGHEST)[None],)
 
 
-_copies = jax.custom_vjp(_repeat, nondiff_argnums=(1,))
-# The forward calls _repeat, not _copies, so that gradients can be differentiated again.
-_copies.defvjp(lambda x, count: (_repeat(x, count), None), _copies_backward)
+_repeat_rows = jax.custom_vjp(_repeat, nondiff_argnums=(1,))
+# The forward calls _repeat, not _repeat_rows, so that gradients can be differentiated again.
+_repeat_rows.defvjp(lambda x, count: (_repeat(x, count), None), _repeat_rows_backward)
 
 
 def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Optional[tuple[jax.Array, jax.Array]]:
     """Returns the segment ids of queries and keys, [B, T'] and [B, S'], padded to multiples of `multiple`.
 
     The added tokens have the segment id PADDING. Returns None if the mask has no segment ids and both lengths are
-    multiples already.
+    already multiples.
     """
     ids = mask.query_segment_ids, mask.key_segment_ids
     if ids[0] is None:
@@ -193,7 +195,7 @@ def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Op
 
 
 def pad(x: jax.Array, axis: int, multiple: int, value: int = 0) -> jax.Array:
-    """Pads an axis at its end with `value`, up to the next multiple of `multiple`."""
+    """Pads the end of an axis with `value` up to the next multiple of `multiple`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)
     return jnp.pad(x, widths, constant_values=value)

@@ -1,4 +1,4 @@
-"""Attention specs: the properties of an attention call that are known at trace time, and the list of traced specs.
+"""Attention specs: the properties of an attention call that are known at trace time, and how they are collected.
 
 The attention layer, the header of a run and the memory planner choose a backend from the same `AttentionSpec`.
 Attention layers build the spec with `spec_of`; `collect_attention_specs` lists the specs of a traced model.
@@ -20,21 +20,21 @@ from pretrainax.sharding.mesh import axis_size
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """The properties of an attention call that determine whether a backend can compute it, and how much work it is."""
+    """The properties of an attention call that determine which backends support it, and how much work it is."""
 
     head_dim: int
     query_length: int
     key_length: int
     dtype: str  # dtype of queries, keys and values
     causal: bool
-    bias: Literal["none", "shared", "by_row"]  # bias of the logits: none, one for all rows, or one per row
-    window: Optional[int]  # as in `Mask`, None: no window; in a scan over layers, some layers may have none
-    has_prefix: bool  # the mask has a prefix that the whole segment attends to
-    has_positions: bool  # queries or keys have explicit indices, for example with a KV cache
+    bias: Literal["none", "shared", "by_row"]  # bias on the logits: none, one for all rows, or one per row
+    window: Optional[int]  # as in `Mask`; None: no window. In a scan over layers, some layers may ignore the window.
+    has_prefix: bool  # whether the mask has a prefix that the whole segment attends to
+    has_positions: bool  # whether queries or keys have explicit indices, for example with a KV cache
     logit_cap: Optional[float]
-    sequence: int  # number of parts that the mesh splits the length into
+    sequence: int  # number of shards of the sequence dimension
     dropout_rate: float = 0.0  # dropout rate of the attention weights in training
-    has_sinks: bool = False  # the softmax has an additional logit per head
+    has_sinks: bool = False  # whether the softmax has an additional logit per head
     blocks: Optional["KeyBlocks"] = None  # blocks of block-sparse attention; None: not block-sparse
 
     @property
@@ -43,15 +43,15 @@ class AttentionSpec:
 
 
 class KeyBlocks(NamedTuple):
-    """The blocks of keys that block-sparse attention multiplies with each block of queries, for rows of any length."""
+    """The numbers of key blocks that each query block attends to in block-sparse attention, for rows of any length."""
 
     size: int  # tokens per block
-    sides: int  # number of neighbouring blocks on each side that a query attends to
-    extra_blocks: int = 0  # further blocks of keys that a block of queries attends to, anywhere in the row
-    global_tokens: int = 0  # number of additional (global) queries and keys, each of which is paired with a whole row
+    sides: int  # number of neighbouring blocks that a query attends to, before and after its own block
+    extra_blocks: int = 0  # additional key blocks that a query block attends to, anywhere in the row
+    global_tokens: int = 0  # number of additional (global) queries and keys, each paired with all tokens of the row
 
     def pairs(self, length: int) -> int:
-        """Returns the number of query-key pairs that are multiplied in a row of `length` tokens, per head."""
+        """Returns the number of query-key pairs computed per head for a row of `length` tokens."""
         size = min(self.size, length)
         blocks = -(-length // size)
         blocks_per_query = 2 * self.sides + 1 + self.extra_blocks if blocks > 1 else 1
@@ -59,24 +59,24 @@ class KeyBlocks(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The number of query-key pairs that a backend multiplies for one row and one head.
+    """The number of query-key pairs that a backend computes for one row and one head.
 
-    A training step multiplies each pair PRODUCTS + `recomputed` times.
+    In a training step, a backend computes PRODUCTS + `recomputed` matmuls over these pairs.
     """
 
-    pairs: np.ndarray  # [sequence], number of pairs of the queries in each part of the length
-    recomputed: int = 0  # products per pair that the backward computes in addition to PRODUCTS
+    pairs: np.ndarray  # [sequence], number of pairs for the queries in each sequence shard
+    recomputed: int = 0  # matmuls that the backward computes in addition to PRODUCTS
 
 
-PRODUCTS = 6  # per pair: logits, weighted sum of values, and two products in the backward of each
+PRODUCTS = 6  # matmuls over the pairs: logits, weighted sum of values, and two in the backward of each
 
 
 def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
-    """Returns the reason why no fused kernel can compute an attention, as a predicate; None if there is no such reason.
+    """Returns why no fused kernel supports this attention, phrased as a predicate, or None if nothing rules them out.
 
-    A fused kernel never holds the attention weights in memory.
+    A fused kernel never materializes the attention weights.
 
-    NOTE There are kernels with dropout (flash-attn, cuDNN itself) and kernels with sinks. The kernels that this package
+    NOTE Kernels with dropout (flash-attn, cuDNN itself) and kernels with sinks exist. The kernels that this package
     calls through JAX support neither.
     """
     if spec.blocks is not None:
@@ -92,10 +92,10 @@ def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
 
 
 class Backend(NamedTuple):
-    """An implementation of attention, with the conditions under which it can run and the work that it does."""
+    """An implementation of attention: its function, the conditions under which it can run, and how much work it is."""
 
     kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
-    # (spec, platform) -> the reason why the backend cannot run, as a predicate ("needs a TPU"); None if it can run
+    # (spec, platform) -> why the backend cannot run, as a predicate ("needs a TPU"), or None if it can
     obstacle: Callable[[AttentionSpec, str], Optional[str]]
     work: Callable[[AttentionSpec], Work]
 
@@ -111,13 +111,14 @@ def spec_of(
     dropout_rate: float = 0.0,
     has_sinks: bool = False,
 ) -> AttentionSpec:
-    """Returns the spec of an attention call under the mesh of `jax.set_mesh`.
+    """Builds the spec of an attention call under the current mesh (`jax.set_mesh`).
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
-      bias_by_row: True if the bias depends on q and k. In a batch of one row, the shape of the bias does not show this.
-      dropout_rate: of the attention weights.
-      has_sinks: True if the softmax has an additional logit per head.
+      bias_by_row: whether the bias differs between rows, because it depends on q and k. In a batch with a single row,
+        its shape does not show this.
+      dropout_rate: dropout rate of the attention weights.
+      has_sinks: whether the softmax has an additional logit per head.
     """
     return AttentionSpec(
         head_dim=q.shape[3],
@@ -144,8 +145,8 @@ def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
     """Collects the distinct attention specs that are traced inside this context, in trace order.
 
     The yielded list grows during the trace. JAX does not trace a jitted function twice, so a function that has already
-    been traced adds no spec. A spec does not contain the number of rows. The trace of one row, which `model.init` needs
-    anyway, therefore gives the specs of any batch with the same lengths.
+    been traced adds no spec. A spec does not contain the number of rows. Specs collected while tracing a single row, as
+    `model.init` does anyway, are therefore valid for any batch with the same lengths.
     """
     specs: list[AttentionSpec] = []
     token = _COLLECTED.set(specs)
@@ -156,9 +157,9 @@ def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
 
 
 def report_attention(spec: AttentionSpec) -> None:
-    """Adds a spec to the list of `collect_attention_specs`, unless the list contains it already.
+    """Adds a spec to the list of the enclosing `collect_attention_specs` context, unless the list already contains it.
 
-    Outside that context, this function does nothing.
+    Outside a `collect_attention_specs` context, this function does nothing.
     """
     specs = _COLLECTED.get()
     if specs is not None and spec not in specs:

@@ -1,7 +1,7 @@
-"""Counts the query-key pairs that an attention backend multiplies.
+"""Counts the query-key pairs that an attention backend computes.
 
-A causal mask hides half of the pairs, and a window hides more. Only a kernel that skips hidden pairs does less work.
-Such a kernel works in tiles and skips the tiles in which every pair is hidden.
+A causal mask masks half of the pairs, and a window masks more. Only a kernel that skips masked pairs does less work.
+Such a kernel processes tiles of pairs and skips the tiles in which every pair is masked.
 """
 
 import numpy as np
@@ -11,19 +11,19 @@ from pretrainax.layers.attention_spec import AttentionSpec
 
 
 def all_pairs(spec: AttentionSpec) -> np.ndarray:
-    """Returns the number of pairs that a kernel without skipping multiplies, per part of the length: [sequence].
+    """Counts the query-key pairs that a kernel computes if it skips no tiles, for each sequence shard: [sequence].
 
-    The numbers are for one row and one head. For block-sparse attention, they are the pairs of its blocks.
+    The counts are for one row and one head. For block-sparse attention, they cover only the blocks attended to.
     """
     pairs = spec.query_length * spec.key_length if spec.blocks is None else spec.blocks.pairs(spec.query_length)
     return np.full(spec.sequence, pairs / spec.sequence)
 
 
-def seen_pairs(spec: AttentionSpec, tile: tuple[int, int] = (1, 1)) -> np.ndarray:
-    """Returns the number of pairs that a kernel with skipping multiplies, per part of the length, [sequence].
+def unskipped_pairs(spec: AttentionSpec, tile: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """Counts the query-key pairs that a kernel computes if it skips masked tiles, for each sequence shard: [sequence].
 
-    The kernel skips each tile of (queries, keys) in which a causal mask or a window hides every pair. It does not skip
-    pairs that segments hide, because segments differ between rows.
+    The counts are for one row and one head. The kernel skips each tile in which a causal mask or a window masks every
+    pair. It does not skip pairs of different segments, because segments differ between rows.
 
     Args:
       tile: numbers of queries and keys per tile; (1, 1) counts exactly the pairs that the causal mask and the window
@@ -32,9 +32,9 @@ def seen_pairs(spec: AttentionSpec, tile: tuple[int, int] = (1, 1)) -> np.ndarra
     before, after = spec.query_length, 0 if spec.causal else spec.key_length
     if spec.window is not None:
         before, after = Mask(spec.causal, window=spec.window).reach
-    first = np.arange(0, spec.query_length, tile[0])  # index of the first query of each row of tiles
-    end = np.minimum(first + tile[0], spec.query_length)
-    low = np.maximum(first - before, 0) // tile[1] * tile[1]  # first key that each row of tiles multiplies
-    high = np.minimum(-(-(end + after) // tile[1]) * tile[1], spec.key_length)
-    parts = np.array_split((end - first) * (high - low), spec.sequence)
-    return np.array([part.sum() for part in parts], float)
+    first_query = np.arange(0, spec.query_length, tile[0])  # one per row of tiles
+    query_end = np.minimum(first_query + tile[0], spec.query_length)
+    first_key = np.maximum(first_query - before, 0) // tile[1] * tile[1]
+    key_end = np.minimum(-(-(query_end + after) // tile[1]) * tile[1], spec.key_length)
+    shards = np.array_split((query_end - first_query) * (key_end - first_key), spec.sequence)
+    return np.array([shard.sum() for shard in shards], float)

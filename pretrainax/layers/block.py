@@ -1,4 +1,4 @@
-"""The block of all model families: self-attention, cross-attention to an encoded sequence, and feed-forwards."""
+"""The block shared by all model families: self-attention, cross-attention to an encoded sequence, and feed-forward."""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from pretrainax.layers.sums import Sums, add_sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
-# The function of a sublayer: x [B, T, D] -> (the output that is added to the stream, side output)
+# The function of a sublayer: x [B, T, D] -> (output to add to the hidden states, auxiliary output)
 Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]
 
 
@@ -34,12 +34,12 @@ Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]
 class Context:
     """The inputs that all blocks of a stack share, such as the mask and the encoded sequence."""
 
-    mask: Mask  # mask of self-attention, with the window of the local layers
-    positions: PositionTerms  # position terms of self-attention
-    encoded: Optional[jax.Array] = None  # [B, S, D], read by cross-attention; None: it is in the KV cache
-    cross_mask: Optional[Mask] = None  # mask of cross-attention; None: no cross-attention
-    index: Optional[jax.Array] = None  # [], index of the token after the KV cache; None: no ring buffers
-    deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # True: no dropout
+    mask: Mask  # mask for self-attention, with the window of the local layers
+    positions: PositionTerms  # position terms for self-attention
+    encoded: Optional[jax.Array] = None  # [B, S, D], input of cross-attention; None: in the KV cache
+    cross_mask: Optional[Mask] = None  # mask for cross-attention; None: no cross-attention
+    index: Optional[jax.Array] = None  # [], index of the next token after the KV cache; None: no ring buffers
+    deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # True disables dropout
 
 
 @flax.struct.dataclass
@@ -49,22 +49,25 @@ class Layer:
     is_first: jax.Array
     is_last: jax.Array
     is_local: jax.Array  # True in layers with a window (`config.layer_pattern`)
-    number: jax.Array  # layer number, int32, from 0
+    number: jax.Array  # layer index, int32
 
 
 @flax.struct.dataclass
-class SideOutputs:
-    """Outputs of a block in addition to the stream; in a stack, `state` is stacked [L, …] and `sums` are added up."""
+class AuxOutputs:
+    """Outputs of a block in addition to its hidden states.
 
-    # The state of the block for the next call, for example its updated KV cache; None: the block has no state.
+    A stack stacks the blocks' `state` as [L, …] and adds up their `sums`.
+    """
+
+    # The block's state for the next call, for example its updated KV cache; None: the block has no state.
     state: PyTree = None
     sums: Sums = flax.struct.field(default_factory=dict)  # auxiliary losses and metrics
 
 
 class Block(nn.Module):
-    """A block of sublayers that each add their output to the residual stream: attention and feed-forwards.
+    """A block of sublayers that each add their output to the residual stream: attention and feed-forward layers.
 
-    NOTE T5 also has dropout inside the feed-forward. Here each sublayer has dropout once, on its output.
+    NOTE T5 also applies dropout inside the feed-forward layer. Here each sublayer applies dropout once, to its output.
     """
 
     config: ModelConfig
@@ -79,15 +82,14 @@ class Block(nn.Module):
         state: Optional[BlockKVCache] = None,
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
-    ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream [B, T, D] after the block, and the side outputs of the block.
+    ) -> tuple[jax.Array, AuxOutputs]:
+        """Returns the hidden states [B, T, D] after the block, and the block's auxiliary outputs.
 
         Args:
-          state: the KV cache of the layer, which is returned updated in the side outputs. None disables caching.
-          branch: the output of a parallel convolution, which is joined with the output of the first block; None: no
-            convolution.
-          source: the input from which self-attention computes keys and values, [B, T, D]; None: the same as for
-            queries.
+          state: the block's KV cache; the auxiliary outputs contain the updated cache. If None, nothing is cached.
+          branch: optional output of a parallel convolution, which is joined with the output of the first block.
+          source: [B, T, D], the input from which self-attention computes keys and values. If None, they are computed
+            from the same input as the queries.
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
@@ -104,20 +106,20 @@ class Block(nn.Module):
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")
         ring = None if context.index is None else cache.self_attention
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
-        feed_forwards = [part.kind(part.config, name=part.name) for part in feed_forwards_of(config)]
+        feed_forwards = [spec.kind(spec.config, name=spec.name) for spec in feed_forwards_of(config)]
 
-        def attended(y: jax.Array) -> tuple[jax.Array, PyTree]:
+        def self_attend(y: jax.Array) -> tuple[jax.Array, PyTree]:
             return attend(y, y if source is None else source, mask, positions, ring, context.index)
 
-        def parallel(y: jax.Array) -> tuple[jax.Array, PyTree]:
-            (attention, own_cache), (update, sums) = attended(y), feed_forwards[0](y, real)
-            return attention + update, (own_cache, sums)
+        def attend_and_feed_forward(y: jax.Array) -> tuple[jax.Array, PyTree]:
+            (attention_output, new_cache), (feed_forward_output, sums) = self_attend(y), feed_forwards[0](y, real)
+            return attention_output + feed_forward_output, (new_cache, sums)
 
         cross_cache = None
         if config.parallel:
-            x, (own_cache, sums) = sublayer("self_attention", x, parallel)
+            x, (new_cache, sums) = sublayer("self_attention", x, attend_and_feed_forward)
         else:
-            x, own_cache = sublayer("self_attention", x, attended)
+            x, new_cache = sublayer("self_attention", x, self_attend)
             if context.cross_mask is not None:
                 x, cross_cache = self._cross_attend(x, cache, context, sublayer)
             sums: Sums = {}
@@ -128,36 +130,36 @@ class Block(nn.Module):
         if branch is not None:
             x = jnp.where(layer.is_first, branch.join(x, config), x)
         self.sow("intermediates", "hidden", x)  # available with model.apply(…, mutable=["intermediates"])
-        return x, SideOutputs(None if state is None else BlockKVCache(own_cache, cross_cache), sums)
+        return x, AuxOutputs(None if state is None else BlockKVCache(new_cache, cross_cache), sums)
 
     @nn.nowrap  # keeps the name of the method out of Flax's scopes
     def _sublayer(
         self, layer: Layer, deterministic: bool, name: str, x: jax.Array, function: Function
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the stream after one sublayer, and the side output of `function`.
+        """Adds the output of `function` to the hidden states, and returns them with the auxiliary output of `function`.
 
-        The output of `function` is added to the stream. `config.norm_at` selects where the norms are.
+        `config.norm_at` selects where the norms are applied.
         """
         config = self.config
         norm = Norm(config, name=f"{name}_norm")
         dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         if config.norm_at in ("post", "after"):
-            y, side = function(x)
+            y, side_output = function(x)
             return norm(saved_residual(x + dropout(y))) if config.norm_at == "post" else saved_residual(
                 x + dropout(norm(y))
-            ), side
+            ), side_output
         y = norm(x)
         if config.norm_starts_stream and name == "self_attention":
             x = jnp.where(layer.is_first, y, x)
-        y, side = function(y)
+        y, side_output = function(y)
         y = Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y
-        return saved_residual(x + dropout(y)), side
+        return saved_residual(x + dropout(y)), side_output
 
     @nn.nowrap
     def _cross_attend(
         self, x: jax.Array, cache: BlockKVCache, context: Context, sublayer: Callable
     ) -> tuple[jax.Array, PyTree]:
-        """Returns the stream after cross-attention to an encoded sequence, and the KV cache of the encoded sequence."""
+        """Applies cross-attention to an encoded sequence, and returns the hidden states and the sequence's KV cache."""
         cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")
         encoded = context.encoded if cache.cross_attention is None else cache.cross_attention
         return sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))

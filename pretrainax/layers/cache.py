@@ -1,9 +1,11 @@
 """The KV cache of a decoder's blocks.
 
-The rows of a batch have different lengths, but generation continues all rows together. All rows are therefore aligned
-at their last tokens. A single index counts the tokens of all rows. The distance between two tokens of a row is the
-difference of their indices. A layer stores the last C tokens in a ring buffer, the token with index i in slot i mod C.
-In a local layer, C is the window. In a global layer, C is the maximum length of the rows, and no slot is overwritten.
+The rows of a batch have different lengths, but generation appends one token to all rows in each step. All rows are
+therefore aligned at their last tokens, and one token index serves all rows. The distance between two tokens of a row is
+the difference of their indices.
+
+A layer stores the last C tokens in a ring buffer, the token with index i in slot i mod C. In a local layer, C is the
+window size. In a global layer, C is the maximum row length, so no slot is overwritten.
 """
 
 from typing import Optional
@@ -17,24 +19,24 @@ from pretrainax.layers.attention_mask import Mask
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 
-# Position of the key in an empty slot. It is after every query, so a causal mask hides the key.
+# Position of the key in an empty slot. The position is after every query, so a causal mask masks the key.
 _EMPTY_SLOT = jnp.iinfo(jnp.int32).max // 2
 
 
 @flax.struct.dataclass
 class KeyValues:
-    """The keys and values of S tokens, [B, G, S, K] each. Heads come before the length, as the products require.
+    """The keys and values of S tokens, [B, G, S, K] each. Heads come before the length, as matmuls require.
 
-    For a batch of one row, the arrays are [G, S, K]. XLA drops an axis of size 1 in matrix products. With this axis,
-    XLA would store a ring buffer once with the axis and once without it, and copy both in each step.
+    For a batch with a single row, the arrays are [G, S, K]. XLA drops axes of size 1 in matmuls, so with a row axis it
+    would store each ring buffer both with and without this axis, and copy both in each step.
     """
 
-    keys: jax.Array  # after the norm and the rotation by positions, if the model has them
+    keys: jax.Array  # after the key norm and the rotary position encoding, if the model has them
     values: Optional[jax.Array]  # None: the values are computed from the keys, as in latent attention
 
     @classmethod
     def from_arrays(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeyValues":
-        """Returns the KV cache of the keys and values [B, S, G, K] that attention computed.
+        """Builds a KV cache from the keys and values [B, S, G, K] that attention computed.
 
         Args:
           v: None if the values are computed from the keys.
@@ -50,28 +52,28 @@ class KeyValues:
         return keys, values[0] if values else keys
 
     def take(self, rows: jax.Array) -> "KeyValues":
-        """Returns the cache of the rows with the given indices, `rows` [B'] with numbers below B."""
+        """Selects rows of the cache by index; `rows` [B'] contains indices from 0 to B - 1."""
         return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), self._batched())._squeezed()._sharded()
 
-    # --- the cache as a ring buffer: its length S is C ---
+    # --- the cache as a ring buffer, with length S = C ---
 
     def ring(self, lengths: jax.Array, size: int) -> "KeyValues":
-        """Returns the ring buffer with `size` slots from the cache of prompts that are padded on the right to S tokens.
+        """Builds a ring buffer with `size` slots from the cache of prompts that are right-padded to S tokens.
 
         The last token of each prompt gets the index S - 1, so the next token has the index S.
 
         Args:
           lengths: [B], number of tokens of each prompt.
         """
-        whole = self._batched()
-        padded = whole.keys.shape[2]
-        index = padded - 1 - slot_distance(padded - 1, size)  # [C], index of the token in each slot; below 0: empty
-        source = jnp.maximum(index[None, :] - (padded - lengths)[:, None], 0)[:, None, :, None]  # [B, 1, C, 1]
-        ring = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=2, mode="clip"), whole)
+        cache = self._batched()
+        length = cache.keys.shape[2]
+        index = length - 1 - slot_distance(length - 1, size)  # [C], token index of each slot; below 0: empty
+        source_index = jnp.maximum(index[None, :] - (length - lengths)[:, None], 0)[:, None, :, None]  # [B, 1, C, 1]
+        ring = jax.tree.map(lambda x: jnp.take_along_axis(x, source_index, axis=2, mode="clip"), cache)
         return ring._squeezed()._sharded()
 
     def append(self, token: "KeyValues", index: jax.Array) -> "KeyValues":
-        """Returns the ring buffer with one more token per row, in the slot of `index` []."""
+        """Writes one token per row into the slot for token index `index` [], and returns the updated ring buffer."""
         slot = index % self.keys.shape[-2]
         write = lambda buffer, x: jax.lax.dynamic_update_slice_in_dim(buffer, x, slot, buffer.ndim - 2)  # noqa: E731
         return jax.tree.map(write, self, token)
@@ -82,9 +84,9 @@ class KeyValues:
         """Returns the mask and the bias for one query per row that attends to the slots of the ring buffer.
 
         Args:
-          index: [], index of the query. The ring buffer already contains the query's own token.
+          index: [], token index of the query. The ring buffer already contains the query's own token.
           mask: a mask with `query_positions` [B, 1], the position of the query in its segment.
-          bias: [1, H, 1, N] for the last N >= C tokens up to and including the query's token; None: no bias.
+          bias: optional [1, H, 1, N] bias for the last N >= C tokens, up to and including the query's token.
         """
         distance = slot_distance(index, self.keys.shape[-2])[None, :]
         positions = mask.query_positions - distance  # [B, 1], [1, C] -> [B, C]
@@ -101,7 +103,7 @@ class KeyValues:
 
     def _sharded(self) -> "KeyValues":
         """Shards the cache over the mesh by rows and heads, like the outputs of the key and value projections."""
-        heads = "num_kv_heads" if self.keys.shape[-3] > 1 else None  # all devices have a single head
+        heads = "num_kv_heads" if self.keys.shape[-3] > 1 else None  # a single head is replicated on all devices
         spec = P(*logical_spec("batch", heads)[4 - self.keys.ndim :])
         return jax.tree.map(lambda x: constrain(x, spec), self)
 
@@ -117,41 +119,41 @@ def slot_distance(index: int | jax.Array, size: int) -> jax.Array:
 
 @flax.struct.dataclass
 class BlockKVCache:
-    """The KV cache of a block; both fields are None before the first token."""
+    """The KV cache of a block. Both fields are None before the first token."""
 
-    self_attention: Optional[KeyValues] = None  # of self-attention: first the tokens of a prompt, later a ring buffer
-    cross_attention: Optional[KeyValues] = None  # of cross-attention: the tokens of the encoded sequence
+    self_attention: Optional[KeyValues] = None  # tokens of a prompt, later a ring buffer
+    cross_attention: Optional[KeyValues] = None  # tokens of the encoded sequence
 
 
 @flax.struct.dataclass
 class KVCache:
-    """The KV cache of the L blocks of a decoder, and the index of the next token."""
+    """The KV caches of the L blocks of a decoder, and the index of the next token."""
 
     blocks: tuple[BlockKVCache, ...]
     index: Optional[jax.Array] = None  # [] int32, index of the next token of all rows; None: no ring buffers yet
-    reach: Optional[int] = flax.struct.field(pytree_node=False, default=None)  # maximum length of the rows, in tokens
+    reach: Optional[int] = flax.struct.field(pytree_node=False, default=None)  # maximum row length, in tokens
 
     @property
     def longest(self) -> int:
-        """Returns the largest number of slots of a ring buffer of any block."""
+        """Returns the number of slots of the largest ring buffer among the blocks."""
         return max(block.self_attention.keys.shape[-2] for block in self.blocks if block.self_attention is not None)
 
     def rings(self, lengths: jax.Array, sizes: list[int]) -> "KVCache":
-        """Returns the cache as ring buffers of `sizes` [L] slots, from the cache of prompts that are right-padded.
+        """Converts the cache of right-padded prompts to ring buffers of `sizes` [L] slots.
 
         Args:
           lengths: [B], number of tokens of each prompt.
           sizes: number of slots for each block.
         """
-        first = self.blocks[0].self_attention
-        assert first is not None
+        first_cache = self.blocks[0].self_attention
+        assert first_cache is not None
         blocks = tuple(
             block.replace(self_attention=block.self_attention.ring(lengths, size))
             for block, size in zip(self.blocks, sizes, strict=True)
         )
-        return self.replace(blocks=blocks, index=jnp.asarray(first.keys.shape[-2], jnp.int32))
+        return self.replace(blocks=blocks, index=jnp.asarray(first_cache.keys.shape[-2], jnp.int32))
 
     def take(self, rows: jax.Array) -> "KVCache":
-        """Returns the cache of the rows with the given indices, `rows` [B'] with numbers below B."""
+        """Selects rows of the cache by index; `rows` [B'] contains indices from 0 to B - 1."""
         is_cache = lambda x: isinstance(x, KeyValues)  # noqa: E731
         return self.replace(blocks=jax.tree.map(lambda cache: cache.take(rows), self.blocks, is_leaf=is_cache))

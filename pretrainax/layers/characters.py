@@ -1,4 +1,4 @@
-"""Word vectors computed from characters: convolutions, highway layers and a linear projection.
+"""Word vectors computed from characters with convolutions, highway layers and a linear projection.
 
 Sources: Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1; Kim et al. 2015, arXiv 1508.06615.
 """
@@ -42,8 +42,8 @@ _CARRY_BIAS = -2.0  # initially, a highway layer mostly copies its input (bilm-t
 class CharacterEmbedding(nn.Module):
     """Computes word vectors [B, T, D] in `dtype` from the characters of words [B, T, C].
 
-    The output of each filter is its maximum over the positions in the word. The maxima of all filter sizes are
-    concatenated and pass through the highway layers and the projection.
+    The output of each filter is max-pooled over the positions in the word. The pooled outputs of all filter sizes are
+    concatenated, and pass through the highway layers and the projection.
     """
 
     config: ModelConfig
@@ -53,37 +53,37 @@ class CharacterEmbedding(nn.Module):
     def __call__(self, characters: jax.Array) -> jax.Array:
         chex.assert_shape(characters, (None, None, WORD_LENGTH), custom_message="characters are [B, T, C]")
         config, settings = self.config, recurrent_of(self.config)
-        width, total = settings.character_dim, sum(settings.filters)
+        width, num_filters = settings.character_dim, sum(settings.filters)
         table = self.param("embedding", normal_init(config, fan_in=1), (NUM_CHARACTERS, width), jnp.float32)
         # [B, T, C] -> [B, T, C, E]
         x = jnp.take(table, characters, axis=0, mode="clip").astype(self.dtype)
         maxima = []
         for size, count in enumerate(settings.filters, start=1):
             init = normal_init(config, size * width, gain=math.sqrt(2))  # He et al. 2015, for a ReLU
-            responses = Convolution(size, count, init, name=f"convolution_{size}")(x)
-            maxima.append(responses.max(axis=2))  # [B, T, P, n] -> [B, T, n]
+            filter_outputs = Convolution(size, count, init, name=f"convolution_{size}")(x)
+            maxima.append(filter_outputs.max(axis=2))  # [B, T, P, n] -> [B, T, n]
         x = jax.nn.relu(constrain(jnp.concatenate(maxima, axis=-1)))  # [B, T, F]
-        init = normal_init(config, total)
+        init = normal_init(config, num_filters)
         for i in range(settings.highways):
-            x = Highway(total, init, name=f"highway_{i}")(x)
+            x = Highway(num_filters, init, name=f"highway_{i}")(x)
         # [B, T, F] -> [B, T, D]
         return Linear((config.d_model,), ("filters", "features"), init, name="projection")(x)
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        """Returns the floating-point operations of the forward pass for one sequence of `length` words."""
+        """Returns the number of floating-point operations in the forward pass for one sequence of `length` words."""
         settings = recurrent_of(config)
-        total = sum(settings.filters)
-        windows = sum(n * size * (WORD_LENGTH - size + 1) for size, n in enumerate(settings.filters, start=1))
-        above = total * (2 * settings.highways * total + config.d_model)
-        return 2 * length * (windows * settings.character_dim + above)
+        num_filters = sum(settings.filters)
+        convolutions = sum(n * size * (WORD_LENGTH - size + 1) for size, n in enumerate(settings.filters, start=1))
+        upper_layers = num_filters * (2 * settings.highways * num_filters + config.d_model)
+        return 2 * length * (convolutions * settings.character_dim + upper_layers)
 
 
 class Convolution(nn.Module):
     """A convolution over `size` adjacent characters without padding, [B, T, C, E] -> [B, T, C - size + 1, n].
 
-    NOTE This module uses XLA's convolution. The alternative is a matrix product of windows, but XLA cannot compile it
-    with its GPU kernels if several such products read the same characters.
+    NOTE This module uses XLA's convolution. A matmul of windows would be an alternative, but XLA cannot compile it with
+    its GPU kernels if several of these matmuls read the same characters.
     """
 
     size: int
@@ -104,9 +104,9 @@ class Convolution(nn.Module):
 class Highway(nn.Module):
     """A highway layer [B, T, F] -> [B, T, F]: c · relu(transform(x)) + (1 - c) · x with c = sigmoid(carry(x)).
 
-    The formula is from Srivastava et al. 2015.
+    Source: Srivastava et al. 2015.
 
-    NOTE The gate of the transformed input is named `carry`, as in bilm-tf.
+    NOTE `carry` is the gate of the transformed input. The name follows bilm-tf.
     """
 
     features: int

@@ -1,4 +1,4 @@
-"""Settings of how a model is computed, which change neither its parameters nor its mathematics."""
+"""Settings for how a model is computed, which change neither its parameters nor its mathematics."""
 
 import dataclasses
 from typing import Optional
@@ -9,29 +9,31 @@ from pretrainax.sharding.mesh import GPUS, platform
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """The fields of `config.train` that layers read; `compute_for` copies them."""
+    """The fields of `config.train` that layers read, as copied by `compute_for`."""
 
-    dtype: str = "float32"  # dtype of activations and matrix products; parameters, norms and softmax are float32
+    dtype: str = "float32"  # dtype of activations and matmuls; parameters, norms and softmax are float32
     attention: str = "auto"  # name of a backend of layers.attention, or "auto"
-    # The residuals of a block that are saved for the backward. "none": those selected by `products_saveable` of
-    # layers.rematerialization; on a CPU, all. "block": only the inputs of the block. "dots": outputs of linear layers.
+    # The residuals of a block to save for the backward. "none": those that `products_saveable` of
+    # layers.rematerialization selects; on a CPU, all residuals. "block": only the inputs of the block. "dots": outputs
+    # of linear layers.
     remat: str = "none"
-    pipeline_microbatches: int = 0  # number of microbatches of a pipeline; 0: one per row
-    scan_unroll: int = 1  # blocks in each iteration of the scan over layers; 0: depends on the devices
+    pipeline_microbatches: int = 0  # number of microbatches of a pipeline; 0: one per row of the batch
+    scan_unroll: int = 1  # blocks per iteration of the scan over layers; 0: depends on the devices
 
 
 # On a GPU, a loop over layers copies the residuals of each layer into stacked arrays and back, which is a fifth of the
-# memory traffic. Unrolling more than _MOST_UNROLLED layers takes long to compile. On a TPU, loops cost little, and
+# memory traffic. Unrolling more than _MAX_UNROLLED layers takes long to compile. On a TPU, loops cost little, and
 # unrolling 12 layers takes minutes to compile. benchmarks/lab_book.md has the measurements.
-_MOST_UNROLLED = 24
-_CPU_UNROLLED = 4  # blocks in each iteration on a CPU
+_MAX_UNROLLED = 24
+_CPU_UNROLLED = 4  # blocks per iteration on a CPU
 
 
 def resolve_auto(train: TrainConfig) -> TrainConfig:
-    """Returns `train` with "auto" and 0 resolved for the devices of the mesh set by `jax.set_mesh`.
+    """Replaces "auto" and 0 in `train` with values that suit the devices of the current mesh (`jax.set_mesh`).
 
-    This applies to `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because its value depends on the
-    blocks (`blocks_per_iteration`). `attention` stays unchanged, because each attention layer chooses its backend.
+    The resolved fields are `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because its value depends
+    on the blocks (`blocks_per_iteration`). `attention` stays unchanged, because each attention layer chooses its
+    backend.
     """
     on_cpu = platform() == "cpu"
     return dataclasses.replace(
@@ -44,21 +46,21 @@ def resolve_auto(train: TrainConfig) -> TrainConfig:
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """Returns the fields that layers read, from a training config that `resolve_auto` returned."""
+    """Extracts the fields that layers read from a training config that `resolve_auto` has returned."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
 
 
 def blocks_per_iteration(compute: Compute, num_layers: int, on: Optional[str] = None) -> int:
     """Returns the number of blocks in each iteration of the scan over `num_layers` layers.
 
-    This is `compute.scan_unroll`, or a number that suits the platform if `scan_unroll` is 0; at most `num_layers`.
+    This number is `compute.scan_unroll`, or the platform's default if `scan_unroll` is 0, but at most `num_layers`.
 
     Args:
-      on: a platform; None: the platform of `jax.set_mesh`.
+      on: a platform. If None, the platform of the current mesh (`jax.set_mesh`) is used.
     """
     on = on or platform()
     if compute.scan_unroll:
         return min(compute.scan_unroll, num_layers)
     if on == "cpu":
         return min(_CPU_UNROLLED, num_layers)
-    return num_layers if on in GPUS and num_layers <= _MOST_UNROLLED else 1
+    return num_layers if on in GPUS and num_layers <= _MAX_UNROLLED else 1

@@ -18,10 +18,10 @@ from pretrainax.layers.norm import Norm
 
 @flax.struct.dataclass
 class Branch:
-    """The output of the convolution, and the parameters for joining it with the output of the first block."""
+    """The output of the convolution, and the norm parameters for joining it with the output of the first block."""
 
     convolved: jax.Array  # [B, T, D], output of the convolution
-    norm: dict[str, jax.Array]  # parameters of the norm that follows the sum
+    norm: dict[str, jax.Array]  # parameters of the norm that is applied to the sum
 
     def join(self, x: jax.Array, config: ModelConfig) -> jax.Array:
         chex.assert_equal_shape((x, self.convolved), custom_message="a block's output and its branch are [B, T, D]")
@@ -31,12 +31,11 @@ class Branch:
 class InputConvolution(nn.Module):
     """Computes activation(convolution(x)) of the embeddings x [B, T, D], and returns the result as a Branch.
 
-    The convolution covers config.input_convolution tokens, centred at each token. Tokens of different segments count as
-    0.
+    The convolution covers config.input_convolution tokens, centred at each token. Tokens of other segments count as 0.
 
-    The result is later added to the output of the first block, followed by a norm. The parameters of this norm belong
-    to this module, because the blocks are one scan and no other block has a convolution. The Branch therefore contains
-    them.
+    The result is later added to the output of the first block, and a norm is applied to the sum. The norm's parameters
+    belong to this module instead of the first block, because all blocks are scanned together and must have the same
+    parameter structure. The Branch therefore also carries the norm parameters.
     """
 
     config: ModelConfig
@@ -50,8 +49,8 @@ class InputConvolution(nn.Module):
         y = jnp.broadcast_to(bias.astype(x.dtype), x.shape)
         for i in range(width):
             offset = i - width // 2
-            same = (_shifted(segment_ids, offset) == segment_ids)[..., None]
-            y += jnp.where(same, _shifted(x, offset), 0) @ kernel[i].astype(x.dtype)
+            same_segment = (_shift_tokens(segment_ids, offset) == segment_ids)[..., None]
+            y += jnp.where(same_segment, _shift_tokens(x, offset), 0) @ kernel[i].astype(x.dtype)
         y = ACTIVATIONS[config.activation](Dropout(config.dropout_rate, deterministic=deterministic)(y))
         norm = Norm(config, name="norm")
         if self.is_initializing():
@@ -59,8 +58,8 @@ class InputConvolution(nn.Module):
         return Branch(y, norm.variables["params"])
 
 
-def _shifted(x: jax.Array, offset: int) -> jax.Array:
-    """Returns x shifted along the row: out[:, t] = x[:, t + offset].
+def _shift_tokens(x: jax.Array, offset: int) -> jax.Array:
+    """Shifts x along the token axis: out[:, t] = x[:, t + offset].
 
     Outside the row, the result is -1, which is not a valid segment id.
     """

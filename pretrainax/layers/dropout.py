@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014) whose backward generates the random numbers again instead of saving a mask."""
+"""Dropout (Srivastava et al. 2014) whose backward regenerates the random numbers instead of saving a mask."""
 
 import functools
 from typing import Optional
@@ -12,7 +12,7 @@ import numpy as np
 class Dropout(nn.Module):
     """Sets a random fraction `rate` of the elements to 0 in training, and scales the others to keep the mean unchanged.
 
-    With `deterministic`, which is given to the constructor or to the call, x is returned unchanged.
+    With `deterministic`, x is returned unchanged. Pass `deterministic` either to the constructor or to the call.
     """
 
     rate: float
@@ -26,9 +26,9 @@ class Dropout(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
-    """Sets a random fraction `rate` of the elements of x to 0, and divides the others by 1 - rate.
+    """Sets a random fraction `rate` of the elements of x to 0, and divides the other elements by 1 - rate.
 
-    The shape and the dtype of x do not change. `key` determines which elements become 0.
+    The result has the shape and the dtype of x. `key` determines which elements become 0.
     """
     return _apply_dropout(rate, x, key)
 

@@ -13,9 +13,9 @@ from pretrainax.sharding.mesh import axis_size
 
 
 class Embedding(nn.Module):
-    """Looks up the vectors with the given ids in a table: ids [B, T], table [rows, D] -> [B, T, D].
+    """Looks up the vectors of `ids` in a table: ids [B, T], table [rows, D] -> [B, T, D].
 
-    The ids must be in range, which `validate` and `check_batch` ensure. `axes` names the axes of the table, like the
+    The ids must be in range; `validate` and `check_batch` check this. `axes` names the axes of the table, like the
     kernel axes of a Linear.
     """
 
@@ -34,30 +34,30 @@ class Embedding(nn.Module):
 
 
 def _take(axes: tuple[str, str], rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
-    # With `fsdp`, each device has a part of each vector. The table is gathered along `fsdp`, so that the compiler need
-    # not gather the ids.
+    # With `fsdp`, each device stores a slice of each vector. Gathering the table along `fsdp` saves the compiler from
+    # gathering the ids.
     return jnp.take(constrain(table, logical_spec(axes[0], None)), ids, axis=0, mode="clip")
 
 
 def _look_up_backward(axes, rows, ids, gradient):
-    """Returns the gradient of the table: each device sums the gradients of its own tokens, and the sums are scattered.
+    """Computes the gradient of the table: each device sums its tokens' gradients, and a reduce-scatter adds the sums.
 
-    By default, the compiler would give every device the sum of the whole table, although a device then uses only a part
-    of it. That is twice the traffic.
+    By default, the compiler would all-reduce the whole table's gradient, although each device needs only a slice of it.
+    That is twice the traffic.
     """
     spec = batch_spec(ids.shape)
     if spec is None:
         return sum_by_id(ids, gradient, rows), None
 
-    rows_split_by = AXIS_RULES[axes[0]]
+    row_axis = AXIS_RULES[axes[0]]
 
-    def of_own_tokens(ids, gradient):
-        size = rows // axis_size(rows_split_by) if rows_split_by else rows
-        start = jax.lax.axis_index(rows_split_by) * size if rows_split_by else 0
-        ids = jnp.where(ids >= start, ids - start, size)  # ids of `size` or more are rows of other devices
+    def sum_local_tokens(ids, gradient):
+        size = rows // axis_size(row_axis) if row_axis else rows
+        first_row = jax.lax.axis_index(row_axis) * size if row_axis else 0
+        ids = jnp.where(ids >= first_row, ids - first_row, size)  # ids >= `size` are rows of other devices
         return scattered_sum(sum_by_id(ids, gradient, size), spec, axis=1)
 
-    run = jax.shard_map(of_own_tokens, in_specs=(spec, spec), out_specs=logical_spec(*axes), check_vma=False)
+    run = jax.shard_map(sum_local_tokens, in_specs=(spec, spec), out_specs=logical_spec(*axes), check_vma=False)
     return run(ids, gradient), None
 
 

@@ -1,10 +1,10 @@
 """Random keys for dropout, whose random numbers are hashes of the element index and the key.
 
 JAX's generator (Threefry2x32, Salmon et al. 2011) takes about 110 operations per number. On a GPU, this is more than
-all other work of a kernel. The generator takes another 110 operations for the key of each dropout in each layer. These
+all other operations of a kernel. Deriving the key of each dropout in each layer takes another 110 operations. These
 operations were half of BERT's compile time for a GPU. A hashed number takes 20 operations.
 
-The selection of words to predict, ELECTRA's sampling and the initialization of parameters still use JAX's generator.
+The selection of words to predict, ELECTRA's sampling and parameter initialization still use JAX's generator.
 """
 
 import math
@@ -18,7 +18,7 @@ _GOLDEN_RATIO = np.uint32(0x9E3779B9)  # 2^32 divided by the golden ratio
 
 
 def hashed_key(key: jax.Array) -> jax.Array:
-    """Returns a hashed key that is derived from a key of any type.
+    """Derives a hashed key from a key of any type.
 
     `jax.random` and Flax accept a hashed key like any other key.
     """
@@ -28,22 +28,22 @@ def hashed_key(key: jax.Array) -> jax.Array:
 def _random_bits(words: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     """Returns an array of `shape` with random unsigned integers of `bit_width` bits.
 
-    The hash first mixes in the index of the element within the last two axes, and then the index over the other axes.
+    The hash first mixes in the element's index within the last two axes, then its index over the leading axes.
 
     Args:
       words: [2] uint32, the two words of the key.
     """
     if bit_width > 32:
         raise ValueError(f"hashed keys support numbers of 8, 16 or 32 bits, not {bit_width}")
-    rows, last = shape[:-2], shape[-2:]
-    inner = _indices(last).reshape(*(1 for _ in rows), *last)
-    outer = _indices(rows).reshape(*rows, *(1 for _ in last))
+    leading, trailing = shape[:-2], shape[-2:]
+    inner = _indices(trailing).reshape(*(1 for _ in leading), *trailing)
+    outer = _indices(leading).reshape(*leading, *(1 for _ in trailing))
     bits = _hash(_hash(inner ^ words[0]) + (outer * _GOLDEN_RATIO ^ words[1]))
     return (bits >> np.uint32(32 - bit_width)).astype(f"uint{bit_width}")
 
 
 def _fold_in(words: jax.Array, number: jax.Array) -> jax.Array:
-    """Returns the two words of a key derived from a key and a number.
+    """Derives the two words of a new key from the words of a key and a number.
 
     Different numbers or keys give different words, except for rare collisions.
     """
@@ -66,10 +66,10 @@ def _indices(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _hash(x: jax.Array) -> jax.Array:
-    """Returns the hash `lowbias32` of x, element by element.
+    """Computes the hash `lowbias32` of x, elementwise.
 
-    The hash is from Wellons 2018, "Prospecting for hash functions", with constants that were found later. If any bit of
-    x changes, each bit of the hash changes with a probability of one half, to within a thousandth.
+    Source: Wellons 2018, "Prospecting for hash functions", with better constants that were found later. If any bit of x
+    flips, each bit of the hash flips with a probability of 0.5, to within 0.001.
     """
     x = (x ^ (x >> 16)) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> 15)) * np.uint32(0xD35A2D97)

@@ -1,8 +1,8 @@
 """The enhanced mask decoder: only the last block gets absolute positions (He et al. 2020, section 3.2).
 
-The decoder is the last block of a stack, applied twice with the same weights. Both times, its keys and values are
-computed from h, the output of the block before it. Its queries are computed from h + the absolute positions the first
-time, and from the output of the first application the second time (as in the released code).
+The decoder is the last block of a stack, applied twice with the same weights. In both applications, keys and values are
+computed from h, the output of the preceding block. The first application computes queries from h plus the absolute
+positions. The second application computes queries from the output of the first (as in the released code).
 """
 
 from typing import Optional
@@ -11,16 +11,19 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.block import Block, Context, Layer, SideOutputs
+from pretrainax.layers.block import AuxOutputs, Block, Context, Layer
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.sharding.param_paths import PyTree
 
-Carry = tuple[jax.Array, jax.Array]  # the stream, and the input of the block's keys and values; [B, T, D] each
+Carry = tuple[jax.Array, jax.Array]  # the hidden states, and the input for the block's keys and values; [B, T, D] each
 
 
 class MaskDecoderBlock(Block):
-    """The block of a scan over layers whose last iteration is the first application of the mask decoder."""
+    """The block to scan over layers if the stack ends in a mask decoder.
+
+    The last iteration of the scan is the first application of the mask decoder.
+    """
 
     def __call__(
         self,
@@ -30,30 +33,31 @@ class MaskDecoderBlock(Block):
         state: PyTree,
         branch: Optional[Branch],
         absolute: jax.Array,
-    ) -> tuple[Carry, SideOutputs]:
-        """Returns the carry of the scan after this block, and the side outputs of this block.
+    ) -> tuple[Carry, AuxOutputs]:
+        """Returns the scan's carry after this block, and the block's auxiliary outputs.
 
         Args:
-          absolute: [B, T, D], embeddings of the absolute positions. Only the last block adds them, to the input of its
-            queries.
+          absolute: [B, T, D], embeddings of the absolute positions. Only the last block uses them: it adds them to the
+            input for the queries.
         """
         x, _ = carry
         queries = jnp.where(layer.is_last, x + absolute, x)
-        y, side = super().__call__(queries, layer, context, state, branch, source=x)
-        return (y, x), side
+        y, side_outputs = super().__call__(queries, layer, context, state, branch, source=x)
+        return (y, x), side_outputs
 
 
 def decode_again(
     config: ModelConfig, compute: Compute, blocks: PyTree, carry: Carry, layers: Layer, context: Context, rngs: PyTree
-) -> tuple[jax.Array, SideOutputs]:
-    """Returns the stream and the side outputs of the second application of the mask decoder.
+) -> tuple[jax.Array, AuxOutputs]:
+    """Applies the mask decoder a second time, and returns its hidden states and auxiliary outputs.
 
     Args:
-      blocks: parameters of the stack's blocks, [L, …]; the last ones are used.
+      blocks: parameters of the stack's blocks, [L, …]; only the last block's parameters are used.
       carry: the result of the scan over MaskDecoderBlocks.
+      layers: per-layer flags of the stack, [L] each.
       rngs: {"dropout": key}, or {} without dropout.
     """
-    y, read = carry
+    queries, key_source = carry
     params, layer = jax.tree.map(lambda x: x[-1], (blocks, layers))
-    run = Block(config, compute, parent=None)
-    return run.apply({"params": params}, y, layer, context, source=read, rngs=rngs)
+    block = Block(config, compute, parent=None)
+    return block.apply({"params": params}, queries, layer, context, source=key_source, rngs=rngs)

@@ -23,29 +23,29 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Attention(nn.Module):
-    """The base class of attention layers, with the choice of the backend and the output projection.
+    """The base class of attention layers. It chooses the backend and applies the output projection.
 
-    NOTE Only the backend `xla` supports dropout of attention weights, as in BERT, T5 1.0 and GPT-2. In training with
-    this dropout, `xla` replaces a faster kernel, and a warning reports this.
+    NOTE Only the `xla` backend supports dropout of attention weights, as in BERT, T5 1.0 and GPT-2. In training with
+    this dropout, `xla` replaces a faster kernel, and the run prints a warning.
     """
 
     config: ModelConfig
     compute: Compute
-    deterministic: bool = True  # True: no dropout of attention weights
+    deterministic: bool = True  # True disables dropout of attention weights
 
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows of sharding.rules.PARTITION_RULES
-    has_pairs: ClassVar[bool] = True  # True: it multiplies queries with keys; False: `flops` counts all operations
+    has_pairs: ClassVar[bool] = True  # False: `flops` also counts the matmuls of queries and keys
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if the blocks of this model use this class for self-attention."""
+        """Returns whether the blocks of this model use this class for self-attention."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
-        """Returns the floating-point operations of the projections for one sequence.
+        """Returns the number of floating-point operations in the projections' forward pass, for one sequence.
 
-        The products of queries and keys are not counted here, unless `has_pairs` is False.
+        Matmuls between queries and keys are counted only if `has_pairs` is False.
 
         Args:
           length: number of queries.
@@ -67,10 +67,12 @@ class Attention(nn.Module):
     ) -> jax.Array:
         """Computes attention for the queries q [B, T, H, K] with the backend that the config and the platform select.
 
-        The arguments and the result are the same as in `attention`.
+        The arguments and the result are as in `attention`.
 
         Args:
-          fused: False: uses `xla`, because a fused kernel is not faster for a few queries.
+          positions: position terms, which indicate whether the bias differs between rows.
+          fused: whether a fused kernel may be used. False selects `xla`, because a fused kernel is not faster for a few
+            queries.
         """
         config = self.config
         logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
@@ -79,9 +81,9 @@ class Attention(nn.Module):
             sinks = self.param("sinks", normal_init(config, fan_in=1), (config.num_heads,), jnp.float32)
         bias_by_row = positions.has_row_bias
         spec = spec_of(q, k, **logits, bias_by_row=bias_by_row, dropout_rate=rate, has_sinks=sinks is not None)
-        report_attention(spec)  # the spec of training, also in evaluation
+        report_attention(spec)  # reports the training spec, also in evaluation
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
-        # This code ignores the warning. The header of a run, which chooses from the same spec, prints it.
+        # The warning is ignored here. The header of a run, which chooses from the same spec, prints it.
         implementation, _ = choose_backend(self.compute.attention if fused else "xla", platform(), spec)
         if spec.dropout_rate or spec.has_sinks:
             drop = Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
@@ -90,7 +92,7 @@ class Attention(nn.Module):
 
     @nn.nowrap
     def out(self, y: jax.Array) -> jax.Array:
-        """Projects the outputs of the heads to the width of the residual stream, [B, T, H, K] -> [B, T, D]."""
+        """Projects the heads' outputs to the width of the residual stream, [B, T, H, K] -> [B, T, D]."""
         config = self.config
         init = normal_init(config, y.shape[2] * y.shape[3], residual=True)
         return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
@@ -103,7 +105,7 @@ _Kind = TypeVar("_Kind", bound=type[Attention])
 def register_attention(cls: _Kind) -> _Kind:
     """Registers an attention class and its partition rules, and returns the class.
 
-    If several classes fit a config, the class that was registered last is used.
+    If several classes match a config, the class registered last is used.
     """
     ATTENTIONS.insert(0, cls)
     add_partition_rules(cls.partition_rules)
@@ -112,7 +114,7 @@ def register_attention(cls: _Kind) -> _Kind:
 
 @register_attention
 class MultiHeadAttention(Attention):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), with fewer key heads (Ainslie et al. 2023)."""
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) or grouped-query attention (Ainslie et al. 2023)."""
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
@@ -120,10 +122,10 @@ class MultiHeadAttention(Attention):
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int, source_width: Optional[int] = None) -> int:
-        """Returns the floating-point operations of the projections, as in `Attention`.
+        """Returns the number of floating-point operations in the projections, as in `Attention`.
 
         Args:
-          source_width: size of the vectors from which keys and values are computed; None: d_model.
+          source_width: size of the vectors from which keys and values are computed. If None, it is d_model.
         """
         width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
         query_and_out = 2 * 2 * length * config.d_model * width
@@ -140,13 +142,13 @@ class MultiHeadAttention(Attention):
         ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeyValues]:
-        """Returns the output of attention [B, T, D] for x [B, T, D], and the KV cache for later queries.
+        """Attends from x [B, T, D] to `source`, and returns the output [B, T, D] and the KV cache for later queries.
 
         Args:
           source: [B, S, E], from which keys and values are computed; or the KV cache of an earlier call.
-          ring: ring buffer with the tokens before x [B, 1, D]. The keys and values of x are added to the ring buffer,
-            and the query attends to it. None: the query attends to `source`.
-          index: [], index of the token x in the ring buffer; None without `ring`.
+          ring: ring buffer with the tokens before x [B, 1, D]. The keys and values of x are appended to it, and the
+            query attends to the ring buffer. If None, the query attends to `source`.
+          index: [], token index of x in the ring buffer, or None without `ring`.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
         is_cached = isinstance(source, KeyValues)
@@ -156,21 +158,21 @@ class MultiHeadAttention(Attention):
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
-        def heads(name, count, width, gain=1.0):  # [B, T, D] -> [B, T, H, K]
+        def head_projection(name, num_heads, width, gain=1.0):  # [B, T, D] -> [B, T, H, K]
             init = normal_init(config, width, gain)
             axes = ("d_model", "num_heads" if name == "query" else "num_kv_heads", "head_dim")
-            return Linear((count, head_dim), axes, init, qkv_bias, name=name)
+            return Linear((num_heads, head_dim), axes, init, qkv_bias, name=name)
 
         scale = scale_of(config, positions)
-        to_query = heads("query", config.num_heads, x.shape[2], gain=head_dim**-0.5 / scale)
+        to_query = head_projection("query", config.num_heads, x.shape[2], gain=head_dim**-0.5 / scale)
         # In cross-attention, the encoder may be wider than the decoder.
         source_width = x.shape[2] if is_cached else source.shape[2]
-        to_key, to_value = (heads(name, config.kv_heads, source_width) for name in ("key", "value"))
+        to_key, to_value = (head_projection(name, config.kv_heads, source_width) for name in ("key", "value"))
         q = to_query(x)
         k, v = source.heads_last() if is_cached else (to_key(source), to_value(source))
         bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
-            q, k = self._normed("query_norm", q), k if is_cached else self._normed("key_norm", k)
+            q, k = self._normalize_heads("query_norm", q), k if is_cached else self._normalize_heads("key_norm", k)
         q, k = positions.rotate(q, k)
         q, k, v = saved_residual(q), saved_residual(k), saved_residual(v)
         cache = KeyValues.from_arrays(k, v)
@@ -182,7 +184,7 @@ class MultiHeadAttention(Attention):
         return self.out(y), cache
 
     @nn.nowrap  # keeps the name of the method out of Flax's scopes
-    def _normed(self, name: str, x: jax.Array) -> jax.Array:
+    def _normalize_heads(self, name: str, x: jax.Array) -> jax.Array:
         """Normalizes queries or keys [B, T, H, K], each head separately or all together (`config.qk_norm_heads`)."""
         norm = Norm(self.config, name=name)
         if self.config.qk_norm_heads == "each":
@@ -192,11 +194,11 @@ class MultiHeadAttention(Attention):
 
 
 def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
-    """Returns the factor by which attention multiplies the products of queries and keys.
+    """Returns the factor by which attention multiplies the dot products of queries and keys.
 
-    This is `config.attention_scale`. If that is None, the factor follows from the head size and the position encoding.
+    This factor is `config.attention_scale` or, if that is None, follows from the head size and the position encoding.
 
-    NOTE T5 does not divide the logits by sqrt(K). Instead, it initializes the query kernel smaller by this factor.
+    NOTE T5 does not divide the logits by sqrt(K). Instead, it divides the query kernel's initial values by sqrt(K).
     """
     if config.attention_scale is not None:
         return config.attention_scale

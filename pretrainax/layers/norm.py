@@ -12,11 +12,13 @@ from pretrainax.layers.rematerialization import barrier, saved_residual
 
 
 class Norm(nn.Module):
-    """Normalizes the last axis of x, in float32; the result has the dtype of x.
+    """Normalizes the last axis of x in float32; the result has the dtype of x.
 
-    `config.norm` selects the formula. "layer": (x - mean) / sqrt(variance + ε) · scale + bias. "rms": x / sqrt(mean(x²)
-    + ε) · scale. "rms_plus_one": the same as "rms" with the factor 1 + scale, so that weight decay pulls the factor to
-    1.
+    `config.norm` selects the formula:
+
+    - "layer": (x - mean) / sqrt(variance + ε) · scale + bias
+    - "rms": x / sqrt(mean(x²) + ε) · scale
+    - "rms_plus_one": like "rms" with the factor 1 + scale, so that weight decay pulls the factor to 1
     """
 
     config: ModelConfig
@@ -24,25 +26,24 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kind = self.config.norm
-        around_one = kind == "rms_plus_one"
-        init = nn.initializers.zeros if around_one else nn.initializers.ones
+        is_plus_one = kind == "rms_plus_one"
+        init = nn.initializers.zeros if is_plus_one else nn.initializers.ones
         scale, bias = self.param("scale", init, x.shape[-1:], jnp.float32), None
         if kind == "layer" and self.config.use_bias:
             bias = self.param("bias", nn.initializers.zeros, x.shape[-1:], jnp.float32)
-        return normalised(kind == "layer", self.config.norm_epsilon, x, 1.0 + scale if around_one else scale, bias)
+        return normalised(kind == "layer", self.config.norm_epsilon, x, 1.0 + scale if is_plus_one else scale, bias)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def normalised(centred: bool, epsilon: float, x: jax.Array, scale: jax.Array, bias: Optional[jax.Array]) -> jax.Array:
-    """Normalizes x [..., D], then multiplies it by scale [D] and adds bias [D] (None: no bias).
+    """Normalizes x [..., D] over the last axis, then multiplies by scale [D] and adds the optional bias [D].
 
-    x is divided by sqrt(mean(x²) + epsilon) over the last axis. If `centred` is True, the mean of x is subtracted
-    first.
+    x is divided by sqrt(mean(x²) + epsilon). If `centred`, the mean of x is subtracted first.
     """
-    return _normalised(centred, epsilon, x, scale, bias)[0]
+    return _normalize_with_residuals(centred, epsilon, x, scale, bias)[0]
 
 
-def _normalised(centred, epsilon, x, scale, bias):
+def _normalize_with_residuals(centred, epsilon, x, scale, bias):
     """Returns the normalized x, and the residuals that the backward needs.
 
     The residuals are x, scale, bias, and for each token the mean (None unless `centred`) and the inverse root mean
@@ -53,18 +54,18 @@ def _normalised(centred, epsilon, x, scale, bias):
     if centred:
         y -= mean[..., None]
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1) + epsilon)
-    z = y * inverse[..., None] * _expanded(x, scale)
-    z = (z if bias is None else z + _expanded(x, bias)).astype(x.dtype)
+    z = y * inverse[..., None] * _expand(x, scale)
+    z = (z if bias is None else z + _expand(x, bias)).astype(x.dtype)
     return z, (x, scale, bias, None if mean is None else saved_residual(mean), saved_residual(inverse))
 
 
-def _expanded(x: jax.Array, vector: jax.Array) -> jax.Array:
+def _expand(x: jax.Array, vector: jax.Array) -> jax.Array:
     # [D] -> [1, ..., D]
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
-def _normalised_backward(centred, epsilon, residuals, gradient):
-    """Computes the gradients of x, scale and bias, with formulas that were derived by hand (Ba et al. 2016).
+def _normalize_backward(centred, epsilon, residuals, gradient):
+    """Computes the gradients of x, scale and bias with manually derived formulas (Ba et al. 2016).
 
     The backward reads x and the gradient twice: for the sums over tokens, and for the gradient of x. Autodiff would
     save or write normalized copies in float32.
@@ -76,11 +77,11 @@ def _normalised_backward(centred, epsilon, residuals, gradient):
     y *= inverse[..., None]
     tokens = tuple(range(x.ndim - 1))
     dscale, dbias = jnp.sum(gradient * y, tokens), None if bias is None else jnp.sum(gradient, tokens)
-    dy = gradient * _expanded(x, scale)
+    dy = gradient * _expand(x, scale)
     dx = dy - y * jnp.mean(dy * y, axis=-1, keepdims=True)
     if centred:
         dx -= jnp.mean(dy, axis=-1, keepdims=True)
     return (dx * inverse[..., None]).astype(x.dtype), dscale, dbias
 
 
-normalised.defvjp(_normalised, _normalised_backward)
+normalised.defvjp(_normalize_with_residuals, _normalize_backward)

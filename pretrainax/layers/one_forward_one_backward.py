@@ -2,18 +2,20 @@
 
 This schedule is PipeDream-flush (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 
-P stages, M microbatches and the bubble are the same as in `layers/pipeline.py`: there are M + P - 1 ticks with a
-forward and M + P - 1 ticks with a backward. At tick t, stage s first computes microbatch t - s. It then computes the
-gradient of microbatch t - 2 (P - 1) + s from the gradient that the next stage sent at the previous tick. The last stage
-therefore starts the backward of a microbatch in the tick in which the microbatch arrives. The first stage stores 2 P -
-1 microbatches for any M, because all stages tick together. In the paper, stages wait only for their neighbours and
-store P microbatches. The first P - 1 ticks have no backward, and the last P - 1 ticks have no forward.
+P stages, M microbatches and the bubble are as in `layers/pipeline.py`: there are M + P - 1 ticks with a forward and M +
+P - 1 ticks with a backward. At tick t, stage s first computes microbatch t - s. It then computes the gradient of
+microbatch t - 2 (P - 1) + s from the gradient that the next stage sent at the previous tick. The last stage therefore
+starts the backward of a microbatch in the tick in which the microbatch arrives. The first P - 1 ticks have no backward,
+and the last P - 1 ticks have no forward.
 
-A stage saves only the input stream of each microbatch. The backward recomputes the stage's layers for one microbatch at
-a time, with the residuals that `train.remat` selects.
+The first stage stores 2 P - 1 microbatches for any M, because all stages tick together. In the paper, stages wait only
+for their neighbours and store P microbatches.
+
+A stage saves only its input hidden states for each microbatch. The backward recomputes the stage's layers for one
+microbatch at a time, with the residuals that `train.remat` selects.
 
 When a microbatch leaves the last stage, its tokens are divided among all stages, which compute the final norm, the head
-and the loss. No stage has to wait while the last stage multiplies by the vocabulary.
+and the loss. No stage has to wait while the last stage multiplies by the vocabulary matrix.
 
 The forward computes the gradients together with the loss. The differentiation rule only scales the gradients.
 """
@@ -43,15 +45,15 @@ from pretrainax.sharding.mesh import axis_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import param_specs
 
-Loss: TypeAlias = tuple[jax.Array, Sums]  # the objective and the metric sums of some tokens, to be added up
+Loss: TypeAlias = tuple[jax.Array, Sums]  # the objective and the metric sums of some tokens; callers add them up
 
 
 class LossStage(NamedTuple):
-    """The loss computation, from the residual stream after the last block."""
+    """The computation of the loss from the hidden states after the last block."""
 
-    run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # (params, stream [1, n, D], tokens [1, n]) -> loss
+    run: Callable[[PyTree, jax.Array, dict[str, jax.Array]], Loss]  # (params, x [1, n, D], tokens [1, n]) -> loss
     params: PyTree  # the parameters that `run` takes
-    tokens: dict[str, jax.Array]  # [B, T] each, further inputs of `run` for each token
+    tokens: dict[str, jax.Array]  # [B, T] each, per-token inputs of `run`
 
 
 class _Gradients(NamedTuple):
@@ -59,14 +61,14 @@ class _Gradients(NamedTuple):
 
     blocks: PyTree
     ending: PyTree
-    shared: dict[int, jax.Array]  # gradients of context arrays that all layers read, by index of the array
+    shared: dict[int, jax.Array]  # gradients of context arrays that all rows share, by array index
     x: jax.Array  # [n, T, D], gradient of the embeddings of this device's rows
 
 
 class _State(NamedTuple):
     """The state that a stage carries from tick to tick."""
 
-    forward: jax.Array  # [b, T, D], stream from the previous stage
+    forward: jax.Array  # [b, T, D], hidden states from the previous stage
     backward: jax.Array  # [b, T, D], gradient from the next stage
     inputs: jax.Array  # [2 P - 1, b, T, D]: stage inputs, saved until their backward
     gradients: _Gradients
@@ -83,14 +85,14 @@ def one_forward_one_backward(
     keys: Keys,
     parts: int,
 ) -> Loss:
-    """Returns the loss of all rows and computes the gradients in the same pass, under the mesh of `jax.set_mesh`.
+    """Computes the loss of all rows, and its gradients in the same pass, under the current mesh (`jax.set_mesh`).
 
-    The loss is the objective and the metric sums of `ending`. Context arrays with a row axis depend on the batch alone
-    and have no gradient. A bias that all rows share has a gradient. The other arguments are the same as in
+    The loss consists of the objective and the metric sums that `ending` computes. Context arrays with a row axis depend
+    only on the batch and have no gradient. A bias that all rows share has a gradient. The other arguments are as in
     `layers.pipeline.run_pipeline`.
 
     Args:
-      ending: the computation of the loss after the last block.
+      ending: the loss computation after the last block.
     """
     trained = {"blocks": params, "ending": ending.params}
     specs = param_specs(trained)
@@ -99,35 +101,35 @@ def one_forward_one_backward(
     arrays = dict(enumerate(leaves))
     by_row = {i for i, a in arrays.items() if a.ndim > 1 and a.shape[0] == len(x)}
     shared = {i: a for i, a in arrays.items() if i not in by_row and jnp.issubdtype(a.dtype, jnp.floating)}
-    fixed = {i: a for i, a in arrays.items() if i not in shared}
+    constant = {i: a for i, a in arrays.items() if i not in shared}
 
-    def on_stage(trained, x, shared, fixed, layers, tokens, keys):
-        whole, scatter = jax.vjp(lambda params: jax.tree.map(gather_param, params, specs), trained)
-        fixed = {i: split_microbatches(a, parts) if i in by_row else a for i, a in fixed.items()}
-        tokens = {name: _stage_share(split_microbatches(a, parts)) for name, a in tokens.items()}
+    def on_stage(trained, x, shared, constant, layers, tokens, keys):
+        gathered, scatter = jax.vjp(lambda params: jax.tree.map(gather_param, params, specs), trained)
+        constant = {i: split_microbatches(a, parts) if i in by_row else a for i, a in constant.items()}
+        tokens = {name: _stage_tokens(split_microbatches(a, parts)) for name, a in tokens.items()}
 
-        def run(params, shared, x, number):
-            array_at = shared | {i: a[number] if i in by_row else a for i, a in fixed.items()}
-            context = jax.tree.unflatten(structure, [array_at[i] for i in range(len(array_at))])
-            return stage(params, x, layers, context, microbatch_keys(keys, number))
+        def run(params, shared, x, microbatch):
+            context_arrays = shared | {i: a[microbatch] if i in by_row else a for i, a in constant.items()}
+            context = jax.tree.unflatten(structure, [context_arrays[i] for i in range(len(context_arrays))])
+            return stage(params, x, layers, context, microbatch_keys(keys, microbatch))
 
-        def end(params, stream, number):
-            return ending.run(params, stream[None], {name: a[number][None] for name, a in tokens.items()})
+        def compute_loss(params, stream, microbatch):
+            return ending.run(params, stream[None], {name: a[microbatch][None] for name, a in tokens.items()})
 
         count = len(next(iter(tokens.values())))
-        gradients, loss = _Ticks(run, end, whole["blocks"], whole["ending"], shared, x, count).all()
+        gradients, loss = _Ticks(run, compute_loss, gathered["blocks"], gathered["ending"], shared, x, count).run_all()
         (d_trained,) = scatter({"blocks": gradients.blocks, "ending": gradients.ending})
         d_trained = jax.tree.map(_sum_gradient, d_trained, shards)
         return jax.lax.psum(loss, BATCH_AXES), (d_trained, gradients.x, jax.lax.psum(gradients.shared, BATCH_AXES))
 
     loss_and_gradients = jax.shard_map(
         on_stage,
-        in_specs=(shards, rows, P(), {i: rows if i in by_row else P() for i in fixed}, P(PIPELINE_AXIS), rows, P()),
+        in_specs=(shards, rows, P(), {i: rows if i in by_row else P() for i in constant}, P(PIPELINE_AXIS), rows, P()),
         out_specs=(P(), (shards, rows, P())),
         axis_names=set(BATCH_AXES),
         check_vma=False,  # for the same reason as in `run_pipeline`
     )
-    return _loss(loss_and_gradients, trained, x, shared, fixed, layers, ending.tokens, keys)
+    return _loss(loss_and_gradients, trained, x, shared, constant, layers, ending.tokens, keys)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -140,8 +142,8 @@ def _loss_forward(loss_and_gradients, *arguments):
 
 
 def _loss_backward(_, gradients, cotangents):
-    # The forward has already computed the gradients of the objective; they only need scaling. The metric sums have no
-    # gradient.
+    # The forward has already computed the gradients of the objective, so they only need scaling. The metric sums have
+    # no gradient.
     scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
     return *scaled, None, None, None, None
 
@@ -149,17 +151,20 @@ def _loss_backward(_, gradients, cotangents):
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _sum_gradient(gradient: jax.Array, own: P) -> jax.Array:
-    """Sums a gradient over the devices that have the same shard of a parameter.
+def _sum_gradient(gradient: jax.Array, spec: P) -> jax.Array:
+    """Sums a gradient over the devices that hold the same shard of a parameter.
 
     Args:
-      own: the spec of the parameter's shards.
+      spec: the spec of the parameter's shards.
     """
-    return jax.lax.psum(gradient, [axis for axis in BATCH_AXES if axis not in own])
+    return jax.lax.psum(gradient, [axis for axis in BATCH_AXES if axis not in spec])
 
 
-def _stage_share(x: jax.Array) -> jax.Array:
-    """Returns this stage's share of the tokens of each microbatch, [M, b, T] -> [M, n]; zeros pad the last share."""
+def _stage_tokens(x: jax.Array) -> jax.Array:
+    """Returns this stage's share of each microbatch's tokens, [M, b, T] -> [M, n].
+
+    Each stage gets 1/P of the tokens. Zeros at the end pad the tokens to a multiple of P.
+    """
     x, stages = x.reshape(len(x), -1), axis_size(PIPELINE_AXIS)
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % stages)))
     return x.reshape(len(x), stages, -1)[:, jax.lax.axis_index(PIPELINE_AXIS)]
@@ -169,33 +174,35 @@ def _stage_share(x: jax.Array) -> jax.Array:
 class _Ticks:
     """The computation of all microbatches on one stage.
 
-    Each method is a part of a tick. All stages execute the same methods at the same time.
+    Each method computes one phase of a tick. All stages execute the same methods at the same time.
     """
 
-    # Applies the layers of the stage: (blocks, shared, x, index of the microbatch) -> stream
+    # Applies the layers of the stage: (blocks, shared, x, index of the microbatch) -> hidden states
     run: Callable[[PyTree, dict[int, jax.Array], jax.Array, jax.Array], jax.Array]
-    # Computes the loss of this stage's share of a microbatch: (ending, stream [n, D], index of the microbatch) -> loss
-    end: Callable[[PyTree, jax.Array, jax.Array], Loss]
+    # Computes the loss of this stage's tokens of a microbatch: (ending, hidden states [n, D], microbatch index) -> loss
+    compute_loss: Callable[[PyTree, jax.Array, jax.Array], Loss]
     blocks: PyTree
     ending: PyTree
     shared: dict[int, jax.Array]
     x: jax.Array  # [n, T, D]
     parts: int  # M
 
-    def all(self) -> tuple[_Gradients, Loss]:
-        """Runs all ticks, and returns the gradients and the loss of this stage, each summed over the microbatches."""
-        last, ticks = self._stages - 1, self.parts + self._stages - 1
+    def run_all(self) -> tuple[_Gradients, Loss]:
+        """Runs all ticks, and returns this stage's gradients and loss, each summed over the microbatches."""
+        last_stage, ticks = self._stages - 1, self.parts + self._stages - 1
 
-        def both(state, tick):
+        def forward_and_backward(state, tick):
             y, state = self._forward(state, tick)
-            d_y, state = self._loss(state, y, tick - last)
+            d_y, state = self._loss(state, y, tick - last_stage)
             return self._backward(state, d_y, tick), None
 
         state = self._start()
-        state, _ = jax.lax.scan(lambda s, tick: (self._forward(s, tick)[1], None), state, jnp.arange(last))
-        state, _ = jax.lax.scan(both, state, jnp.arange(last, ticks))
+        state, _ = jax.lax.scan(lambda s, tick: (self._forward(s, tick)[1], None), state, jnp.arange(last_stage))
+        state, _ = jax.lax.scan(forward_and_backward, state, jnp.arange(last_stage, ticks))
         backward = functools.partial(self._backward, d_y=jnp.zeros_like(state.forward))
-        state, _ = jax.lax.scan(lambda s, tick: (backward(s, tick=tick), None), state, jnp.arange(ticks, ticks + last))
+        state, _ = jax.lax.scan(
+            lambda s, tick: (backward(s, tick=tick), None), state, jnp.arange(ticks, ticks + last_stage)
+        )
         return state.gradients, state.loss
 
     @property
@@ -212,59 +219,71 @@ class _Ticks:
         return len(self.x) * self._stages // self.parts
 
     def _start(self) -> _State:
+        """Returns the state before the first tick, in which all arrays are 0."""
         zeros = functools.partial(jax.tree.map, lambda a: jnp.zeros(a.shape, a.dtype))
-        part = jnp.zeros((self._rows, *self.x.shape[1:]), self.x.dtype)
-        tokens = jax.ShapeDtypeStruct((-(-part[..., 0].size // self._stages), part.shape[-1]), part.dtype)
-        loss = jax.eval_shape(self.end, self.ending, tokens, 0)
-        inputs = jnp.zeros((2 * self._stages - 1, *part.shape), part.dtype)
+        microbatch = jnp.zeros((self._rows, *self.x.shape[1:]), self.x.dtype)
+        stage_tokens = jax.ShapeDtypeStruct(
+            (-(-microbatch[..., 0].size // self._stages), microbatch.shape[-1]), microbatch.dtype
+        )
+        loss = jax.eval_shape(self.compute_loss, self.ending, stage_tokens, 0)
+        inputs = jnp.zeros((2 * self._stages - 1, *microbatch.shape), microbatch.dtype)
         gradients = _Gradients(*zeros((self.blocks, self.ending, self.shared, self.x)))
-        return _State(part, part, inputs, gradients, zeros(loss))
+        return _State(microbatch, microbatch, inputs, gradients, zeros(loss))
 
     def _forward(self, state: _State, tick: jax.Array) -> tuple[jax.Array, _State]:
-        """Computes microbatch `tick` - s and sends it to the next stage; returns the computed stream and the new state.
+        """Computes microbatch `tick` - s on this stage (number s), and sends the output to the next stage.
 
-        In the bubble, the stage computes an arbitrary microbatch, because no stage reads the result.
+        Returns the output and the new state. In the bubble, the stage computes an arbitrary microbatch, because no
+        stage reads the result.
         """
-        number = tick - self._stage_index
+        microbatch = tick - self._stage_index
         x = jnp.where(self._stage_index == 0, self._embeddings(tick), state.forward)
-        y = self.run(self.blocks, self.shared, x, self._clipped(number))
-        return y, state._replace(forward=self._send(y, 1), inputs=state.inputs.at[number % len(state.inputs)].set(x))
+        y = self.run(self.blocks, self.shared, x, self._clip_index(microbatch))
+        return y, state._replace(
+            forward=self._send(y, 1), inputs=state.inputs.at[microbatch % len(state.inputs)].set(x)
+        )
 
-    def _loss(self, state: _State, y: jax.Array, number: jax.Array) -> tuple[jax.Array, _State]:
-        """Returns the gradient of the last stage's output for one microbatch, and the state with its loss added.
+    def _loss(self, state: _State, y: jax.Array, microbatch: jax.Array) -> tuple[jax.Array, _State]:
+        """Computes the loss of one microbatch, and its gradient with respect to the last stage's output.
 
-        All stages compute this loss together, each for its share of the tokens.
+        Returns the gradient, and the state with the loss added. All stages compute the loss together, each for 1/P of
+        the tokens.
 
         Args:
           y: this stage's output in this tick; only the output of the last stage is used.
-          number: index of the microbatch.
+          microbatch: index of the microbatch.
         """
         # [b, T, D] -> [b T, D]
         tokens = jnp.where(self._stage_index == self._stages - 1, y, 0).reshape(-1, y.shape[-1])
         count = len(tokens)
         tokens = jnp.pad(tokens, ((0, -count % self._stages), (0, 0)))
         tokens = between_stages(jax.lax.psum_scatter, tokens, tiled=True)
-        objective, vjp, sums = jax.vjp(lambda *args: self.end(*args, number), self.ending, tokens, has_aux=True)
+        objective, vjp, sums = jax.vjp(
+            lambda *args: self.compute_loss(*args, microbatch), self.ending, tokens, has_aux=True
+        )
         d_ending, d_tokens = vjp(jnp.ones_like(objective))
         d_y = jax.lax.all_gather(d_tokens, PIPELINE_AXIS, tiled=True)[:count].reshape(y.shape)
         gradients = state.gradients._replace(ending=_add(state.gradients.ending, d_ending))
         return d_y, state._replace(gradients=gradients, loss=_add(state.loss, (objective, sums)))
 
     def _backward(self, state: _State, d_y: jax.Array, tick: jax.Array) -> _State:
-        """Returns the state with the gradients of microbatch `tick` - 2 (P - 1) + s added.
+        """Adds the gradients of microbatch `tick` - 2 (P - 1) + s to the state, on stage s of P stages.
 
         In the bubble, the incoming gradient is zero, and so are the resulting gradients.
 
         Args:
           d_y: the gradient of the last stage's output; the other stages use the gradient that they received.
         """
-        last = self._stages - 1
-        number = tick - 2 * last + self._stage_index
-        d_y = jnp.where(self._stage_index == last, d_y, state.backward)
-        d_y = jnp.where((number >= 0) & (number < self.parts), d_y, 0)
-        valid = self._clipped(number)
+        last_stage = self._stages - 1
+        microbatch = tick - 2 * last_stage + self._stage_index
+        d_y = jnp.where(self._stage_index == last_stage, d_y, state.backward)
+        d_y = jnp.where((microbatch >= 0) & (microbatch < self.parts), d_y, 0)
+        valid_microbatch = self._clip_index(microbatch)
         _, vjp = jax.vjp(
-            lambda *args: self.run(*args, valid), self.blocks, self.shared, state.inputs[number % len(state.inputs)]
+            lambda *args: self.run(*args, valid_microbatch),
+            self.blocks,
+            self.shared,
+            state.inputs[microbatch % len(state.inputs)],
         )
         d_blocks, d_shared, d_x = vjp(d_y)
         old = state.gradients
@@ -272,38 +291,38 @@ class _Ticks:
             _add(old.blocks, d_blocks),
             old.ending,
             _add(old.shared, d_shared),
-            old.x.at[self._row_indices(tick - 2 * last)].add(self._broadcast_first(d_x), mode="drop"),
+            old.x.at[self._row_indices(tick - 2 * last_stage)].add(self._broadcast_first(d_x), mode="drop"),
         )
         return state._replace(backward=self._send(d_x, -1), gradients=gradients)
 
-    def _clipped(self, number: jax.Array) -> jax.Array:
-        return jnp.clip(number, 0, self.parts - 1)
+    def _clip_index(self, microbatch: jax.Array) -> jax.Array:
+        return jnp.clip(microbatch, 0, self.parts - 1)
 
     def _send(self, x: jax.Array, step: int) -> jax.Array:
-        """Sends x to the stage with the index s + `step`, and returns the array that this stage receives.
+        """Sends x from this stage s to stage s + `step`, and returns the array that this stage receives.
 
-        A stage that no stage sends to receives zeros.
+        A stage that receives no array gets zeros.
         """
         pairs = [(i, i + step) for i in range(self._stages) if 0 <= i + step < self._stages]
         return jax.lax.ppermute(x, PIPELINE_AXIS, pairs)
 
-    def _row_indices(self, number: jax.Array) -> jax.Array:
+    def _row_indices(self, microbatch: jax.Array) -> jax.Array:
         """Returns the indices [b] of a microbatch's rows within the n rows of this device.
 
-        Rows of different devices get the index n, which is out of range.
+        Rows that other devices hold get the index n, which is out of range.
         """
-        indices = number * self._rows + jnp.arange(self._rows) - self._stage_index * len(self.x)
+        indices = microbatch * self._rows + jnp.arange(self._rows) - self._stage_index * len(self.x)
         return jnp.where((indices >= 0) & (indices < len(self.x)), indices, len(self.x))
 
-    def _embeddings(self, number: jax.Array) -> jax.Array:
-        """Returns the embeddings of a microbatch [b, T, D] on all stages, from the devices that hold its rows."""
-        local = self.x.at[self._row_indices(number)].get(mode="fill", fill_value=0)
+    def _embeddings(self, microbatch: jax.Array) -> jax.Array:
+        """Broadcasts a microbatch's embeddings [b, T, D] to all stages, from the devices that hold its rows."""
+        local = self.x.at[self._row_indices(microbatch)].get(mode="fill", fill_value=0)
         return between_stages(jax.lax.psum, local)
 
     def _broadcast_first(self, x: jax.Array) -> jax.Array:
-        """Returns the array x of the first stage, on all stages."""
+        """Broadcasts the first stage's array x to all stages."""
         return between_stages(jax.lax.psum, jnp.where(self._stage_index == 0, x, 0))
 
 
-def _add(total: PyTree, more: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, total, more)
+def _add(total: PyTree, increment: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, total, increment)

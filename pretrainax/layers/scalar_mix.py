@@ -1,4 +1,4 @@
-"""A weighted mean of the outputs of all layers, as the input of a task head.
+"""A weighted mean of the outputs of all layers, used as the input of a task head.
 
 Source: Peters et al. 2018, arXiv 1802.05365, equation 1.
 """

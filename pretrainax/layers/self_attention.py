@@ -1,4 +1,4 @@
-"""The self-attention classes of a block; `config.model` selects the class."""
+"""The self-attention layers that a block can use; `config.model` selects among them."""
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers import latent_attention, sparse_attention  # noqa: F401 (the imports register the variants)
@@ -6,5 +6,5 @@ from pretrainax.layers.multi_head import ATTENTIONS, Attention
 
 
 def self_attention_of(config: ModelConfig) -> type[Attention]:
-    """Returns the class that computes the self-attention of a model's blocks."""
-    return next(kind for kind in ATTENTIONS if kind.is_in(config))
+    """Returns the class that computes self-attention in the model's blocks."""
+    return next(cls for cls in ATTENTIONS if cls.is_in(config))

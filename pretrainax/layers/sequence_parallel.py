@@ -1,18 +1,18 @@
-"""Attention for rows that the mesh splits along the length: each device has T/n queries and S/n keys of each row.
+"""Attention with a sharded sequence dimension: each device has T/n queries and S/n keys of each row.
 
 n is the size of the mesh axis `sequence`.
 
 In ring attention (Liu et al. 2023, arXiv 2310.01889, section 3), the keys and values of each device travel around the
 ring of n devices. Each device attends to the keys and values that it currently holds and accumulates the softmax step
-by step. A device never holds more than two parts of k and v and the logits of one part, so ring attention supports long
-contexts. It is written in JAX and supports every mask, bias and logit cap.
+by step. A device never holds more than two shards of k and v and the logits of one shard, so ring attention supports
+long contexts. It is written in JAX and supports every mask, bias and logit cap.
 
 A kernel that requires all keys of a row gets them by an all-gather instead, as in Llama 3 (arXiv 2407.21783, section
 3.3.2). With few key heads, keys and values are small compared with the queries (`on_each_device`).
 
-NOTE Each part is a contiguous range of the row. With a causal mask, the first device has less work than the last device
-and waits for it, which is half of the time for a long row. Orders of tokens that balance the work (Brandon et al. 2023,
-"striped") are not implemented.
+NOTE Each shard is a contiguous range of the row. With a causal mask, the first device has less work than the last
+device and waits for it. For a long row, the waiting takes half of the time. Token orders that balance the work (Brandon
+et al. 2023, "striped") are not implemented.
 """
 
 import functools
@@ -29,9 +29,11 @@ from pretrainax.sharding.mesh import axis_size, free_axes
 
 
 class _Settings(NamedTuple):
+    """The static arguments of ring attention."""
+
     scale: float
     logit_cap: Optional[float]
-    parts: int
+    num_shards: int
 
 
 def ring_attention(
@@ -43,48 +45,49 @@ def ring_attention(
     scale: float,
     logit_cap: Optional[float],
 ) -> jax.Array:
-    """Computes `attention` of whole arrays as ring attention, under the mesh of `jax.set_mesh`.
+    """Computes `attention` of whole arrays as ring attention, under the current mesh (`jax.set_mesh`).
 
-    Lengths that the number of devices of the ring does not divide are padded. The arguments and the result are the same
-    as in `attention`.
+    Lengths that are not multiples of the number of devices in the ring are padded. The arguments and the result are as
+    in `attention`.
     """
-    assert not mask.has_positions  # each device computes the indices of its own part
-    parts = axis_size(LENGTH_AXIS)
-    length, segments = q.shape[1], padded_segments(mask, q, k, parts)
+    assert not mask.has_positions  # each device computes the indices of its own shard
+    num_shards = axis_size(LENGTH_AXIS)
+    length, segments = q.shape[1], padded_segments(mask, q, k, num_shards)
     if segments is not None:
         mask = mask.replace(query_segment_ids=segments[0], key_segment_ids=segments[1])
-        mask = mask if mask.prefix is None else mask.replace(prefix=pad(mask.prefix, 1, parts))
-        q, k, v = (pad(x, 1, parts) for x in (q, k, v))
-        bias = None if bias is None else pad(pad(bias, 2, parts), 3, parts)
-    array, per_token = P(_rows(q), LENGTH_AXIS, _heads(k)), P(_rows(q), LENGTH_AXIS)  # [B, T, H, K], [B, T]
-    run = jax.shard_map(
-        functools.partial(_ring, _Settings(scale, logit_cap, parts)),
+        mask = mask if mask.prefix is None else mask.replace(prefix=pad(mask.prefix, 1, num_shards))
+        q, k, v = (pad(x, 1, num_shards) for x in (q, k, v))
+        bias = None if bias is None else pad(pad(bias, 2, num_shards), 3, num_shards)
+    array, per_token = P(_row_axes(q), LENGTH_AXIS, _head_axis(k)), P(_row_axes(q), LENGTH_AXIS)  # [B, T, H, K], [B, T]
+    run_ring = jax.shard_map(
+        functools.partial(_ring, _Settings(scale, logit_cap, num_shards)),
         in_specs=(array, array, array, _bias_spec(bias, q, k), _mask_spec(mask, per_token, per_token)),
         out_specs=array,
         check_vma=False,  # a device cannot declare that data from a neighbouring device varies along the axis
     )
-    return run(q, k, v, bias, mask)[:, :length]
+    return run_ring(q, k, v, bias, mask)[:, :length]
 
 
-def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
-    """Returns the mesh axes that split the rows, or None if they do not divide the number of rows.
+def _row_axes(q: jax.Array) -> Optional[tuple[str, ...]]:
+    """Returns the mesh axes that shard the rows, or None if their size does not divide the number of rows.
 
-    If None, each device has all rows.
+    In the latter case, each device has all rows.
     """
     axes = free_axes(BATCH_AXES)
     return axes if axes and q.shape[0] % axis_size(axes) == 0 else None
 
 
-def _heads(k: jax.Array) -> Optional[str]:
-    """Returns the mesh axis that splits the heads, or None if the axis does not divide the number of key heads."""
+def _head_axis(k: jax.Array) -> Optional[str]:
+    """Returns the mesh axis that shards the heads, or None if its size does not divide the number of key heads."""
     return TENSOR_AXIS if k.shape[2] % axis_size(TENSOR_AXIS) == 0 else None
 
 
 def _bias_spec(bias: Optional[jax.Array], q: jax.Array, k: jax.Array) -> Optional[P]:
-    return None if bias is None else P(_rows(q) if bias.shape[0] > 1 else None, _heads(k), LENGTH_AXIS)
+    return None if bias is None else P(_row_axes(q) if bias.shape[0] > 1 else None, _head_axis(k), LENGTH_AXIS)
 
 
 def _mask_spec(mask: Mask, query: P, key: P) -> Mask:
+    """Returns a `Mask` that holds the partition spec of each array of `mask`, or None where `mask` has no array."""
     specs = Mask(mask.causal, query, key, mask.window, P(), key, single_segment=mask.single_segment)
     return jax.tree.map(
         lambda spec, x: None if x is None else spec, specs, mask, is_leaf=lambda x: x is None or isinstance(x, P)
@@ -103,7 +106,7 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
     """Returns the output [B, T/n, H, K] of this device, and the residuals for the backward."""
     b, t, h, d = q.shape
     g = k.shape[2]
-    empty = (
+    initial = (
         jnp.full((b, g, h // g, t), -jnp.inf),  # the largest logit so far
         jnp.zeros((b, g, h // g, t)),  # the sum of exp(logit - largest)
         jnp.zeros((b, g, h // g, t, d)),  # the sum of exp(logit - largest) · value
@@ -112,12 +115,12 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
     def attend(carry, kv_block, step):
         largest, normaliser, total = carry
         logits = _logits(settings, q, kv_block, _bias_columns(settings, bias, step), mask, step)
-        new = jnp.maximum(largest, logits.max(-1))
-        weights, rescale = jnp.exp(logits - new[..., None]), jnp.exp(largest - new)
+        new_largest = jnp.maximum(largest, logits.max(-1))
+        weights, rescale = jnp.exp(logits - new_largest[..., None]), jnp.exp(largest - new_largest)
         total = total * rescale[..., None] + weighted_sum(weights, kv_block["v"])
-        return new, normaliser * rescale + weights.sum(-1), total
+        return new_largest, normaliser * rescale + weights.sum(-1), total
 
-    largest, normaliser, total = _scan_ring(settings, attend, empty, _kv_block(k, v, mask))
+    largest, normaliser, total = _scan_ring(settings, attend, initial, _kv_block(k, v, mask))
     largest, normaliser, total = (
         saved_residual(largest),
         saved_residual(normaliser),
@@ -128,11 +131,11 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
 
 
 def _ring_backward(settings: _Settings, residuals, gradient):
-    """Computes the gradients of q, k, v and the bias: k, v and their gradients travel around the ring once more.
+    """Computes the gradients of q, k, v and the bias, sending k, v and their gradients around the ring once more.
 
     The gradient of a logit is p · (dp - D), where p is the attention weight of the logit, dp = value · d_out and D =
-    out · d_out (Dao et al. 2022, arXiv 2205.14135, section B.4). If the largest logits, the normalisers and D are held
-    constant, the gradients of sum(p · (dp - D)) are therefore the gradients of attention. This is true for any function
+    out · d_out (Dao et al. 2022, arXiv 2205.14135, section B.4). The gradients of attention are therefore the gradients
+    of sum(p · (dp - D)), with the largest logits, the normalisers and D held constant. This is true for any function
     that computes a logit from q, k and the bias.
     """
     q, k, v, bias, mask, out, largest, normaliser = residuals
@@ -169,40 +172,43 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _kv_block(k, v, mask: Mask) -> dict[str, Optional[jax.Array]]:
-    """Returns the arrays that travel around the ring: keys and values with their segment ids and prefix."""
+    """Collects the arrays that travel around the ring: keys and values with their segment ids and prefix."""
     return {"k": k, "v": v, "ids": mask.key_segment_ids, "prefix": mask.prefix}
 
 
 def _scan_ring(settings: _Settings, attend, carry, kv_block):
-    """Calls `attend(carry, kv_block, step)` for each part of the keys, and returns the last carry.
+    """Calls `attend(carry, kv_block, step)` for each shard of the keys, and returns the final carry.
 
-    Step 0 has the device's own part. The transfer of the next part overlaps with the computation.
+    Step 0 processes the device's own shard. The transfer of the next shard overlaps with the computation.
     """
 
     def body(state, step):
         carry, kv_block = state
         return (attend(carry, kv_block, step), _send_to_next(settings, kv_block)), None
 
-    (carry, kv_block), _ = jax.lax.scan(body, (carry, kv_block), jnp.arange(settings.parts - 1))
-    return attend(carry, kv_block, settings.parts - 1)
+    (carry, kv_block), _ = jax.lax.scan(body, (carry, kv_block), jnp.arange(settings.num_shards - 1))
+    return attend(carry, kv_block, settings.num_shards - 1)
 
 
 def _send_to_next(settings: _Settings, tree):
     """Sends a tree of arrays to the next device of the ring, and returns the tree from the previous device."""
-    pairs = [(i, (i + 1) % settings.parts) for i in range(settings.parts)]
+    pairs = [(i, (i + 1) % settings.num_shards) for i in range(settings.num_shards)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, LENGTH_AXIS, pairs), tree)
 
 
 def _source_device(settings: _Settings, step):
-    """Returns the index on the mesh axis of the device whose keys this device holds at a step."""
-    return (jax.lax.axis_index(LENGTH_AXIS) - step) % settings.parts
+    """Returns the index, along the mesh axis, of the device whose keys this device holds at a given step."""
+    return (jax.lax.axis_index(LENGTH_AXIS) - step) % settings.num_shards
 
 
 def _bias_columns(settings: _Settings, bias, step):
-    """Slices the bias of the current keys: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]; None stays None."""
+    """Slices the bias for the current keys: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n].
+
+    Returns None if there is no bias.
+    """
     if bias is None:
         return None
-    size = bias.shape[3] // settings.parts
+    size = bias.shape[3] // settings.num_shards
     return jax.lax.dynamic_slice_in_dim(bias, _source_device(settings, step) * size, size, axis=3)
 
 
@@ -222,10 +228,11 @@ def _logits(settings: _Settings, q, kv_block, columns, mask: Mask, step):
 
 
 def on_each_device(kernel):
-    """Returns a function that runs `kernel` on each device, with the rows, heads and queries of that device.
+    """Wraps `kernel` to run on each device, with the rows, heads and queries of that device.
 
-    This is for kernels that the compiler cannot split. The function runs under the mesh of `jax.set_mesh`. It gathers
-    keys and values along the length; the backward sums and scatters their gradients.
+    This is for kernels that the compiler cannot partition. The wrapped function runs under the current mesh
+    (`jax.set_mesh`). It all-gathers keys and values along the sequence dimension; the backward reduce-scatters their
+    gradients.
     """
 
     @functools.wraps(kernel)
@@ -233,19 +240,19 @@ def on_each_device(kernel):
         if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
             return kernel(q, k, v, mask, bias, scale, logit_cap)
 
-        def one_device(q, k, v, mask, bias):
+        def run_local(q, k, v, mask, bias):
             if axis_size(LENGTH_AXIS) > 1:
                 k, v = (jax.lax.all_gather(x, LENGTH_AXIS, axis=1, tiled=True) for x in (k, v))
             return kernel(q, k, v, mask, bias, scale, logit_cap)
 
-        array = P(_rows(q), LENGTH_AXIS, _heads(k))  # [B, T, H, K]
-        mask_spec = _mask_spec(mask, P(_rows(q), LENGTH_AXIS), P(_rows(q)))
-        run = jax.shard_map(
-            one_device,
+        array = P(_row_axes(q), LENGTH_AXIS, _head_axis(k))  # [B, T, H, K]
+        mask_spec = _mask_spec(mask, P(_row_axes(q), LENGTH_AXIS), P(_row_axes(q)))
+        run_sharded = jax.shard_map(
+            run_local,
             in_specs=(array, array, array, mask_spec, _bias_spec(bias, q, k)),
             out_specs=array,
             check_vma=False,  # the kernels do not declare which axes their results vary over
         )
-        return run(q, k, v, mask, bias)
+        return run_sharded(q, k, v, mask, bias)
 
     return sharded

@@ -1,23 +1,23 @@
-"""The gradient of a table lookup, which is bitwise reproducible also on a GPU."""
+"""The gradient of a table lookup, bitwise reproducible even on a GPU."""
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.sharding.mesh import GPUS, platform
 
-BLOCK = 128  # tokens per block: enough for a tensor core, and few enough that comparing all pairs of tokens is cheap
+BLOCK = 128  # tokens per block: enough for a tensor core, and few enough to compare all pairs of tokens cheaply
 
 
 def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    """Returns the sum of the vectors of each id from 0 to `rows` - 1, [rows, D]; other ids are ignored.
+    """Sums the vectors of each id from 0 to `rows` - 1, and returns [rows, D], ignoring vectors with other ids.
 
-    A GPU would add to a table with atomic operations, in the order in which its threads arrive. On a GPU, this function
-    therefore sorts the ids (`sorted_sum_by_id`).
+    On a GPU, a scatter-add would use atomic operations, in the order in which threads arrive. There, this function
+    therefore sorts the ids instead (`sorted_sum_by_id`).
 
     Args:
       ids: integers of any shape, [...].
       x: [..., D], one float vector per id.
-      rows: number of rows of the result.
+      rows: number of rows in the result.
     """
     ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
     if platform() in GPUS:
@@ -26,24 +26,27 @@ def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
 
 
 def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
-    """Computes `sum_by_id` of ids [N] and x [N, D] with products by matrices of zeros and ones.
+    """Computes `sum_by_id` of ids [N] and x [N, D] with matmuls by matrices of zeros and ones.
 
-    Tokens are sorted by id and split into blocks. Within a block, each token gets the sum over the tokens of the block
-    with the same id, in float32. An id may also occur in earlier blocks. It is then the last id of each of these
-    blocks, whose sums for this id are added. After that, the last token of each id has the sum over all tokens of the
-    id. This sum becomes the row of the id in the result.
+    The computation has these steps:
+
+    - Sort the tokens by id, and split them into blocks.
+    - Within a block, give each token the sum over the block's tokens with the same id, in float32.
+    - An id may also occur in earlier blocks. It is then the last id of each of these blocks; add their sums for this
+      id.
+    - The last token of each id now has the sum over all tokens of the id. Copy it to the row of the id in the result.
     """
-    count = -(-ids.size // BLOCK)
-    pad = (0, count * BLOCK - ids.size)
+    num_blocks = -(-ids.size // BLOCK)
+    pad = (0, num_blocks * BLOCK - ids.size)
     order = jnp.argsort(ids)  # stable
     ids = jnp.pad(ids[order], pad, constant_values=jnp.iinfo(ids.dtype).max)
-    blocks = ids.reshape(count, BLOCK)
-    vectors = jnp.pad(x[order], (pad, (0, 0))).reshape(count, BLOCK, -1)
+    blocks = ids.reshape(num_blocks, BLOCK)
+    vectors = jnp.pad(x[order], (pad, (0, 0))).reshape(num_blocks, BLOCK, -1)
     first, last = blocks[:, 0], blocks[:, -1]
-    block_sums = _product(blocks[:, :, None] == blocks[:, None, :], vectors)
-    numbers = jnp.arange(count)
-    began_before = (first[:, None] == last[None, :]) & (numbers[None, :] < numbers[:, None])
-    earlier = _product(began_before, block_sums[:, -1])  # [blocks, D], sums of earlier blocks for each block's first id
+    block_sums = _sum_selected(blocks[:, :, None] == blocks[:, None, :], vectors)
+    block_index = jnp.arange(num_blocks)
+    is_continued = (first[:, None] == last[None, :]) & (block_index[None, :] < block_index[:, None])
+    earlier = _sum_selected(is_continued, block_sums[:, -1])  # [blocks, D], for each block's first id
     total = block_sums + jnp.where((blocks == first[:, None])[..., None], earlier[:, None], 0)
     last_token = jnp.searchsorted(ids, jnp.arange(rows, dtype=ids.dtype), side="right") - 1
     last_token = jnp.maximum(last_token, 0)
@@ -51,7 +54,7 @@ def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
     return jnp.where(is_present[:, None], total.reshape(ids.size, -1)[last_token], 0).astype(x.dtype)
 
 
-def _product(is_same: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns sums of the vectors x [..., M, D] that the rows of is_same [..., N, M] select, [..., N, D] float32."""
+def _sum_selected(is_same: jax.Array, x: jax.Array) -> jax.Array:
+    """Sums the vectors x [..., M, D] that the rows of is_same [..., N, M] select: [..., N, D] float32."""
     # "highest", because by default a GPU would round the mantissas of float32 to 10 bits.
     return jnp.matmul(is_same.astype(x.dtype), x, precision="highest", preferred_element_type=jnp.float32)

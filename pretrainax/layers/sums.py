@@ -1,4 +1,4 @@
-"""Sums of losses and metrics with their counts: added up over layers, microbatches and devices, and divided once."""
+"""Sums of losses and metrics with their counts, added up over layers, microbatches and devices, then divided once."""
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +9,23 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), float32 s
 
 
 def add_sums(one: Sums, other: Sums) -> Sums:
-    """Returns the entries of both dictionaries; entries with the same name are added."""
-    both = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one.keys() & other.keys()}
-    return {**one, **other, **both}
+    """Merges two dictionaries of sums, adding the entries that have the same name."""
+    common = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one.keys() & other.keys()}
+    return {**one, **other, **common}
 
 
 def sum_over_layers(sums: Sums, stack: str, numbers: range) -> Sums:
-    """Returns the sums [l, …] of a stack's layers, added up over the layers; BY_LAYER sums keep their layer axis.
+    """Adds up sums [l, …] over the layers of a stack, except for BY_LAYER sums, which keep their layer axis.
 
-    The stack, the first layer and the step are inserted into the name of a BY_LAYER sum:
+    The name of a BY_LAYER sum then also contains the stack, the first layer and the layer stride, for example
     layers/decoder/0:1/expert_tokens.
 
     Args:
       stack: name of the stack.
       numbers: indices of these layers in the stack.
     """
-    layered = {name: pair for name, pair in sums.items() if name.startswith(BY_LAYER)}
-    others = {name: pair for name, pair in sums.items() if name not in layered}
+    per_layer = {name: pair for name, pair in sums.items() if name.startswith(BY_LAYER)}
+    to_add = {name: pair for name, pair in sums.items() if name not in per_layer}
     prefix = f"{BY_LAYER}{stack}/{numbers.start}:{numbers.step}/"
-    named = {name.replace(BY_LAYER, prefix, 1): pair for name, pair in layered.items()}
-    return jax.tree.map(lambda s: s.sum(axis=0), others) | named
+    renamed = {name.replace(BY_LAYER, prefix, 1): pair for name, pair in per_layer.items()}
+    return jax.tree.map(lambda s: s.sum(axis=0), to_add) | renamed

@@ -1,6 +1,6 @@
-"""Pallas attention kernels for TPUs, called through JAX; they never hold the [B, H, T, S] weights in memory.
+"""Pallas attention kernels for TPUs, called through JAX; they never materialize the [B, H, T, S] attention weights.
 
-The kernels are imported only when they are used.
+The kernels are imported on first use.
 """
 
 import functools
@@ -12,34 +12,34 @@ import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
 from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
-from pretrainax.layers.attention_work import seen_pairs
+from pretrainax.layers.attention_work import unskipped_pairs
 from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
-LANES = 128  # width of a TPU's vector registers; lengths are padded to multiples of it
+LANES = 128  # width of a TPU's vector registers; lengths are padded to multiples of this width
 
 
-def _block(length: int) -> int:
+def _tile_size(length: int) -> int:
     """Returns the number of queries or keys per tile of a kernel, for a padded length.
 
-    Large tiles fill the matrix unit; 512 × 512 in float32 is 1 of the 16 MB of VMEM.
+    Large tiles fill the matrix unit; a tile of 512 × 512 float32 numbers takes 1 MB of the 16 MB of VMEM.
     """
     return math.gcd(length, 512)
 
 
 def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Returns the reason why `tpu_splash` cannot compute an attention, as a predicate, or None if it can."""
-    obstacle = _obstacle_of_both(spec, platform)
+    """Returns why `tpu_splash` cannot compute this attention, phrased as a predicate, or None if it can."""
+    obstacle = _common_obstacle(spec, platform)
     if obstacle is None and spec.bias != "none":
         return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
     return obstacle
 
 
 def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
-    """Returns the reason why `tpu_flash` cannot compute an attention, as a predicate, or None if it can."""
-    obstacle = _obstacle_of_both(spec, platform)
+    """Returns why `tpu_flash` cannot compute this attention, phrased as a predicate, or None if it can."""
+    obstacle = _common_obstacle(spec, platform)
     if obstacle is not None:
         return obstacle
     if spec.window is not None or spec.logit_cap is not None:
@@ -49,7 +49,8 @@ def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     return None
 
 
-def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
+def _common_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
+    """Returns why neither TPU kernel can compute this attention, phrased as a predicate, or None if one might."""
     if platform != "tpu":
         return f"needs a TPU, and this is a {platform.upper()}"
     if obstacle := kernel_obstacle(spec):
@@ -70,22 +71,22 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_work(spec: AttentionSpec) -> Work:
-    """Returns the work of the flash and the splash attention kernel.
+    """Returns the work of the flash and the splash attention kernels.
 
-    The work is the number of query-key pairs in the tiles that the kernel does not skip.
+    The work is the number of query-key pairs in the tiles that a kernel does not skip.
 
-    The backward pass of each runs two kernels: one for the query gradients, and one for the key and value gradients.
-    Both recompute the logits, and both compute the gradient of the attention weights.
+    The backward pass of each kernel runs two kernels: one for the query gradients, and one for the key and value
+    gradients. Both recompute the logits, and both compute the gradient of the attention weights.
     """
     queries, keys = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
-    return Work(seen_pairs(spec, (_block(queries), _block(keys))), recomputed=3)
+    return Work(unskipped_pairs(spec, (_tile_size(queries), _tile_size(keys))), recomputed=3)
 
 
 @on_each_device
 def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     """Computes `attention` with JAX's splash attention kernel, which does not support a bias.
 
-    The kernel skips the tiles that a causal mask or a window hides.
+    The kernel skips the tiles that a causal mask or a window masks completely.
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -94,16 +95,16 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     segments = padded_segments(mask, q, k, LANES)
     # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale, so q is scaled here
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
-    # The mask covers whole rows. This device has one part of the queries of each row, and all keys.
-    parts = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
-    block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
-    shape = parts * heads_first[0].shape[2], heads_first[1].shape[2]
+    # The mask covers whole rows. This device has one shard of the queries of each row, and all keys.
+    num_shards = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
+    block_q, block_kv = (_tile_size(x.shape[2]) for x in heads_first[:2])
+    shape = num_shards * heads_first[0].shape[2], heads_first[1].shape[2]
     if mask.window is not None:
-        seen = masks.LocalMask(shape, window_size=mask.reach, offset=0)
+        head_mask = masks.LocalMask(shape, window_size=mask.reach, offset=0)
     else:
-        seen = (masks.CausalMask if mask.causal else masks.FullMask)(shape)
+        head_mask = (masks.CausalMask if mask.causal else masks.FullMask)(shape)
     kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([seen] * q.shape[2]),
+        masks.MultiHeadMask([head_mask] * q.shape[2]),
         block_sizes=splash.BlockSizes(
             block_q=block_q,
             block_kv=block_kv,
@@ -113,43 +114,43 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
             block_kv_dq=block_kv,
         ),
         head_shards=1,
-        q_seq_shards=parts,
+        q_seq_shards=num_shards,
         attn_logits_soft_cap=logit_cap,
     )
-    kernel = kernel if parts == 1 else _own_shard(kernel, parts)
+    kernel = kernel if num_shards == 1 else _local_kernel(kernel, num_shards)
     out = jax.vmap(kernel)(*heads_first, None if segments is None else splash.SegmentIds(*segments))
     # [B, H, T', K] -> [B, T, H, K]
     return out.swapaxes(1, 2)[:, : q.shape[1]]
 
 
-def _own_shard(kernel: Any, parts: int) -> Any:
-    """Returns a splash attention kernel for the queries of this device, with the device's part of the mask.
+def _local_kernel(kernel: Any, num_shards: int) -> Any:
+    """Returns a splash attention kernel for the queries of this device, with the device's shard of the mask.
 
     The index of the device on the axis `sequence` selects the blocks of the mask.
     SplashAttentionKernel.manual_sharding_spec splits the mask in the same way.
 
     Args:
       kernel: the kernel for whole rows.
-      parts: number of parts of a row.
+      num_shards: number of shards of a row.
     """
 
-    def shard(x, axis):
+    def slice_array(x, axis):
         if x is None:
             return None
-        size = x.shape[axis] // parts
+        size = x.shape[axis] // num_shards
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(LENGTH_AXIS) * size, size, axis)
 
-    def own(info):
-        by_block = {name: shard(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}
-        return info._replace(**by_block, q_sequence=shard(info.q_sequence, 0))
+    def slice_info(info):
+        block_arrays = {name: slice_array(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}
+        return info._replace(**block_arrays, q_sequence=slice_array(info.q_sequence, 0))
 
     infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
-    return type(kernel)(*map(own, infos), **kernel.kwargs)
+    return type(kernel)(*map(slice_info, infos), **kernel.kwargs)
 
 
 @on_each_device
 def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    """Computes `attention` with JAX's flash attention kernel, which supports a bias but no windows and no logit cap."""
+    """Computes `attention` with JAX's flash attention kernel, which supports a bias but no windows or logit cap."""
     assert mask.window is None and mask.prefix is None and not mask.has_positions and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
@@ -163,8 +164,8 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
     if bias is not None:
         # [1 or B, H, T, S] -> [1 or B, H, T', S']
         bias = pad(pad(bias.astype(q.dtype), 2, LANES), 3, LANES)
-    block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
-    run = functools.partial(
+    block_q, block_kv = (_tile_size(x.shape[2]) for x in heads_first[:2])
+    flash_attention = functools.partial(
         flash.flash_attention,
         causal=mask.causal,
         block_sizes=flash.BlockSizes(
@@ -182,15 +183,15 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
         ),
     )
 
-    def one_row(q, k, v, bias, segments):
+    def attend_row(q, k, v, bias, segments):
         segments = None if segments is None else flash.SegmentIds(*(x[None] for x in segments))
-        return run(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
+        return flash_attention(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
 
-    # The kernel is applied row by row, because it expects the bias as [B, H, T, S]. A bias that all rows share then
+    # The kernel is applied row by row, because it expects the bias as [B, H, T, S]. A bias that all rows share thus
     # stays [1, H, T, S] in memory.
-    shared = bias is not None and bias.shape[0] == 1
-    bias = bias if bias is None or shared else saved_residual(bias)
-    bias_axis = None if shared else 0
-    out = jax.vmap(one_row, in_axes=(0, 0, 0, bias_axis, 0))(*heads_first, bias[0] if shared else bias, segments)
+    is_shared = bias is not None and bias.shape[0] == 1
+    bias = bias if bias is None or is_shared else saved_residual(bias)
+    bias_axis = None if is_shared else 0
+    out = jax.vmap(attend_row, in_axes=(0, 0, 0, bias_axis, 0))(*heads_first, bias[0] if is_shared else bias, segments)
     # [B, H, T', K] -> [B, T, H, K]
     return out.swapaxes(1, 2)[:, : q.shape[1]]

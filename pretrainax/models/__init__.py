@@ -35,16 +35,16 @@ __all__ = [
 
 
 def build(config: ModelConfig, compute: Compute) -> AnyModel:
-    """Returns the model of a config. The model reads `config` at each call, so do not change `config` afterwards."""
+    """Builds the model of a config. The model reads `config` at each call, so do not modify `config` afterwards."""
     return cast(AnyModel, model_of(config)(config, compute))  # Flax types `apply` as possibly returning a tuple
 
 
 def abstract_params(config: ModelConfig) -> PyTree:
-    """Returns the parameter tree of a config's model as shapes and dtypes (`jax.ShapeDtypeStruct`), without arrays."""
-    key = repr(config)  # by value: a config is mutable, so the same object may have other fields in a later call
+    """Computes the shapes and dtypes (`jax.ShapeDtypeStruct`) of the parameter tree of a config's model."""
+    key = repr(config)  # keyed by value, because a config is mutable
     if key not in _abstract_params:  # cached, because tracing a model takes a second
         _abstract_params[key] = _trace_params(config)
-    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a copy, which the caller may change
+    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a copy, which the caller may modify
 
 
 _abstract_params: dict[str, PyTree] = {}

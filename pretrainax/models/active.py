@@ -1,4 +1,4 @@
-"""Counts the active parameters of a model, which exclude the experts that do not process a token."""
+"""Counts a model's active parameters: all parameters except those of experts to which a token is not routed."""
 
 import math
 
@@ -12,7 +12,7 @@ from pretrainax.sharding.rules import axes_of_leaves
 
 
 def active_parameters(config: ModelConfig) -> int:
-    """Returns the number of parameters that one token uses: all parameters, but only `top_k` experts per layer."""
+    """Computes the number of parameters that process one token: all parameters, but only `top_k` experts per layer."""
     params = abstract_params(config)
     sizes = [math.prod(x.shape) for x in jax.tree.leaves(params)]
     if config.experts is None:
@@ -22,7 +22,7 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def predicted_vocabulary(config: ModelConfig) -> int:
-    """Returns the number of vocabulary logits per predicted token, summed over a generator and its discriminator.
+    """Computes the number of vocabulary logits per predicted token; for ELECTRA, summed over both encoders.
 
     The result is 0 for a model without a language-model head, such as a classifier.
     """
@@ -30,13 +30,18 @@ def predicted_vocabulary(config: ModelConfig) -> int:
 
 
 def describe_experts(config: ModelConfig) -> str:
-    """Returns a line with the numbers of experts and of active parameters; "" for a model without experts."""
+    """Describes the experts and the active parameters of a model in one line; returns "" if it has no experts."""
     if config.experts is None:
         return ""
     settings = config.experts
-    count, each, shared, first = settings.num_experts, settings.top_k, settings.shared_experts, settings.first_dense
-    blocks = f"each block except the first {first}" if first else "each block"
+    count, top_k, shared, dense = (
+        settings.num_experts,
+        settings.top_k,
+        settings.shared_experts,
+        settings.first_dense,
+    )
+    blocks = f"each block except the first {dense}" if dense else "each block"
     blocks = blocks if settings.every is None else f"one block in {settings.every}"
-    per_token = f"{each} per token" + (f" and {shared} shared" if shared else "")
+    per_token = f"{top_k} per token" + (f" and {shared} shared" if shared else "")
     per_token += " and a feed-forward after them" if settings.dense_after else ""
     return f"{count} in {blocks}, {per_token}, {active_parameters(config) / 1e6:,.1f} M active parameters per token"

@@ -1,4 +1,4 @@
-"""Base classes of models, which embed the inputs and apply the heads to the last hidden states; their registry."""
+"""The model registry, and the base classes of models, which embed inputs and apply heads to the last hidden states."""
 
 import math
 from typing import NamedTuple, Optional, Protocol, TypeVar, cast
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.config.model import known_families
 from pretrainax.data.batch import Batch
-from pretrainax.layers.block import SideOutputs
+from pretrainax.layers.block import AuxOutputs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.embedding import Embedding
@@ -27,34 +27,34 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class AnyModel(Protocol):
-    """The interface of the result of `models.build`: a `Model`, or an `Electra`, which consists of two `Model`s."""
+    """The interface of the models that `models.build` returns: a `Model`, or an `Electra` of two `Model`s."""
 
     config: ModelConfig
     compute: Compute
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        """Returns randomly initialized parameters as {"params": tree}."""
+        """Initializes the parameters randomly; returns {"params": tree}."""
         ...
 
     def apply(
         self, variables: dict[str, PyTree], batch: Batch, *, deterministic: bool, rngs: Optional[PyTree] = None
     ) -> Outputs:
-        """Returns the outputs for a batch, with parameters `variables["params"]`; `deterministic` disables dropout."""
+        """Computes the outputs for a batch, with parameters `variables["params"]`; `deterministic` disables dropout."""
         ...
 
 
 def table(config: ModelConfig, rows: int, **axes) -> Embedding:
-    """Returns an embedding table [rows, config.embedding_width]; `axes` are further arguments of `Embedding`."""
+    """Builds an embedding table [rows, config.embedding_width]; `axes` are additional arguments of `Embedding`."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1), **axes)
 
 
 def token_table(config: ModelConfig) -> Embedding:
-    """Returns the embedding table of the input tokens, [vocab_size, config.embedding_width]."""
+    """Builds the embedding table of the input tokens, [vocab_size, config.embedding_width]."""
     return table(config, config.vocab_size, axes=("vocab_size", "d_model"))
 
 
 class Flops(NamedTuple):
-    """The FLOPs of one example's forward pass, without the FLOPs of query-key pairs in attention."""
+    """Forward FLOPs of one example, excluding the attention matmuls over query-key pairs."""
 
     blocks: float  # FLOPs in the blocks
     outside_blocks: float  # FLOPs before and after the blocks
@@ -68,24 +68,25 @@ class AnyFamily(nn.Module):
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        """Returns True if this class implements the model of the config."""
+        """Checks whether this class implements the model of `config`."""
         raise NotImplementedError
 
     @staticmethod
     def flops(config: ModelConfig, inputs: int, targets: int) -> Optional[Flops]:
-        """Returns the forward FLOPs of one example, for a model that does not use the blocks of `pretrainax.layers`.
+        """Computes the forward FLOPs of one example, for a model that is not built from `pretrainax.layers.block`.
 
         Args:
           inputs, targets: tokens per example, as in `models.flops.flops_per_step`.
 
         Returns:
-          None for a model of these blocks, whose FLOPs `models.flops` counts.
+          The FLOPs, or None for a model that is built from these blocks, because `models.flops` then computes the
+          FLOPs.
         """
         return None
 
 
 class Model(AnyFamily):
-    """Base class of this package's model families. It has embeddings and heads; subclasses add stacks of blocks."""
+    """Base class of this package's model families. Defines embeddings and heads; subclasses define stacks of blocks."""
 
     def setup(self):
         config = self.config
@@ -108,7 +109,7 @@ class Model(AnyFamily):
     def output_embedding(self) -> Embedding:
         """Returns the token embedding table to which the output matrix may be tied.
 
-        With `separate_embeddings`, this is the table of the decoder, else the only token table.
+        With `separate_embeddings`, this is the decoder's table. Otherwise, the model has only one token table.
         """
         return self.decoder_token_embedding if self.config.separate_embeddings else self.token_embedding
 
@@ -121,20 +122,20 @@ class Model(AnyFamily):
         side: str = "",
         deterministic: bool,
     ) -> jax.Array:
-        """Returns the input of the first block, [B, T] -> [B, T, D]: the sum of token, position and type embeddings.
+        """Computes the input of the first block, [B, T] -> [B, T, D]: the sum of token, position and type embeddings.
 
-        The sum is normalized and projected to width D, if the config says so. Dropout applies before the projection.
+        With `embedding_norm`, the sum is normalized. With `embedding_dim`, it is projected to width D after dropout.
 
         Args:
-          token_types: [B, T]; None: all tokens have type 0.
-          side: "decoder_" selects the position table and the norm of the decoder and, with `separate_embeddings`, its
+          token_types: [B, T]. If None, all tokens have type 0.
+          side: "decoder_" selects the decoder's position table and norm and, with `separate_embeddings`, the decoder's
             token table. "" selects the tables of the encoder, or of the only stack.
           deterministic: disables dropout.
         """
         config = self.config.last_stack if side else self.config
-        ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
-        chex.assert_rank(ids, 2, custom_message="tokens, positions and token_types are [B, T]")
-        chex.assert_equal_shape(ids, custom_message="tokens, positions and token_types are [B, T]")
+        inputs = (tokens, positions) if token_types is None else (tokens, positions, token_types)
+        chex.assert_rank(inputs, 2, custom_message="tokens, positions and token_types are [B, T]")
+        chex.assert_equal_shape(inputs, custom_message="tokens, positions and token_types are [B, T]")
         x = (self.output_embedding if side else self.token_embedding)(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
@@ -148,18 +149,18 @@ class Model(AnyFamily):
         return self.embedding_projection(x) if config.embedding_dim else x
 
     def absolute(self, positions: jax.Array) -> jax.Array:
-        """Returns absolute position embeddings, [B, T] -> [B, T, D], which an enhanced mask decoder (DeBERTa) adds."""
-        assert self.position_embedding is not None  # a mask decoder needs position embeddings
+        """Computes the absolute position embeddings for an enhanced mask decoder (DeBERTa), [B, T] -> [B, T, D]."""
+        assert self.position_embedding is not None  # an enhanced mask decoder requires position embeddings
         x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
-    def head_outputs(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
-        """Returns the outputs of all heads for the last hidden states, with the side outputs of the blocks.
+    def head_outputs(self, x: jax.Array, side: AuxOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
+        """Applies all heads to the last hidden states; returns their outputs with the blocks' auxiliary outputs.
 
         Args:
           x: the last hidden states, [B, T, D].
-          side: the sums and the state of the blocks.
+          side: the auxiliary outputs of the blocks: metric sums, and state such as a KV cache.
           deterministic: disables dropout.
         """
         outputs, sums = {}, side.sums
@@ -174,7 +175,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def register_model(cls: _Class) -> _Class:
-    """Registers a model family, which takes precedence over the families that were registered earlier; a decorator."""
+    """Registers a model family, as a class decorator; it takes precedence over previously registered families."""
     MODELS.insert(0, cast(type[AnyFamily], cls))
     return cls
 
@@ -185,7 +186,7 @@ def model_of(config: ModelConfig) -> type[AnyFamily]:
     Raises:
       UserError: no registered class implements this model.
     """
-    matching = next((cls for cls in MODELS if cls.is_in(config)), None)
-    if matching is None:
+    model_class = next((cls for cls in MODELS if cls.is_in(config)), None)
+    if model_class is None:
         raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, known_families())}")
-    return matching
+    return model_class

@@ -1,6 +1,6 @@
 """Decoder-only Transformer: each token attends to earlier tokens (GPT-2, LLaMA).
 
-In a prefix LM, the tokens of the prefix attend to the whole prefix.
+In a prefix LM, prefix tokens also attend to the later tokens of the prefix.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch, segments_of
-from pretrainax.layers.block import SideOutputs
+from pretrainax.layers.block import AuxOutputs
 from pretrainax.layers.one_forward_one_backward import Loss, LossStage
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Model, register_model
@@ -34,39 +34,40 @@ class Decoder(Model):
         return self.decode(batch, deterministic=deterministic)
 
     def decode(self, batch: Batch, state: PyTree = None, *, deterministic: bool) -> Outputs:
-        """Returns the outputs for each token, with the updated `state` of the blocks.
+        """Computes the outputs for each token, and the updated `state` of the blocks.
 
         Args:
-          state: the state of all blocks, stacked [L, …], such as a KV cache; None: no state.
+          state: the state of all blocks, such as a KV cache, stacked as [L, …]. None if the blocks have no state.
           deterministic: disables dropout.
         """
-        x, side = self._through_stack(batch, state, deterministic=deterministic)
-        return self.head_outputs(x, side, batch, deterministic=deterministic)
+        x, side_outputs = self._through_stack(batch, state, deterministic=deterministic)
+        return self.head_outputs(x, side_outputs, batch, deterministic=deterministic)
 
     def one_forward_one_backward_loss(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
-        """Returns the training objective of a batch and its sums, in a pipeline with the 1F1B schedule.
+        """Computes the training objective and the metric sums of a batch in a pipeline with the 1F1B schedule.
 
-        The pipeline computes the gradients of each microbatch right after the loss of that microbatch.
+        The pipeline computes each microbatch's gradients directly after its loss.
 
         Args:
-          loss: (outputs, batch) -> (objective, sums) of some tokens [1, n]. The results for all tokens are added up.
+          loss: maps the outputs and the batch of n tokens, [1, n], to (objective, sums). The pipeline adds up the
+            results.
         """
         names = (*self.names_of_heads, *(["token_embedding"] if self.config.tie_embeddings else []))
         params = {name: tree for name, tree in self.variables["params"].items() if name in names}
         tokens = {name: batch[name] for name in ("targets", "loss_weights", "text_weights") if name in batch}
-        if "target_bytes" in batch:  # a count per row, here stored at the first token of the row and added up
+        if "target_bytes" in batch:  # one count per row, stored at the row's first token
             tokens["target_bytes"] = jnp.zeros_like(batch["loss_weights"]).at[:, 0].set(batch["target_bytes"])
         head_outputs = functools.partial(self.clone(parent=None).apply, deterministic=False, method="head_outputs")
 
         def run(params, x, tokens):
-            return loss(cast(Outputs, head_outputs({"params": params}, x, SideOutputs(), tokens)), tokens)
+            return loss(cast(Outputs, head_outputs({"params": params}, x, AuxOutputs(), tokens)), tokens)
 
-        objective, side = self._through_stack(batch, ending=LossStage(run, params, tokens), deterministic=False)
-        return objective, side.sums
+        objective, side_outputs = self._through_stack(batch, ending=LossStage(run, params, tokens), deterministic=False)
+        return objective, side_outputs.sums
 
     def _through_stack(
         self, batch: Batch, state: PyTree = None, ending: Optional[LossStage] = None, *, deterministic: bool
-    ) -> tuple[jax.Array, SideOutputs]:
+    ) -> tuple[jax.Array, AuxOutputs]:
         return self.decoder(
             self.embed(batch["tokens"], batch["positions"], deterministic=deterministic),
             batch["positions"],

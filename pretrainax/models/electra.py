@@ -7,8 +7,8 @@ are in one parameter tree. The parameters of the discriminator have the same pat
     generator/...             the parameters that the generator does not share
     embedding_difference/...  added to the shared tables for the discriminator, with gradient disentanglement only
 
-`discriminator` and `generator` return the parameters of one encoder, and `join` merges two encoders into one tree.
-Training uses these functions too, so the exported parameters are the trained parameters.
+`discriminator` and `generator` extract the parameters of one encoder. `join` merges the parameters of two encoders into
+one tree. Training also uses these functions, so exported parameters equal the parameters used in training.
 """
 
 import copy
@@ -31,22 +31,23 @@ from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree
 
-# config.model.generator.share_embeddings -> shared modules. ELECTRA's code has one scope for all embedding modules.
-# DeBERTa's code shares token and position tables, each plus a difference, and has a separate norm for each encoder.
+# The shared modules for each value of config.model.generator.share_embeddings. ELECTRA's code shares all embedding
+# modules. DeBERTa's code shares token and position tables, to which the discriminator adds a difference. Each
+# encoder has its own norm.
 SHARED = {
     "all": ("token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"),
     "gradient_disentangled": ("token_embedding", "position_embedding"),
 }
-_SAMPLE_CHUNK = 4096  # replacements are sampled from the vocabulary logits of this number of tokens at a time
+_SAMPLE_CHUNK = 4096  # number of tokens whose vocabulary logits are in memory during sampling
 
 
 def component_configs(config: ModelConfig) -> list[ModelConfig]:
-    """Returns the config itself in a list; for ELECTRA, the configs of the generator and the discriminator."""
+    """Returns [generator config, discriminator config] for ELECTRA, and [config] for any other model."""
     return [config] if config.generator is None else [generator_config(config), discriminator_config(config)]
 
 
 def discriminator_config(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the discriminator, an encoder.
+    """Builds the config of the discriminator, an encoder.
 
     Only the generator has the enhanced mask decoder, as in the released code of DeBERTa v3.
     """
@@ -54,10 +55,10 @@ def discriminator_config(config: ModelConfig) -> ModelConfig:
 
 
 def generator_config(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the generator, an encoder with a masked-LM head.
+    """Builds the config of the generator, an encoder with a masked-LM head.
 
-    The embeddings of the generator have the width of the discriminator's embeddings. If its `d_model` differs from that
-    width, they are projected.
+    The generator's embeddings have the same width as the discriminator's. If the generator's `d_model` differs from
+    this width, a linear layer projects the embeddings.
     """
     sizes, width = _generator_of(config), config.embedding_width
     heads = {field.name: False for field in dataclasses.fields(config) if field.name.endswith("_head")}
@@ -77,7 +78,7 @@ def generator_config(config: ModelConfig) -> ModelConfig:
 
 
 def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Returns the config and the parameters of the discriminator, as those of a separate encoder.
+    """Extracts the config and the parameters of the discriminator, as a separate encoder.
 
     With gradient disentanglement (He et al. 2021, section 3.3), the embedding tables of the discriminator are the
     shared tables plus the difference, and no gradient of the discriminator reaches the shared tables.
@@ -86,38 +87,38 @@ def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyT
       config: the config of the ELECTRA model.
       params: the parameter tree of the ELECTRA model.
     """
-    own = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
+    encoder_params = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
     for name, difference in params.get("embedding_difference", {}).items():
-        own[name] = jax.tree.map(lambda x, d: jax.lax.stop_gradient(x) + d, params[name], difference)
-    return discriminator_config(config), own
+        encoder_params[name] = jax.tree.map(lambda x, d: jax.lax.stop_gradient(x) + d, params[name], difference)
+    return discriminator_config(config), encoder_params
 
 
 def generator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
-    """Returns the config and the parameters of the generator, as those of a separate encoder."""
-    shared = {name: params[name] for name in _shared(config) if name in params}
-    return generator_config(config), {**shared, **params["generator"]}
+    """Extracts the config and the parameters of the generator, as a separate encoder."""
+    shared_params = {name: params[name] for name in _shared_modules(config) if name in params}
+    return generator_config(config), {**shared_params, **params["generator"]}
 
 
 def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTree:
-    """Returns the parameter tree of an ELECTRA model from the parameters of its discriminator and of its generator.
+    """Merges the parameters of a discriminator and a generator into the parameter tree of an ELECTRA model.
 
     Raises:
-      UserError: an embedding table that `config` shares differs between the two encoders.
+      UserError: `config` shares an embedding module whose parameters differ between the two encoders.
     """
-    shared = [name for name in _shared(config) if name in discriminator and name in generator]
-    joined = dict(discriminator)
-    joined["generator"] = {name: x for name, x in generator.items() if name not in shared}
-    if _disentangled(config):
-        minus = lambda a, b: a - b  # noqa: E731
-        differences = {name: jax.tree.map(minus, discriminator[name], generator[name]) for name in shared}
-        return {**joined, **{name: generator[name] for name in shared}, "embedding_difference": differences}
-    for name in shared:
+    shared_names = [name for name in _shared_modules(config) if name in discriminator and name in generator]
+    params = dict(discriminator)
+    params["generator"] = {name: x for name, x in generator.items() if name not in shared_names}
+    if _is_disentangled(config):
+        subtract = lambda a, b: a - b  # noqa: E731
+        differences = {name: jax.tree.map(subtract, discriminator[name], generator[name]) for name in shared_names}
+        return {**params, **{name: generator[name] for name in shared_names}, "embedding_difference": differences}
+    for name in shared_names:
         if not jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), discriminator[name], generator[name])):
             raise UserError(
                 f"generator and discriminator were not pretrained together: they differ in {name}, but "
                 f"config.model.generator.share_embeddings={_generator_of(config).share_embeddings!r} shares it"
             )
-    return joined
+    return params
 
 
 def _generator_of(config: ModelConfig) -> Generator:
@@ -126,22 +127,22 @@ def _generator_of(config: ModelConfig) -> Generator:
     return config.generator
 
 
-def _shared(config: ModelConfig) -> tuple[str, ...]:
+def _shared_modules(config: ModelConfig) -> tuple[str, ...]:
     return SHARED[_generator_of(config).share_embeddings]
 
 
-def _disentangled(config: ModelConfig) -> bool:
+def _is_disentangled(config: ModelConfig) -> bool:
     return _generator_of(config).share_embeddings == "gradient_disentangled"
 
 
 @dataclasses.dataclass(frozen=True)
 @register_model
 class Electra:
-    """A generator and a discriminator behind the interface `AnyModel`, for batches of masked language modeling.
+    """A generator and a discriminator with the interface `AnyModel`, for masked-language-modeling batches.
 
-    The outputs contain the heads of both encoders and the mask of replaced tokens. The random key "sample" of `rngs`
-    determines the sampled replacements. Without this key, as in evaluation, the key of a row is derived from the tokens
-    of the row, so a row has the same replacements in any batch.
+    The outputs contain the heads of both encoders and the mask of replaced tokens. `rngs["sample"]` is the random key
+    for sampling replacements. Without this key, as in evaluation, each row's key is derived from its tokens, so that a
+    row gets the same replacements in any batch.
     """
 
     config: ModelConfig
@@ -156,16 +157,16 @@ class Electra:
         """Returns None, because `models.flops` counts the FLOPs of both encoders."""
 
     def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
-        def fresh(number, config):
+        def init_encoder(index, config):
             encoder = Encoder(config, self.compute)
-            return encoder.init(_folded(rngs, number), batch, deterministic=deterministic)["params"]
+            return encoder.init(_fold_keys(rngs, index), batch, deterministic=deterministic)["params"]
 
-        params = fresh(0, discriminator_config(self.config))
-        own = fresh(1, generator_config(self.config))
-        shared = [name for name in _shared(self.config) if name in own and name in params]
-        params = {**params, "generator": {name: x for name, x in own.items() if name not in shared}}
-        if _disentangled(self.config):
-            params["embedding_difference"] = {name: jax.tree.map(jnp.zeros_like, params[name]) for name in shared}
+        params = init_encoder(0, discriminator_config(self.config))
+        generator_params = init_encoder(1, generator_config(self.config))
+        shared_names = [name for name in _shared_modules(self.config) if name in generator_params and name in params]
+        params = {**params, "generator": {name: x for name, x in generator_params.items() if name not in shared_names}}
+        if _is_disentangled(self.config):
+            params["embedding_difference"] = {name: jax.tree.map(jnp.zeros_like, params[name]) for name in shared_names}
         return {"params": params}
 
     def apply(
@@ -177,30 +178,30 @@ class Electra:
         rngs: Optional[dict[str, jax.Array]] = None,
     ) -> Outputs:
         rngs = dict(rngs or {})
-        sample = rngs.pop("sample", None)
+        sample_key = rngs.pop("sample", None)
 
-        def run(number, part, batch) -> Outputs:
-            config, params = part(self.config, variables["params"])
-            encoder, keys = Encoder(config, self.compute), _folded(rngs, number)
+        def run(index, extract, batch) -> Outputs:
+            config, params = extract(self.config, variables["params"])
+            encoder, keys = Encoder(config, self.compute), _fold_keys(rngs, index)
             outputs = encoder.apply({"params": params}, batch, deterministic=deterministic, rngs=keys)
             return cast(Outputs, outputs)  # Flax's type includes a tuple, which needs `mutable`
 
-        generated = run(1, generator, batch)
+        generator_outputs = run(1, generator, batch)
         if not has_loss(batch):  # without a loss, only the generator runs
-            return generated
-        tokens, replaced = sample_replacements(generated.heads["lm"], batch, sample)
-        detected = run(0, discriminator, {**batch, "tokens": tokens})
-        replaced_output = detected.heads["replaced"].replace(
+            return generator_outputs
+        tokens, replaced = sample_replacements(generator_outputs.heads["lm"], batch, sample_key)
+        discriminator_outputs = run(0, discriminator, {**batch, "tokens": tokens})
+        replaced_output = discriminator_outputs.heads["replaced"].replace(
             replaced=replaced, weight=_generator_of(self.config).loss_weight
         )
-        heads = {**generated.heads, **detected.heads, "replaced": replaced_output}
-        return Outputs(heads, add_sums(generated.sums, detected.sums))
+        heads = {**generator_outputs.heads, **discriminator_outputs.heads, "replaced": replaced_output}
+        return Outputs(heads, add_sums(generator_outputs.sums, discriminator_outputs.sums))
 
 
-def _folded(keys: PyTree, number: int) -> PyTree:
-    """Returns the random keys of encoder `number` (0 is the discriminator, 1 the generator).
+def _fold_keys(keys: PyTree, number: int) -> PyTree:
+    """Derives the random keys of encoder `number` from `keys` (0: discriminator, 1: generator).
 
-    With equal keys, two encoders of the same shape would drop the same activations.
+    With equal keys, two encoders of the same shape would use the same dropout masks.
     """
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
@@ -208,17 +209,17 @@ def _folded(keys: PyTree, number: int) -> PyTree:
 def sample_replacements(
     generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the tokens of a batch with the generator's replacements, and the mask of replaced tokens.
+    """Samples the generator's replacements for a batch, and computes the mask of replaced tokens.
 
     At the predicted positions, tokens are sampled from the generator's softmax. All other tokens are unchanged. A
     sample that equals the original token counts as original (Clark et al. 2020, section 2). Samples have no gradient.
 
     Args:
       generated: the predictions [B, N]; N = K if the batch has masked_positions [B, K], else T.
-      sample: a random key; None: the key of each row is derived from the sum of its tokens.
+      sample: a random key. If None, each row's key is derived from the sum of its token ids.
 
     Returns:
-      The tokens, [B, T] int32, and the mask, [B, T] bool.
+      The tokens with replacements, [B, T] int32, and the mask, [B, T] bool.
     """
     tokens, predicted = batch["tokens"], batch["loss_weights"] > 0
     rows, length = tokens.shape
@@ -229,37 +230,40 @@ def sample_replacements(
     else:
         keys = jax.random.split(sample, rows)
     if is_gathered(batch):
-        places = jnp.where(predicted, batch["masked_positions"], length)  # unused slots contain 0; index T is dropped
-        put = jax.vmap(lambda row, place, values: row.at[place].set(values, mode="drop"))
-        fill = lambda values: put(tokens, places, values)  # noqa: E731
+        positions = jnp.where(predicted, batch["masked_positions"], length)  # unused slots have 0; T is dropped
+        scatter = jax.vmap(lambda row, position, values: row.at[position].set(values, mode="drop"))
+        replace_predicted = lambda values: scatter(tokens, positions, values)  # noqa: E731
     else:
-        places = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
-        fill = lambda values: jnp.where(predicted, values, tokens)  # noqa: E731
-    originals, written = fill(batch["targets"]), fill(_draw(generated, keys, places))
-    return written, written != originals
+        positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
+        replace_predicted = lambda values: jnp.where(predicted, values, tokens)  # noqa: E731
+    originals, sampled_tokens = (
+        replace_predicted(batch["targets"]),
+        replace_predicted(_sample_tokens(generated, keys, positions)),
+    )
+    return sampled_tokens, sampled_tokens != originals
 
 
-def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Samples a token from the softmax of each prediction, [B, N] int32, as the argmax of logits + Gumbel noise.
+def _sample_tokens(generated: LanguageModelOutput, keys: jax.Array, positions: jax.Array) -> jax.Array:
+    """Samples a token from each prediction's softmax as the argmax of logits plus Gumbel noise; returns [B, N] int32.
 
-    Sampling recomputes the logits, which costs a third of their loss, and draws a random number for each logit. Only
-    the logits of one chunk of tokens exist at a time; the size of the chunk does not change the samples.
+    Sampling recomputes the logits, which costs a third as much as their loss, and draws a random number for each logit.
+    Only the logits of one chunk of tokens are in memory at a time. The chunk size does not affect the samples.
 
     Args:
       keys: a random key for each row, [B].
-      places: [B, N], the position of each prediction in its row. The noise depends on the key and this position.
+      positions: [B, N], the position of each prediction in its row. The noise depends on the key and this position.
     """
     generated = jax.lax.stop_gradient(generated)
     matrix = constrain(generated.unembedding.astype(generated.features.dtype), logical_spec(None, "vocab_size"))
 
-    def draw(column):
-        features, places = column  # [B, E], [B]
+    def sample_column(column):
+        features, positions = column  # [B, E], [B]
         output = dataclasses.replace(generated, features=features[:, None], unembedding=matrix)
         logits = output.logits()[:, 0]  # [B, V]
-        noise = jax.vmap(lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), logits.shape[1:]))
-        noisy = constrain(logits + noise(keys, places), logical_spec("batch", "vocab_size"))
+        noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[1:]))
+        noisy = constrain(logits + noise(keys, positions), logical_spec("batch", "vocab_size"))
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
 
     # [B, N, E] -> [N, B, E]
-    columns = constrain(generated.features.swapaxes(0, 1), logical_spec(None, "batch")), places.T
-    return jax.lax.map(draw, columns, batch_size=max(1, _SAMPLE_CHUNK // len(keys))).T
+    columns = constrain(generated.features.swapaxes(0, 1), logical_spec(None, "batch")), positions.T
+    return jax.lax.map(sample_column, columns, batch_size=max(1, _SAMPLE_CHUNK // len(keys))).T

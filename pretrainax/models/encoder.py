@@ -20,7 +20,7 @@ class Encoder(Model):
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
-        ids = batch["positions"], segments_of(batch)
+        inputs = batch["positions"], segments_of(batch)
         question = batch["question"] if self.config.reads_question else None
-        x, side = self.encoder(x, *ids, prefix_mask=question, ending=absolute, deterministic=deterministic)
-        return self.head_outputs(x, side, batch, deterministic=deterministic)
+        x, side_outputs = self.encoder(x, *inputs, prefix_mask=question, ending=absolute, deterministic=deterministic)
+        return self.head_outputs(x, side_outputs, batch, deterministic=deterministic)

@@ -43,21 +43,22 @@ class EncoderDecoder(Model):
         return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)
 
     def encode(self, batch: Batch, *, deterministic: bool) -> EncoderOutput:
-        """Returns the encoder's output for the `encoder_tokens` of a batch; generation computes it once per batch."""
+        """Computes the encoder's output for the `encoder_tokens` of a batch; called once per batch in generation."""
         positions, segment_ids = batch["encoder_positions"], segments_of(batch, "encoder_")
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)
-        x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
-        return EncoderOutput(self._drop(x, deterministic), segment_ids, side.sums)
+        x, side_outputs = self.encoder(x, positions, segment_ids, deterministic=deterministic)
+        return EncoderOutput(self._drop(x, deterministic), segment_ids, side_outputs.sums)
 
     def decode(self, batch: Batch, encoded: EncoderOutput, state: PyTree = None, *, deterministic: bool) -> Outputs:
-        """Returns the outputs for each target token, with the updated `state` of the decoder's blocks.
+        """Computes the outputs for each target token, and the updated `state` of the decoder's blocks.
 
         Args:
           encoded: the result of `encode`.
-          state: the state of the decoder's blocks, stacked [L, …], such as a KV cache; None: no state.
+          state: the state of the decoder's blocks, such as a KV cache, stacked as [L, …]. None if the blocks have no
+            state.
           deterministic: disables dropout.
         """
-        x, side = self.decoder(
+        x, side_outputs = self.decoder(
             self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),
             batch["positions"],
             segments_of(batch),
@@ -65,8 +66,8 @@ class EncoderDecoder(Model):
             state=state,
             deterministic=deterministic,
         )
-        both = dataclasses.replace(side, sums=add_sums(encoded.sums, side.sums))
-        return self.head_outputs(self._drop(x, deterministic), both, batch, deterministic=deterministic)
+        all_side_outputs = dataclasses.replace(side_outputs, sums=add_sums(encoded.sums, side_outputs.sums))
+        return self.head_outputs(self._drop(x, deterministic), all_side_outputs, batch, deterministic=deterministic)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
         # Like T5, applies dropout after the final norm (Raffel et al. 2020, section 2.1).

@@ -1,6 +1,6 @@
 """Computes the FLOPs of a training step from the architecture of the model.
 
-XLA's cost analysis is not usable for this, because it counts the body of the scan over layers only once.
+XLA's cost analysis counts the body of the scan over layers only once, so it cannot be used here.
 """
 
 import collections
@@ -22,17 +22,17 @@ from pretrainax.models.heads import heads_of
 
 
 class Attention(NamedTuple):
-    """A group of attention layers with equal shapes and masks."""
+    """A group of attention layers that have the same shapes and masks."""
 
     layers: int  # number of layers in the group
     queries: int  # number of queries per example
     keys: int  # number of keys per example
     heads: int  # number of query heads
-    kv_heads: int  # number of heads of keys and values
+    kv_heads: int  # number of key-value heads
     head_dim: int  # width of a query or key of one head
     value_dim: int  # width of a value of one head
-    causal: bool  # queries attend only to earlier tokens and their own
-    window: Optional[int]  # size of the sliding window, in tokens; None: no window
+    causal: bool  # a query attends only to its own token and earlier tokens
+    window: Optional[int]  # size of the sliding window in tokens, or None
 
 
 WorkOf = Callable[[Attention], Work]
@@ -47,24 +47,24 @@ def flops_per_step(
     teacher: Optional[ModelConfig] = None,
     passes: int = 3,
 ) -> float:
-    """Returns the FLOPs of the matrix products of one update; the backward pass counts twice the forward pass.
+    """Computes the matmul FLOPs of one update; the backward pass counts as twice the forward pass.
 
-    The count follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), like published MFUs. A multiply-add
-    counts as 2 FLOPs. Attention counts in full, even if a causal mask or a window removes query-key pairs. The head of
-    a masked LM counts for `targets` positions only. Padding counts like other tokens. For ELECTRA, generator and
-    discriminator both count.
-    Not counted: norms, activations, softmax, embeddings, the optimizer, recomputation (by rematerialization, or in the
-    backward pass of a fused attention), and the logits for sampling a generator's replacements.
+    The definition follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and published MFUs. A multiply-add
+    counts as 2 FLOPs. All query-key pairs of attention are counted, even if a causal mask or a window removes some of
+    them. The masked-LM head is counted for only `targets` positions. Padding tokens are counted, too. For ELECTRA, both
+    encoders are counted. Not counted: norms, activations, softmax, embeddings, the optimizer, recomputation (by
+    rematerialization, or in the backward pass of a fused attention), and the logits for sampling a generator's
+    replacements.
 
     Args:
       batch_size: examples per update, times the number of gradients that the optimizer computes per update.
       inputs, targets: tokens per example. An encoder reads `inputs` tokens and predicts `targets` of them, an
-        encoder-decoder reads `inputs` and predicts `targets`, and in a decoder both are equal.
-      teacher: the config of a model of which only the forward pass runs (distillation); None: no teacher.
-      passes: number of products with each matrix in a step, `Experiment.passes`; 3: one forward, two backward. Matrices
-        that parameter-efficient tuning adds are not counted.
+        encoder-decoder reads `inputs` and predicts `targets`, and for a decoder the two numbers are equal.
+      teacher: the config of the distillation teacher, which runs only a forward pass. None without distillation.
+      passes: number of matmuls per parameter matrix in a step (`Experiment.passes`); 3 for one forward and two
+        backward. Matrices added by parameter-efficient tuning are not counted.
     """
-    attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
+    attention = attention_flops(config, inputs, targets, lambda group: PRODUCTS * group.queries * group.keys)
     total = batch_size * (
         matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
     )
@@ -80,12 +80,12 @@ def executed_flops(
     teacher: Optional[ModelConfig] = None,
     passes: int = 3,
 ) -> float:
-    """Returns the FLOPs of `flops_per_step` without the query-key pairs that the attention implementation skips.
+    """Computes the FLOPs of `flops_per_step` without the query-key pairs that the attention implementation skips.
 
     Args:
-      work: returns the computed query-key pairs of an attention; a result of `work_of`.
+      work: maps an `Attention` to its work, including the computed query-key pairs; a result of `work_of`.
     """
-    attention = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
+    attention = attention_flops(config, inputs, targets, lambda group: PRODUCTS * work(group).pairs.sum())
     total = batch_size * (
         matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
     )
@@ -93,7 +93,7 @@ def executed_flops(
 
 
 def matrix_flops(passes: int, blocks: float, around: float) -> float:
-    """Returns the FLOPs of a step's products with parameter matrices, from the forward FLOPs.
+    """Computes the FLOPs of a step's matmuls with parameter matrices, from the forward FLOPs.
 
     If `passes` is 1, only the heads are trained: the heads have a backward pass and the blocks have none.
 
@@ -106,65 +106,65 @@ def matrix_flops(passes: int, blocks: float, around: float) -> float:
 
 
 def attention_fraction(passes: int) -> float:
-    """Returns the fraction of the attention products that a step computes: 1, or 1/3 without a backward pass."""
+    """Returns the fraction of the attention matmuls that a step computes: 1, or 1/3 without a backward pass."""
     return 1.0 if passes > 1 else 1 / 3
 
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
-    """Returns the FLOPs of the products between queries, keys and values for one example.
+    """Computes the FLOPs of the matmuls between queries, keys and values for one example.
 
     Args:
-      products: returns the number of query-key pairs × matrix products per pair, for one head of an attention.
+      products: maps an `Attention` to query-key pairs × matmuls per pair, for one head.
     """
     groups = attentions(config, inputs, targets)
-    # Half of the products are between queries and keys, half with values.
-    width = lambda one: (one.head_dim + one.value_dim) / 2  # noqa: E731
-    return sum(2.0 * one.layers * one.heads * width(one) * float(products(one)) for one in groups)
+    # Half of the matmuls multiply queries and keys, the other half attention weights and values.
+    width = lambda group: (group.head_dim + group.value_dim) / 2  # noqa: E731
+    return sum(2.0 * group.layers * group.heads * width(group) * float(products(group)) for group in groups)
 
 
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
-    """Returns the forward FLOPs of one example without query-key pairs: in the blocks, and before and after them."""
+    """Computes the forward FLOPs of one example inside and outside the blocks, excluding query-key matmuls."""
     if config.generator is not None:
-        parts = (other_flops(part, inputs, targets) for part in component_configs(config))
-        blocks, outside_blocks = map(sum, zip(*parts, strict=True))
+        flops = (other_flops(component, inputs, targets) for component in component_configs(config))
+        blocks, outside_blocks = map(sum, zip(*flops, strict=True))
         return blocks, outside_blocks
-    if (own := model_of(config).flops(config, inputs, targets)) is not None:
-        return own
+    if (family_flops := model_of(config).flops(config, inputs, targets)) is not None:
+        return family_flops
     repeated = 1 if config.enhanced_mask_decoder else 0  # the last block runs twice
     stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
-    blocks = sum(_blocks(stack, stack.num_layers + repeated, length) for stack, length in stacks)
+    blocks = sum(_block_flops(stack, stack.num_layers + repeated, length) for stack, length in stacks)
     if config.family == "encoder_decoder":
         encoder, decoder = config.stacks.values()
         blocks += decoder.num_layers * MultiHeadAttention.flops(decoder, targets, inputs, encoder.d_model)
-    around = sum(head.flops(config.last_stack, inputs, targets) for head in heads_of(config))
+    outside_blocks = sum(head.flops(config.last_stack, inputs, targets) for head in heads_of(config))
     if config.input_convolution is not None:
-        around += 2 * inputs * config.input_convolution * config.d_model**2
+        outside_blocks += 2 * inputs * config.input_convolution * config.d_model**2
     if config.embedding_dim:
-        around += 2 * inputs * config.embedding_dim * config.d_model
-    return blocks, around
+        outside_blocks += 2 * inputs * config.embedding_dim * config.d_model
+    return blocks, outside_blocks
 
 
 def expert_flops(config: ModelConfig, inputs: int, targets: int) -> float:
-    """Returns the forward FLOPs of one example in feed-forward layers with experts; 0 for a model without experts.
+    """Computes the forward FLOPs of one example in mixture-of-experts layers; returns 0 if the model has none.
 
-    The matrix products of these layers are grouped by expert.
+    These layers use matmuls that are grouped by expert.
     """
     if config.experts is None:
         return 0.0
     stacks = zip(config.stacks.values(), (inputs, targets), strict=False)
     return sum(
-        len(kind.numbers) * part.kind.flops(part.config, length)
+        len(group.numbers) * feed_forward.kind.flops(feed_forward.config, length)
         for stack, length in stacks
-        for kind in layer_groups(stack, stack.num_layers)
-        for part in feed_forwards_of(kind.config)
-        if issubclass(part.kind, Mixture)
+        for group in layer_groups(stack, stack.num_layers)
+        for feed_forward in feed_forwards_of(group.config)
+        if issubclass(feed_forward.kind, Mixture)
     )
 
 
-def _blocks(config: ModelConfig, layers: int, length: int) -> int:
-    """Returns the forward FLOPs of one example in the blocks of a stack, without query-key pairs.
+def _block_flops(config: ModelConfig, layers: int, length: int) -> int:
+    """Computes the forward FLOPs of one example in the blocks of a stack, excluding query-key matmuls.
 
-    Included are feed-forward layers, positions and the projections of self-attention.
+    Includes feed-forward layers, position embeddings and the projections of self-attention.
 
     Args:
       layers: number of blocks.
@@ -172,9 +172,9 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
     """
     attention = self_attention_of(config).flops(config, length, length) + positions_for(config).flops(length, length)
     return layers * attention + sum(
-        len(kind.numbers) * part.kind.flops(part.config, length)
-        for kind in layer_groups(config, layers)
-        for part in feed_forwards_of(kind.config)
+        len(group.numbers) * feed_forward.kind.flops(feed_forward.config, length)
+        for group in layer_groups(config, layers)
+        for feed_forward in feed_forwards_of(group.config)
     )
 
 
@@ -182,10 +182,13 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
 
 
 def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
-    """Yields the attention layers of a model, grouped by shapes and masks; the arguments are as in `flops_per_step`."""
+    """Yields the attention layers of a model, grouped by shapes and masks.
+
+    The arguments are as in `flops_per_step`.
+    """
     if config.generator is not None:
-        for part in component_configs(config):
-            yield from attentions(part, inputs, targets)
+        for component in component_configs(config):
+            yield from attentions(component, inputs, targets)
         return
     if model_of(config).flops(config, inputs, targets) is not None:  # the model has no attention of this package
         return
@@ -206,7 +209,7 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
 
 
 def _heads(config: ModelConfig) -> tuple[int, int, int, int]:
-    """Returns (query heads, key-value heads, width of a key, width of a value) of a stack's attention."""
+    """Returns the sizes of a stack's attention: (query heads, key-value heads, width of a key, width of a value)."""
     width, latent = config.dim_per_head, config.latent_attention
     return config.num_heads, config.kv_heads, width, width if latent is None else latent.value_dim
 
@@ -219,27 +222,27 @@ def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: 
       requested, platform: as in `choose_backend`.
     """
 
-    def implementation(one: Attention) -> tuple[str, AttentionSpec]:
-        candidates = [s for s in specs if (s.causal, s.head_dim) == (one.causal, one.head_dim)]
-        lengths = one.queries, one.keys
-        # With different lengths, cross-attention may get the encoder's spec. No kernel skips pairs in either of them.
+    def implementation(attention: Attention) -> tuple[str, AttentionSpec]:
+        candidates = [s for s in specs if (s.causal, s.head_dim) == (attention.causal, attention.head_dim)]
+        lengths = attention.queries, attention.keys
+        # If no lengths match, cross-attention may get the encoder's spec. No kernel skips pairs in these two layers.
         traced = next((spec for spec in candidates if spec.lengths == lengths), candidates[0])
-        traced = dataclasses.replace(traced, query_length=one.queries, key_length=one.keys)
+        traced = dataclasses.replace(traced, query_length=attention.queries, key_length=attention.keys)
         name, _ = choose_backend(requested, platform, traced)  # all layers of a stack use the same implementation
-        return name, dataclasses.replace(traced, window=one.window)
+        return name, dataclasses.replace(traced, window=attention.window)
 
     return implementation
 
 
 def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
-    """Returns a function that maps an `Attention` to the work of its implementation, such as the computed pairs.
+    """Returns a function that maps an `Attention` to the work of its implementation, such as the pairs it computes.
 
     The arguments are as in `implementation_of`.
     """
     implementation = implementation_of(specs, requested, platform)
 
-    def work(one: Attention) -> Work:
-        name, spec = implementation(one)
+    def work(attention: Attention) -> Work:
+        name, spec = implementation(attention)
         return BACKENDS[name].work(spec)
 
     return work

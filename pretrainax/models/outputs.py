@@ -1,4 +1,4 @@
-"""Defines `Outputs`, the result of a model for a batch: the outputs of its heads, sums, state and hidden states."""
+"""Defines `Outputs`, which a model returns for a batch: head outputs, sums, state and hidden states."""
 
 from collections.abc import Mapping
 from typing import Optional
@@ -9,16 +9,16 @@ import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
 from pretrainax.layers.sums import Sums
-from pretrainax.sharding.param_paths import PyTree, map_parts
+from pretrainax.sharding.param_paths import PyTree, map_stacks
 
 TOKENS = "tokens"  # unit of sums over all tokens that a model reads, see `count_tokens`
 
 
 @flax.struct.dataclass
 class Outputs:
-    """The outputs of a model for a batch: the outputs of its heads, and the side outputs of its blocks."""
+    """The outputs of a model for a batch: the outputs of the heads, and the auxiliary outputs of the blocks."""
 
-    heads: dict[str, PyTree]  # name of a head -> its output, see models.heads
+    heads: dict[str, PyTree]  # head name -> output of the head, see models.heads
     # {name: (sum, count)} of all blocks; the training objective includes the sums whose names end in "_loss"
     sums: Sums = flax.struct.field(default_factory=dict)
     state: PyTree = None  # state of the decoder's blocks, stacked [L, …]; None if the model received no state
@@ -33,33 +33,34 @@ class Outputs:
     def combined_objective(
         self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Sums]:
-        """Returns the training objective, and additional sums to report; by default `own` and no sums.
+        """Returns the training objective and additional sums to report; by default, `own` and no sums.
 
-        A subclass adds further terms, such as a distillation loss.
+        A subclass adds loss terms, such as a distillation loss.
 
         Args:
           own: the objective of the heads and blocks of this model.
-          counts: the counts of this batch, by unit. A unit is the name of a head's loss, or TOKENS.
-          total_counts: the counts of the global batch, of which this batch may be a micro-batch.
+          counts: number of predictions or tokens in this batch, by unit. A unit is the name of a head's loss, or
+            TOKENS.
+          total_counts: the same counts for the global batch, of which this batch may be a microbatch.
         """
         return own, {}
 
 
 def count_tokens(batch: Batch) -> jax.Array:
-    """Returns the number of tokens in a batch that the encoder and the decoder read, without padding, as float32."""
-    read = [batch[name] > 0 for name in ("encoder_segment_ids", "segment_ids") if name in batch]
-    return sum((tokens.sum(dtype=jnp.float32) for tokens in read), start=jnp.zeros((), jnp.float32))
+    """Counts the non-padding tokens of a batch that the encoder and the decoder read; returns float32."""
+    masks = [batch[name] > 0 for name in ("encoder_segment_ids", "segment_ids") if name in batch]
+    return sum((mask.sum(dtype=jnp.float32) for mask in masks), start=jnp.zeros((), jnp.float32))
 
 
 def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
-    """Returns `Outputs.hidden` from the intermediates that `model.apply(…, mutable=["intermediates"])` returns."""
+    """Extracts `Outputs.hidden` from the intermediates that `model.apply(…, mutable=["intermediates"])` returns."""
 
     def hidden(blocks: PyTree) -> jax.Array:
         (x,) = blocks["hidden"]
         return x.reshape(-1, *x.shape[-3:])  # shared layers and alternating kinds of layers: [L, 1, …] -> [L, …]
 
     return {
-        name: map_parts(sown, hidden)
+        name: map_stacks(sown, hidden)
         for name, sown in intermediates.items()
         if isinstance(sown, Mapping) and "blocks" in sown
     }

@@ -1,7 +1,7 @@
-"""Recurrent model: two stacks of LSTMs over word vectors from characters (ELMo: Peters et al. 2018, arXiv 1802.05365).
+"""Recurrent model: two stacks of LSTMs over character-based word vectors (ELMo: Peters et al. 2018, arXiv 1802.05365).
 
 LSTMs replace the blocks of a Transformer. The forward LSTMs predict the next word, the backward LSTMs predict the
-previous word, and both share one output matrix.
+previous word, and both directions share one output matrix.
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, Recurrent
 from pretrainax.data.batch import Batch
-from pretrainax.layers.block import SideOutputs
+from pretrainax.layers.block import AuxOutputs
 from pretrainax.layers.characters import CharacterEmbedding
 from pretrainax.layers.recurrent import RecurrentBlock, RecurrentStack
 from pretrainax.layers.scalar_mix import ScalarMix
@@ -22,8 +22,8 @@ from pretrainax.models.outputs import Outputs
 class RecurrentModel(Model):
     """A bidirectional language model without a token embedding table.
 
-    The hidden states are [B, T, 2 D]. The first half is the forward stream, and the second half the backward stream.
-    The head of a task reads a learned average of all layers and of the word vectors (Peters et al. 2018, section 3.2).
+    The hidden states are [B, T, 2 D]. The first half comes from the forward LSTMs, the second half from the backward
+    LSTMs. A task head reads a learned average of all layers and of the word vectors (Peters et al. 2018, section 3.2).
     """
 
     @staticmethod
@@ -45,16 +45,16 @@ class RecurrentModel(Model):
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         words = self.character_embedding(batch["characters"])
-        x, side = self.recurrent(words, batch["segment_ids"], deterministic=deterministic)
+        x, side_outputs = self.recurrent(words, batch["segment_ids"], deterministic=deterministic)
         if self.config.head is not None:
-            x = self.scalar_mix(_layers(words, side.state))
+            x = self.scalar_mix(_stack_layers(words, side_outputs.state))
         x = self.dropout(x, deterministic=deterministic)
-        return self.head_outputs(x, SideOutputs(sums=side.sums), batch, deterministic=deterministic)
+        return self.head_outputs(x, AuxOutputs(sums=side_outputs.sums), batch, deterministic=deterministic)
 
 
-def _layers(words: jax.Array, above: jax.Array) -> jax.Array:
+def _stack_layers(words: jax.Array, lstm_outputs: jax.Array) -> jax.Array:
     """Stacks the word vectors and the outputs of the LSTM layers, [B, T, D], [L, B, T, 2 D] -> [L + 1, B, T, 2 D].
 
-    The word vectors are repeated twice along the features, once for each direction.
+    The word vectors are duplicated along the feature axis, once per direction.
     """
-    return jnp.concatenate([jnp.concatenate([words, words], axis=-1)[None], above])
+    return jnp.concatenate([jnp.concatenate([words, words], axis=-1)[None], lstm_outputs])

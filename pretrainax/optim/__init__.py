@@ -1,4 +1,4 @@
-"""Contains the optimizers and learning-rate schedules that `config.optimizer` and `config.schedule` select."""
+"""Provides the optimizers and learning-rate schedules that `config.optimizer` and `config.schedule` select."""
 
 from pretrainax.optim.factored import SM3, Adafactor
 from pretrainax.optim.muon import Muon

@@ -1,8 +1,8 @@
-"""Updates the router biases that balance the load of experts without an auxiliary loss.
+"""Updates the router biases that balance the expert load without an auxiliary loss.
 
 Sources: DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Wang et al. 2024, arXiv 2408.15664, algorithm 1. The biases are
-parameters, so they are saved, averaged and sharded like other parameters, but they have neither gradients nor weight
-decay. After each update, each bias changes by a fixed amount. The number of tokens of its expert determines the sign.
+parameters: they are saved, averaged and sharded like other parameters, but have neither gradients nor weight decay.
+After each update, each bias changes by a fixed amount, whose sign depends on how many tokens its expert received.
 """
 
 from collections.abc import Mapping
@@ -23,25 +23,30 @@ _BIAS = "/blocks/mlp/router/balance"
 def update_balance_biases(
     settings: Optional[MixtureOfExperts], layers: LayersConfig, params: PyTree, sums: Mapping
 ) -> PyTree:
-    """Returns the parameters with router biases changed by ±`bias_rate`, except the biases of frozen layers.
+    """Updates each router bias by ±`bias_rate`, except in frozen layers; returns the new parameters.
 
-    A bias increases if its expert received fewer tokens than the mean expert of the layer, and decreases if the expert
-    received more. The parameters are unchanged if `settings` or `bias_rate` is None.
+    A bias increases if its expert received fewer tokens than the mean over the layer's experts, and decreases if it
+    received more. If `settings` or `bias_rate` is None, `params` is returned unchanged.
 
     Args:
-      sums: {name: (sum, count)}, the sums of the update's metrics. They include the number of tokens of each expert in
-        each layer, [L, E].
+      settings: the config of the experts, or None if the model has none.
+      layers: determines which layers are frozen.
+      params: the parameters after the optimizer update.
+      sums: the update's metric sums, {name: (sum, count)}, which include the token counts of each layer's experts,
+        [L, E].
     """
     if settings is None or settings.bias_rate is None:
         return params
 
-    def moved(name: str, x: jax.Array, on: jax.Array) -> jax.Array:
+    def update_bias(name: str, x: jax.Array, is_trained: jax.Array) -> jax.Array:
         if not name.endswith(_BIAS):
             return x
         stack = name.removesuffix(_BIAS).rpartition("/")[2]
         tokens = next(
             total for key, (total, _) in sums.items() if key.startswith(f"{BY_LAYER}{stack}/") and EXPERT_TOKENS in key
         )
-        return x + settings.bias_rate * jnp.where(on, jnp.sign(tokens.mean(axis=-1, keepdims=True) - tokens), 0.0)
+        return x + settings.bias_rate * jnp.where(
+            is_trained, jnp.sign(tokens.mean(axis=-1, keepdims=True) - tokens), 0.0
+        )
 
-    return jax.tree.map(moved, tree_of_names(params), params, trained_mask(layers, params))
+    return jax.tree.map(update_bias, tree_of_names(params), params, trained_mask(layers, params))

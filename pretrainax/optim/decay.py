@@ -2,8 +2,8 @@
 
 from pretrainax.sharding.param_paths import PyTree, match_rules
 
-# End of a parameter's path -> True if weight decay applies. The first match wins. The rank of a parameter cannot decide
-# this, because the scale of a norm has two axes in a stack of layers. Embeddings decay, as in BERT and GPT-2.
+# End of a parameter's path -> True if weight decay applies. The first match wins. The rank of a parameter is no
+# criterion, because the scale of a norm has two axes in a stack of layers. Embeddings decay, as in BERT and GPT-2.
 DECAY = (
     (r"bias|scale|sinks|router/balance", False),
     (r"tagger/(transitions|start|end)|scalar_mix/weights", False),
@@ -16,7 +16,7 @@ DECAY = (
 
 
 def decay_mask(params: PyTree) -> PyTree:
-    """Returns a tree like `params` (arrays or shapes), with True for each parameter to which weight decay applies.
+    """Builds the weight-decay mask of `params` (arrays or shapes), which is True for parameters that decay.
 
     Raises:
       ValueError: DECAY has no row for a parameter.

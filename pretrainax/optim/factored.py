@@ -17,15 +17,15 @@ class Adafactor(Chain):
         u = g / sqrt(v); u /= max(1, RMS(u) / clip_rms)
         w -= rate(step) · (max(1e-3, RMS(w)) · u + weight_decay · w)
 
-    RMS is the root mean square over a matrix. If both sides of a matrix have at least `min_factored_size` entries, the
-    state contains only the means of the rows and of the columns of v, and v is computed from their product.
+    RMS is the root mean square over a matrix. If a matrix has at least `min_factored_size` rows and columns, the state
+    contains only the row means and column means of v, and the update approximates v by their outer product.
     """
 
     learning_rate: float = 1e-2  # peak of the schedule
     decay_exponent: float = 0.8  # the decay rate b of the second moment is 1 - updates^-decay_exponent
     clip_rms: Optional[float] = 1.0  # maximum RMS of the update of a matrix; None: no clipping
-    scale_by_parameter_rms: bool = True  # multiplies updates by the RMS of each matrix; False: by 1
-    min_factored_size: int = 128  # the second moment of matrices with a smaller side is not factored
+    scale_by_parameter_rms: bool = True  # multiplies the update of each matrix by the RMS of the matrix
+    min_factored_size: int = 128  # matrices with fewer rows or columns have a full second moment
     weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
@@ -34,14 +34,14 @@ class Adafactor(Chain):
         return self.scale_by_parameter_rms
 
     def directions(self, params_shape):
-        parts = [
+        transformations = [
             optax.scale_by_factored_rms(decay_rate=self.decay_exponent, min_dim_size_to_factor=self.min_factored_size)
         ]
         if self.clip_rms is not None:
-            parts.append(optax.clip_by_block_rms(self.clip_rms))
+            transformations.append(optax.clip_by_block_rms(self.clip_rms))
         if self.scale_by_parameter_rms:
-            parts.append(optax.scale_by_param_block_rms(min_scale=1e-3))
-        yield map_matrices(optax.chain(*parts), params_shape)
+            transformations.append(optax.scale_by_param_block_rms(min_scale=1e-3))
+        yield map_matrices(optax.chain(*transformations), params_shape)
 
     def problems(self, experiment):
         yield from super().problems(experiment)

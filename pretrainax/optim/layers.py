@@ -1,6 +1,6 @@
-"""Implements per-layer learning rates: frozen layers, layer-wise decay of the rate, and gradual unfreezing.
+"""Implements per-layer learning rates: frozen layers, layer-wise learning-rate decay, and gradual unfreezing.
 
-Each parameter of a stack of layers is one array [L, …], so its per-layer values are an array [L, 1, …].
+Each parameter in a stack of layers is a single array [L, …], so per-layer values for it have shape [L, 1, …].
 """
 
 import math
@@ -17,41 +17,41 @@ from pretrainax.optim.matrices import tree_of_names
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.sharding.param_paths import PyTree, layer_indices, stack_of
 
-# Outside of stacks, these paths are below the first block or shared by all blocks: embeddings, their norms and
-# projections, position biases, the input convolution. All other paths outside of stacks are above the last block.
+# Parameters outside of stacks that are below the first block or shared by all blocks: embeddings, their norms and
+# projections, position biases, the input convolution. All other parameters outside of stacks are above the last block.
 _BELOW = re.compile(r"(^|/)((\w+_)?embedding(_\w+)?|relative_bias|convolution)/")
 
 
 def layers_above(params: PyTree) -> PyTree:
-    """Returns the number of layers above each parameter; the heads count as one layer above the last block.
+    """Returns the number of layers above each parameter, where the heads count as one layer above the last block.
 
-    The number is 0 for parameters of heads, 1 for the last block, and L + 1 for embeddings. Stacked parameters get an
-    array [L, 1, …], with one number per block; other parameters get a scalar [].
+    The number is 0 for the heads, 1 for the last block, and L + 1 for the embeddings. Stacked parameters get an
+    array [L, 1, …] with one number per block; all other parameters get a scalar.
 
     Args:
       params: arrays or shapes.
 
-    NOTE ELECTRA's code (model/optimization.py) counts one more layer above all parameters except those of the heads.
+    NOTE ELECTRA's code (model/optimization.py) counts one more layer above all parameters except the heads.
     """
     stacks = layer_indices(params)
-    most = max((total for _, total in stacks.values()), default=0)
+    max_layers = max((total for _, total in stacks.values()), default=0)
 
-    def above(name: str, x: PyTree) -> np.ndarray:
+    def count_above(name: str, x: PyTree) -> np.ndarray:
         if stack := stack_of(name):
-            numbers, total = stacks[stack]
-            return _of_layers([total - i for i in numbers], x)
-        return np.array(most + 1 if _BELOW.search(name) else 0)
+            indices, total = stacks[stack]
+            return _per_layer_array([total - i for i in indices], x)
+        return np.array(max_layers + 1 if _BELOW.search(name) else 0)
 
-    return jax.tree.map(above, tree_of_names(params), params)
+    return jax.tree.map(count_above, tree_of_names(params), params)
 
 
-def _of_layers(values: Sequence, x: PyTree) -> np.ndarray:
-    # [L] -> [L, 1, …]
+def _per_layer_array(values: Sequence, x: PyTree) -> np.ndarray:
+    # [L] -> [L, 1, …], with the rank of `x`
     return np.array(values).reshape(-1, *[1] * (len(x.shape) - 1))
 
 
 def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
-    """Returns True for each trained parameter and False for each frozen parameter, in the shapes of `layers_above`.
+    """Returns a mask with the shapes of `layers_above` that is True for trained and False for frozen parameters.
 
     Args:
       params: arrays or shapes.
@@ -59,12 +59,11 @@ def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
     Raises:
       UserError: no parameter is trained.
     """
-
     stacks = layer_indices(params)
 
     def is_trained(name: str, x: PyTree) -> np.ndarray:
         if stack := stack_of(name):
-            return _of_layers([i >= layers.frozen for i in stacks[stack][0]], x)
+            return _per_layer_array([i >= layers.frozen for i in stacks[stack][0]], x)
         return np.array(not (layers.frozen_embeddings and _BELOW.search(name)))
 
     flags = jax.tree.map(is_trained, tree_of_names(params), params)
@@ -74,26 +73,26 @@ def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
 
 
 def count_trained(layers: LayersConfig, params: PyTree) -> int:
-    """Returns the number of scalar parameters that are trained; `params` are arrays or shapes."""
-    shares = jax.tree.map(
-        lambda on, x: int(on.sum()) * math.prod(x.shape) // on.size, trained_mask(layers, params), params
+    """Counts the scalar parameters in `params` (arrays or shapes) that are trained."""
+    counts = jax.tree.map(
+        lambda mask, x: int(mask.sum()) * math.prod(x.shape) // mask.size, trained_mask(layers, params), params
     )
-    return sum(jax.tree.leaves(shares))
+    return sum(jax.tree.leaves(counts))
 
 
 def rate_factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLike) -> PyTree:
-    """Returns the factor by which each parameter's learning rate is multiplied, in the shapes of `layers_above`.
+    """Computes each parameter's learning-rate factor, with the shapes of `layers_above`.
 
-    The factor is rate_decay^layers_above, and 0 for frozen parameters. With gradual unfreezing, the factor of a layer
-    with n layers above it is 0 before step n · unfreeze_every, and then grows linearly over `unfreeze_warmup` steps.
+    The factor is rate_decay^layers_above, or 0 for frozen parameters. With gradual unfreezing, the factor of a layer
+    with n layers above it is 0 before step n · unfreeze_every. It then grows linearly over `unfreeze_warmup` steps.
 
     Args:
       params: arrays or shapes.
-      step: number of completed updates; 0 at the first update.
+      step: number of completed updates, which is 0 at the first update.
     """
 
-    def factor(above: np.ndarray, on: np.ndarray) -> jax.Array:
-        decayed = jnp.asarray(layers.rate_decay**above * on, jnp.float32)
+    def factor(above: np.ndarray, mask: np.ndarray) -> jax.Array:
+        decayed = jnp.asarray(layers.rate_decay**above * mask, jnp.float32)
         if not layers.unfreeze_every:
             return decayed
         updates = step - layers.unfreeze_every * above + 1  # number of updates of the layer, including this update
@@ -105,14 +104,15 @@ def rate_factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLik
 def with_layer_rates(
     layers: LayersConfig, chosen: Optimizer, built: optax.GradientTransformationExtraArgs, params: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns an optimizer with per-layer learning rates; the factors of `rate_factors` scale updates and weight decay.
+    """Adds per-layer learning rates to an optimizer: the factors of `rate_factors` scale updates and weight decay.
 
-    The optimizer state is that of `built` and covers all parameters, including frozen parameters. With gradual
-    unfreezing, the state includes gradients from before a layer is unfrozen, so the first updates of this layer are not
-    larger than its later updates. `mask_frozen` sets the gradients of frozen parameters to zero.
+    The result has the same optimizer state as `built`, for all parameters including frozen ones. With gradual
+    unfreezing, a layer's moments already include its gradients when it is unfrozen, so its first updates are not larger
+    than later ones. `mask_frozen` sets the gradients of frozen parameters to zero.
 
     Args:
-      chosen: the optimizer of the config.
+      layers: the layer-wise settings. With default settings, `built` is returned.
+      chosen: the config's optimizer.
       built: the transformation that `chosen.build` returned.
       params: arrays or shapes.
 
@@ -122,19 +122,19 @@ def with_layer_rates(
     if layers == LayersConfig():
         return built
 
-    def update(updates, state, params=None, *, step, **more):
-        now = rate_factors(layers, updates, step)
-        passed = {"factors": now} if chosen.takes_factors else {}
-        updates, state = built.update(updates, state, params, step=step, **passed, **more)
-        scaled = updates if passed else jax.tree.map(jnp.multiply, updates, now)
-        return jax.tree.map(lambda u, f: jnp.where(f > 0, u, 0.0), scaled, now), state
+    def update(updates, state, params=None, *, step, **extra_args):
+        factors = rate_factors(layers, updates, step)
+        factor_args = {"factors": factors} if chosen.takes_factors else {}
+        updates, state = built.update(updates, state, params, step=step, **factor_args, **extra_args)
+        scaled = updates if factor_args else jax.tree.map(jnp.multiply, updates, factors)
+        return jax.tree.map(lambda u, f: jnp.where(f > 0, u, 0.0), scaled, factors), state
 
     trained_mask(layers, params)
     return optax.GradientTransformationExtraArgs(built.init, update)
 
 
 def mask_frozen(layers: LayersConfig, gradients: PyTree) -> PyTree:
-    """Returns the gradients with zeros for frozen parameters, so that the global gradient norm excludes them."""
+    """Sets the gradients of frozen parameters to zero, which also excludes them from the global gradient norm."""
     if layers == LayersConfig():
         return gradients
-    return jax.tree.map(lambda g, on: jnp.where(on, g, 0.0), gradients, trained_mask(layers, gradients))
+    return jax.tree.map(lambda g, mask: jnp.where(mask, g, 0.0), gradients, trained_mask(layers, gradients))

@@ -1,8 +1,8 @@
-"""Applies an Optax transformation, which treats each array as one matrix, to each matrix of a model.
+"""Applies Optax transformations, which treat each array as one matrix, to the individual matrices of a model.
 
-In this package, a parameter of a stack of layers is one array [L, …], a parameter of experts is one array [L, E, …],
-and attention projections have a separate axis for heads, [D, H, K] or [H, K, D]. In papers and in Optax, a matrix
-belongs to one layer and one expert, and has all heads in one axis, [D, H · K].
+In this package, a stack of layers stores each parameter as one array [L, …], or [L, E, …] for experts, and attention
+projections have a separate axis for heads, [D, H, K] or [H, K, D]. In papers and in Optax, a matrix belongs to one
+layer and one expert, and has all heads in one axis, [D, H · K].
 """
 
 from collections.abc import Callable
@@ -19,24 +19,24 @@ HEADS = ("num_heads", "num_kv_heads")  # names of the axes that precede head_dim
 
 
 def tree_of_names(tree: PyTree) -> PyTree:
-    """Returns a tree with the structure of `tree`, whose leaves are the paths of the leaves of `tree`."""
+    """Replaces each leaf of `tree` by its path."""
     return jax.tree.unflatten(jax.tree.structure(tree), parameter_names(tree))
 
 
 def rms(stacked: int, x: jax.Array) -> jax.Array:
-    """Returns the root mean square (RMS) of each matrix of a parameter or update: [L, …] -> [L, 1, …].
+    """Computes the root mean square (RMS) of each matrix in a parameter or update: [L, …] -> [L, 1, …].
 
     Args:
-      stacked: the number of leading axes that stack matrices; 0: `x` is one matrix, […] -> [1, …].
+      stacked: the number of leading axes that stack matrices. If 0, `x` is a single matrix, […] -> [1, …].
     """
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=tuple(range(stacked, x.ndim)), keepdims=True))
 
 
 def scale_by_rms_ratio(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
-    """Returns a transformation that multiplies the update of each matrix by a factor.
+    """Builds a transformation that multiplies the update of each matrix by a factor.
 
     Args:
-      factor: (RMS of the parameter, RMS of the update) -> factor of the update, for each matrix.
+      factor: computes the factor from the RMS of the matrix and the RMS of its update.
     """
 
     def scale(stacked: int, update: jax.Array, param: jax.Array) -> jax.Array:
@@ -46,7 +46,7 @@ def scale_by_rms_ratio(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> o
 
 
 def stacked_axes(params: PyTree) -> PyTree:
-    """Returns, for each parameter, the number of leading axes that stack matrices: layers and experts."""
+    """Counts each parameter's leading axes that stack matrices, i.e. the layer and expert axes."""
     counts = [sum(axis in STACKED for axis in axes) for axes in axes_of_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), counts)
 
@@ -54,7 +54,7 @@ def stacked_axes(params: PyTree) -> PyTree:
 def first_output(axes: tuple[str, ...]) -> int:
     """Returns the index of the first output axis of a kernel with the given logical axes.
 
-    The outputs are the last axis, or the last two axes if the last axis is "head_dim".
+    The last axis is the output axis, or the last two axes are if the last one is "head_dim".
     """
     return len(axes) - (2 if axes[-1] == "head_dim" else 1)
 
@@ -62,13 +62,13 @@ def first_output(axes: tuple[str, ...]) -> int:
 def map_matrices(
     transformation: optax.GradientTransformation, params_shape: PyTree
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation that applies `transformation` separately to each matrix of the model.
+    """Builds a transformation that applies `transformation` separately to each matrix of the model.
 
-    The result maps `transformation` over layers and experts, and merges the axes of heads into one axis. For a stack,
-    all arrays of the state, including counters, have an axis for layers.
+    The result maps `transformation` over layers and experts, and merges the axes num_heads and head_dim into one. A
+    stack's state arrays, including counters, all have a layer axis.
 
     Args:
-      transformation: treats each array as one matrix.
+      transformation: the transformation, which treats each array as one matrix.
       params_shape: the parameters, as arrays or shapes.
 
     Raises:
@@ -83,28 +83,31 @@ def map_matrices(
         _label(stack, has_experts): _mapped(mapped) if has_experts else mapped if stack else transformation
         for stack, has_experts in set(stacks.values())
     }
-    each = optax.partition(by_label, labels)
+    partitioned = optax.partition(by_label, labels)
 
-    def flat(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda name, x: x.reshape(_flat_shape(x.shape, axes[name])), tree_of_names(tree), tree)
+    def merge_heads(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda name, x: x.reshape(_merged_shape(x.shape, axes[name])), tree_of_names(tree), tree)
 
     def update(updates, state, params=None, **_):
-        flat_updates, state = each.update(flat(updates), state, None if params is None else flat(params))
-        return jax.tree.map(lambda new, old: new.reshape(old.shape), flat_updates, updates), state
+        merged_updates, state = partitioned.update(
+            merge_heads(updates), state, None if params is None else merge_heads(params)
+        )
+        return jax.tree.map(lambda new, old: new.reshape(old.shape), merged_updates, updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: each.init(flat(params)), update)
+    return optax.GradientTransformationExtraArgs(lambda params: partitioned.init(merge_heads(params)), update)
 
 
 def _label(stack: str, has_experts: bool) -> str:
-    """Returns the key of a group of parameters in the optimizer state.
+    """Returns a parameter group's key in the optimizer state.
 
-    "encoder/blocks" -> "encoder_blocks", or "encoder_blocks_experts" for its experts; "" (no stack) -> "alone".
+    For the stack "encoder/blocks", the key is "encoder_blocks", or "encoder_blocks_experts" for its experts. For
+    parameters outside of stacks (stack ""), the key is "alone".
     """
     return (stack.replace("/", "_") or "alone") + "_experts" * has_experts
 
 
 def _mapped(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns `transformation` mapped over the first axis of all arrays."""
+    """Maps a transformation over the first axis of all arrays, as `jax.vmap` does for a function."""
 
     def init(params):
         # Optax calls `init` with a tree without arrays to inspect the structure of a state; vmap does not accept it.
@@ -113,8 +116,8 @@ def _mapped(transformation: optax.GradientTransformation) -> optax.GradientTrans
     return optax.GradientTransformation(init, jax.vmap(transformation.update))
 
 
-def _flat_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Returns the shape of a parameter with the axes of heads merged into one axis: (L, D, H, K) -> (L, D, H · K)."""
+def _merged_shape(shape: tuple[int, ...], axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Merges the axes num_heads and head_dim in a parameter's shape: (L, D, H, K) -> (L, D, H · K)."""
     for i, (heads, dimension) in enumerate(zip(axes, axes[1:], strict=False)):
         if heads in HEADS and dimension == "head_dim":
             return (*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :])

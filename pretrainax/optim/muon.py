@@ -12,12 +12,12 @@ from pretrainax.optim.optimizers import Chain, scale_by_adam, scale_by_rate_of_s
 from pretrainax.sharding.param_paths import PyTree, is_stacked
 from pretrainax.sharding.rules import axes_of_leaves
 
-Axes = optax.contrib.MuonDimensionNumbers  # which axes of an array are the inputs and the outputs of its matrices
+Axes = optax.contrib.MuonDimensionNumbers  # the input axes and the output axes of the matrices in an array
 
 
 @dataclasses.dataclass
 class Muon(Chain):
-    """An optimizer that orthogonalizes the momentum of each matrix.
+    """Muon: momentum, orthogonalized for each matrix.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, and the code of that post.
 
@@ -33,7 +33,7 @@ class Muon(Chain):
     # RMS of each matrix's update; 0.2 resembles Adam (Liu et al. 2025, arXiv 2502.16982, section 2.2); None: the factor
     # sqrt(max(1, outputs / inputs)) above
     update_rms: Optional[float] = None
-    split_heads: bool = False  # each head of an attention projection is a matrix; False: all heads form one matrix
+    split_heads: bool = False  # treats each head of an attention projection as a matrix; False: all heads as one matrix
     adam_learning_rate: Optional[float] = 3e-4  # peak of the schedule for AdamW; None: learning_rate
     b1: float = 0.9  # AdamW: decay rate of the first moment
     b2: float = 0.95  # AdamW: decay rate of the second moment
@@ -48,7 +48,10 @@ class Muon(Chain):
             axes,
             is_leaf=lambda a: isinstance(a, (Axes, optax.MaskedNode)),
         )
-        transformations = {"muon": self._orthogonal(axes), "adam": scale_by_adam(self.b1, self.b2, self.epsilon)}
+        transformations = {
+            "muon": self._orthogonalized_momentum(axes),
+            "adam": scale_by_adam(self.b1, self.b2, self.epsilon),
+        }
         relative_rate = (self.adam_learning_rate or self.learning_rate) / self.learning_rate
         return optax.chain(
             self.clipping(),
@@ -59,7 +62,7 @@ class Muon(Chain):
         )
 
     def _axes(self, params_shape: PyTree) -> PyTree:
-        """Returns, for each parameter, the axes of its matrices; a MaskedNode if AdamW trains the parameter."""
+        """Returns the matrix axes of each parameter, or a MaskedNode for parameters that AdamW trains."""
 
         def axes_of(name: str, axes: tuple[str, ...]) -> Union[Axes, optax.MaskedNode]:
             if not is_stacked(name) or not name.endswith("kernel"):
@@ -75,23 +78,23 @@ class Muon(Chain):
         leaves = map(axes_of, jax.tree.leaves(tree_of_names(params_shape)), axes_of_leaves(params_shape))
         return jax.tree.unflatten(jax.tree.structure(params_shape), list(leaves))
 
-    def _orthogonal(self, axes: PyTree) -> optax.GradientTransformation:
-        """Returns the transformation from gradients to orthogonalized momentum, scaled as in the class docstring.
+    def _orthogonalized_momentum(self, axes: PyTree) -> optax.GradientTransformation:
+        """Builds the transformation from gradients to orthogonalized momentum, scaled as in the class docstring.
 
-        NOTE Optax's `trace` computes the momentum, and `scale_by_muon`, without momentum or state, only orthogonalizes
-        it. The momentum of `scale_by_muon` has a bias correction, which the author's code lacks, and a different
-        direction with Nesterov momentum.
+        NOTE Optax's `trace` computes the momentum, and `scale_by_muon` with beta=0 only orthogonalizes it. The momentum
+        of `scale_by_muon` itself differs from the author's code: it is bias-corrected, and has a different direction
+        with Nesterov momentum.
         """
 
         def update(updates, params):
             muon = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, eps=1e-7, weight_dimension_numbers=axes)
             updates, _ = muon.update(updates, muon.init(updates))
-            return jax.tree.map(lambda u, a: self._size(a, u.shape) * u, updates, axes)
+            return jax.tree.map(lambda u, a: self._update_scale(a, u.shape) * u, updates, axes)
 
         momentum = optax.chain(optax.scale(1.0 - self.momentum), optax.trace(self.momentum, nesterov=True))
         return optax.chain(momentum, optax.stateless(update))
 
-    def _size(self, axes: Axes, shape: tuple[int, ...]) -> float:
+    def _update_scale(self, axes: Axes, shape: tuple[int, ...]) -> float:
         inputs, outputs = (math.prod(shape[i] for i in group) for group in axes)
         if self.update_rms is not None:
             return self.update_rms * math.sqrt(max(inputs, outputs))

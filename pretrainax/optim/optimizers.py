@@ -1,4 +1,4 @@
-"""Defines the base classes of optimizers, which chain Optax transformations; AdamW and variants, Adagrad and Lion."""
+"""Defines the base classes of optimizers (chains of Optax transformations), AdamW and variants, Adagrad, and Lion."""
 
 import dataclasses
 import math
@@ -22,9 +22,8 @@ class Optimizer(kinds.Optimizer):
     """Base class of optimizers. A subclass is a dataclass with a field `learning_rate`, and implements `build`."""
 
     learning_rate: float  # peak of the schedule
-    needs_gradient_function: ClassVar[bool] = (
-        False  # `update` takes `gradients_at`, a function from parameters to the gradients of the batch
-    )
+    # `update` takes `gradients_at`, a function from parameters to the gradients of the batch
+    needs_gradient_function: ClassVar[bool] = False
     # `update` takes `factors`, a tree of learning-rate factors (optim/layers.py); False: the caller scales the updates
     takes_factors: ClassVar[bool] = False
 
@@ -32,39 +31,39 @@ class Optimizer(kinds.Optimizer):
     def is_scale_invariant(self) -> bool:
         """Returns True if the same learning rate is suitable for models of all sizes.
 
-        The updates of such an optimizer are relative to the RMS or norm of each matrix, or to all previous gradients.
+        Such an optimizer's updates are relative to each matrix's RMS or norm, or to all previous gradients.
         """
         return False
 
     @property
     def gradients_per_update(self) -> float:
-        """Returns the mean cost of the gradient computations per update; 1 is one forward and one backward pass."""
+        """Returns the mean cost of computing gradients per update, in units of one forward and one backward pass."""
         return 1.0
 
     @property
     def has_gradient_point(self) -> bool:
-        """Returns True if gradients are computed at a point that differs from the model's parameters.
+        """Returns True if gradients are computed at a point other than the model's parameters.
 
-        The point needs as much memory as the parameters.
+        Storing this point takes as much memory as the parameters.
         """
         return type(self).gradient_point is not Optimizer.gradient_point
 
     def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
-        """Returns the Optax transformation from gradients to updates, with the learning rate of `schedule`.
+        """Builds the Optax transformation from gradients to updates, with the learning rate of `schedule`.
 
-        The `update(gradients, state, params, step=…)` of the transformation takes the number of completed updates as
-        `step`.
+        Its method `update(gradients, state, params, step=…)` takes the number of completed updates as `step`.
 
         Args:
+          schedule: maps the number of completed updates to the next update's learning rate.
           params_shape: the parameters, as arrays or shapes.
         """
         raise NotImplementedError
 
     def gradient_point(self, params: PyTree, state: PyTree) -> PyTree:
-        """Returns the parameters at which the next gradient is computed; by default, the parameters of the model.
+        """Returns the point at which the next gradient is computed, by default the model's parameters.
 
         Args:
-          params: the parameters of the model.
+          params: the model's parameters.
           state: the state of the transformation that `build` returned.
         """
         del state
@@ -72,10 +71,10 @@ class Optimizer(kinds.Optimizer):
 
 
 class Chain(Optimizer):
-    """An optimizer that chains gradient clipping, the update direction, weight decay and the learning rate of the step.
+    """An optimizer that chains gradient clipping, an update direction, weight decay and the learning rate.
 
-    The learning rate depends on the `step` argument of `update` and not on a counter in the state, because a skipped
-    update does not advance such a counter.
+    The learning rate depends on the `step` argument of `update` rather than a counter in the state, because a skipped
+    update would not advance such a counter.
     """
 
     weight_decay: float
@@ -90,7 +89,7 @@ class Chain(Optimizer):
         )
 
     def directions(self, params_shape: PyTree) -> Iterable[optax.GradientTransformation]:
-        """Returns the transformations from the clipped gradients to the update direction.
+        """Builds the transformations that turn clipped gradients into the update direction.
 
         Args:
           params_shape: the parameters, as arrays or shapes.
@@ -98,11 +97,11 @@ class Chain(Optimizer):
         raise NotImplementedError
 
     def clipping(self) -> optax.GradientTransformation:
-        """Returns the transformation that clips the global gradient norm to `clip_norm`; None: no clipping."""
+        """Builds the transformation that clips the global gradient norm to `clip_norm`, unless that is None."""
         return optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity()
 
     def decaying(self, params_shape: PyTree) -> optax.GradientTransformation:
-        """Returns the transformation that adds weight decay for the parameters that `DECAY` selects."""
+        """Builds the transformation that adds weight decay to the parameters selected by `DECAY`."""
         return optax.add_decayed_weights(self.weight_decay, decay_mask(params_shape))
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
@@ -118,7 +117,7 @@ class Chain(Optimizer):
 
 
 def scale_by_rate_of_step(schedule: Rate) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation that multiplies updates by -schedule(step), with `step` an argument of `update`."""
+    """Builds a transformation that multiplies updates by -schedule(step); `step` is an argument of `update`."""
 
     def update(updates, state, params=None, *, step, **_):
         rate = schedule(step)
@@ -130,10 +129,10 @@ def scale_by_rate_of_step(schedule: Rate) -> optax.GradientTransformationExtraAr
 def scale_by_adam(
     b1: float, b2: float, epsilon: float, bias_correction: BiasCorrection = "moments"
 ) -> optax.GradientTransformation:
-    """Returns the transformation to Adam's update direction, with float32 moments.
+    """Builds the transformation from gradients to Adam's update direction, with float32 moments.
 
     Args:
-      b1, b2, epsilon, bias_correction: as the fields of `AdamW`.
+      b1, b2, epsilon, bias_correction: see the fields of `AdamW`.
     """
     optax_adam = optax.scale_by_adam(b1, b2, epsilon, mu_dtype=jnp.float32)
     if bias_correction == "moments":
@@ -171,7 +170,7 @@ class AdamW(Chain):
     epsilon: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
-    # multiplies the update of each matrix by the RMS of the matrix, at least 1e-3; for T5's unscaled initialization
+    # multiplies the update of each matrix by max(1e-3, RMS of the matrix); for T5's unscaled initialization
     scale_by_parameter_rms: bool = False
     # corrects the "moments", as torch does; the "rate", as TensorFlow and fairseq do; or "none", as the code of BERT,
     # ELECTRA and DeBERTa does
@@ -188,14 +187,14 @@ class AdamW(Chain):
 
 @dataclasses.dataclass
 class Lamb(Chain):
-    """AdamW for large batches, with updates of each matrix that are proportional to the norm of the matrix.
+    """AdamW for large batches; the update of each matrix is proportional to the norm of the matrix.
 
     Source: You et al. 2019, arXiv 1904.00962, algorithm 2.
 
         u = m̂ / (sqrt(v̂) + epsilon) + weight_decay · w
         w -= rate(step) · |w| / |u| · u
 
-    NOTE Biases and the parameters of norms, which do not decay, get the unscaled update of Adam, as in ALBERT's code.
+    NOTE Biases and the parameters of norms, which do not decay, get Adam's unscaled update, as in ALBERT's code.
     Algorithm 2 scales these updates too.
     """
 
@@ -205,7 +204,7 @@ class Lamb(Chain):
     epsilon: float = 1e-6  # added to the square root of the second moment
     weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
-    bias_correction: BiasCorrection = "moments"  # as for AdamW; "none": as in ALBERT
+    bias_correction: BiasCorrection = "moments"  # as in AdamW; ALBERT: "none"
 
     @property
     def is_scale_invariant(self) -> bool:
@@ -223,15 +222,16 @@ class Lamb(Chain):
 
 @dataclasses.dataclass
 class StableAdamW(Chain):
-    """AdamW that, instead of clipping gradients, lowers the rate of a matrix if squared gradients exceed the moment v̂.
+    """AdamW with update clipping instead of gradient clipping: limits the update of each matrix after a gradient spike.
 
     Source: Wortsman et al. 2023, arXiv 2304.13013, algorithm 2, as in ModernBERT.
 
         w -= rate(step) / max(1, RMS(g / max(sqrt(v̂), epsilon))) · (m̂ / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    RMS is the root mean square over each matrix. m̂ and v̂ are the bias-corrected moments of AdamW.
+    The factor lowers the rate if the squared gradients exceed v̂. RMS is the root mean square over each matrix. m̂ and v̂
+    are AdamW's bias-corrected moments.
 
-    NOTE In the released ModernBERT, queries, keys and values have one common matrix. Here, they have three.
+    NOTE In the released ModernBERT, queries, keys and values share one matrix. Here, they have three matrices.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -244,7 +244,7 @@ class StableAdamW(Chain):
     def build(self, schedule, params_shape):
         adam = optax.chain(scale_by_adam(self.b1, self.b2, self.epsilon), self.decaying(params_shape))
 
-        def scaled(stacked, update, gradient, v):
+        def scale(stacked, update, gradient, v):
             return update / jnp.maximum(1.0, rms(stacked, gradient * jax.lax.rsqrt(jnp.maximum(v, self.epsilon**2))))
 
         def update(updates, state, params=None):
@@ -252,7 +252,7 @@ class StableAdamW(Chain):
             updates, state = adam.update(gradients, state, params)
             moments = cast(tuple[optax.ScaleByAdamState, ...], state)[0]
             v = optax.tree.bias_correction(moments.nu, self.b2, moments.count)
-            return jax.tree.map(scaled, stacked_axes(updates), updates, gradients, v), state
+            return jax.tree.map(scale, stacked_axes(updates), updates, gradients, v), state
 
         stable = optax.GradientTransformation(adam.init, update)
         return optax.chain(self.clipping(), stable, scale_by_rate_of_step(schedule))
@@ -265,8 +265,8 @@ class AdEMAMix(Chain):
         m2 = b3 m2 + (1 - b3) g
         w -= rate(step) · ((m̂ + alpha · m2) / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    In the first `alpha_warmup_steps`, alpha grows linearly from 0 to `alpha`, and the decay rate of m2 grows from b1 to
-    b3, with a linearly growing half-life.
+    In the first `alpha_warmup_steps` steps, alpha grows linearly from 0 to `alpha`, and the decay rate of m2 grows from
+    b1 to b3 such that its half-life grows linearly.
     """
 
     learning_rate: float = 1e-3  # peak of the schedule
@@ -274,9 +274,8 @@ class AdEMAMix(Chain):
     b2: float = 0.999  # decay rate of the second moment
     b3: float = 0.9999  # decay rate of the slow first moment
     alpha: float = 8.0  # weight of the slow first moment
-    alpha_warmup_steps: int = (
-        0  # number of steps in which alpha and b3 grow; in the paper, all steps of the run (config.train.steps)
-    )
+    # number of steps in which alpha and b3 grow; in the paper, all steps of the run (config.train.steps)
+    alpha_warmup_steps: int = 0
     epsilon: float = 1e-8  # added to the square root of the second moment
     weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
@@ -305,13 +304,13 @@ class AdEMAMix(Chain):
 
 
 def _half_life(decay: float) -> float:
-    """Returns the half-life of a moving average with this decay rate, in updates."""
+    """Computes the half-life in updates of a moving average with decay rate `decay`."""
     return math.log(0.5) / math.log(decay)
 
 
 @dataclasses.dataclass
 class Adagrad(Chain):
-    """Adagrad, which divides the gradient by the root of the sum of all squared gradients (Duchi et al. 2011).
+    """Adagrad, which divides gradients by the square root of the sum of all squared gradients (Duchi et al. 2011).
 
         v += g²
         w -= rate(step) · (g / sqrt(v) + weight_decay · w)
@@ -339,15 +338,15 @@ class Adagrad(Chain):
 
 @dataclasses.dataclass
 class Lion(Chain):
-    """Lion, whose update is the sign of an interpolation between momentum and gradient; its state is half of Adam's.
+    """Lion: the update is the sign of an interpolation between momentum and gradient; half of Adam's state size.
 
     Source: Chen et al. 2023, arXiv 2302.06675, algorithm 2.
 
         w -= rate(step) · (sign(b1 m + (1 - b1) g) + weight_decay · w)
         m = b2 m + (1 - b2) g
 
-    Each weight changes by ±rate, apart from weight decay. Compared with Adam, a suitable learning rate is therefore 3
-    to 10 times smaller, and weight decay 3 to 10 times larger (section 5).
+    Apart from weight decay, each weight changes by ±rate. Suitable learning rates are therefore 3 to 10 times smaller
+    than for Adam, and suitable weight decays 3 to 10 times larger (section 5).
     """
 
     learning_rate: float = 1e-4  # peak of the schedule
@@ -360,17 +359,19 @@ class Lion(Chain):
         yield optax.scale_by_lion(self.b1, self.b2, mu_dtype=jnp.float32)
 
 
-def _norm_ratio(size: jax.Array, update_size: jax.Array) -> jax.Array:
-    """Returns Lamb's factor |w| / |u|; 1 if |w| or |u| is zero, because a matrix of zeros would never change.
+def _norm_ratio(rms_of_matrix: jax.Array, rms_of_update: jax.Array) -> jax.Array:
+    """Computes Lamb's factor |w| / |u|, or 1 if |w| or |u| is zero, so that a zero matrix can change.
 
     Args:
-      size: the RMS of a matrix.
-      update_size: the RMS of the update of this matrix.
+      rms_of_matrix: the RMS of a matrix.
+      rms_of_update: the RMS of the matrix's update.
     """
-    return jnp.where((size > 0.0) & (update_size > 0.0), size / jnp.maximum(update_size, 1e-30), 1.0)
+    return jnp.where(
+        (rms_of_matrix > 0.0) & (rms_of_update > 0.0), rms_of_matrix / jnp.maximum(rms_of_update, 1e-30), 1.0
+    )
 
 
-def _parameter_rms(size: jax.Array, update_size: jax.Array) -> jax.Array:
-    """Returns max(1e-3, RMS of a matrix), as in Adafactor's relative step sizes (Shazeer and Stern 2018, section 8)."""
-    del update_size
-    return jnp.maximum(1e-3, size)
+def _parameter_rms(rms_of_matrix: jax.Array, rms_of_update: jax.Array) -> jax.Array:
+    """Computes max(1e-3, RMS of a matrix), as in Adafactor's relative steps (Shazeer and Stern 2018, section 8)."""
+    del rms_of_update
+    return jnp.maximum(1e-3, rms_of_matrix)

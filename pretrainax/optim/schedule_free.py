@@ -13,7 +13,7 @@ from pretrainax.optim.schedules import WarmupConstant
 
 @dataclasses.dataclass
 class ScheduleFreeAdamW(Chain):
-    """AdamW with a constant learning rate, in which the parameters of the model are an average of the iterates.
+    """AdamW with a constant learning rate; the parameters of the model are an average of the iterates.
 
     Source: Defazio et al. 2024, arXiv 2405.15682, algorithm 1.
 
@@ -21,8 +21,8 @@ class ScheduleFreeAdamW(Chain):
         z -= r · (g / (sqrt(v) + epsilon) + weight_decay · y), r = rate(step) · sqrt(1 - b2^updates)
         x = (1 - c) x + c z, c = r² / (sum of r² so far)
 
-    x are the parameters of the model, for evaluation, checkpoints, exports and moving averages. The iterates z and the
-    second moment v are the state of the optimizer.
+    The model's parameters, which evaluation, checkpoints, exports and moving averages use, are x. The optimizer state
+    consists of the iterates z and the second moment v.
     """
 
     takes_factors: ClassVar[bool] = True  # the factors apply to the update of z
@@ -35,25 +35,27 @@ class ScheduleFreeAdamW(Chain):
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     def build(self, schedule, params_shape):
-        def at(rate, factors=None) -> optax.GradientTransformationExtraArgs:
-            by_factors = optax.stateless(lambda steps, _: jax.tree.map(lambda u, f: -rate * f * u, steps, factors))
+        def at_rate(rate, factors=None) -> optax.GradientTransformationExtraArgs:
+            scale_by_factors = optax.stateless(
+                lambda steps, _: jax.tree.map(lambda u, f: -rate * f * u, steps, factors)
+            )
             iterates = optax.chain(
                 self.clipping(),
                 optax.scale_by_rms(self.b2, self.epsilon, eps_in_sqrt=False),
                 self.decaying(params_shape),
-                optax.scale(-rate) if factors is None else by_factors,
+                optax.scale(-rate) if factors is None else scale_by_factors,
             )
             return optax.contrib.schedule_free(iterates, rate, self.b1)
 
         def update(updates, state, params=None, *, step, factors=None, **_):
             count = jnp.asarray(state.step_count, jnp.float32)  # number of updates, including this update
-            free = at(schedule(step) * jnp.sqrt(1.0 - self.b2**count), factors)
+            transformation = at_rate(schedule(step) * jnp.sqrt(1.0 - self.b2**count), factors)
             point = self.gradient_point(params, state)
-            moved, state = free.update(updates, state, point)
-            average = optax.contrib.schedule_free_eval_params(state, optax.apply_updates(point, moved))
+            point_updates, state = transformation.update(updates, state, point)
+            average = optax.contrib.schedule_free_eval_params(state, optax.apply_updates(point, point_updates))
             return jax.tree.map(jnp.subtract, average, params), state
 
-        return optax.GradientTransformationExtraArgs(at(0.0).init, update)
+        return optax.GradientTransformationExtraArgs(at_rate(0.0).init, update)
 
     def gradient_point(self, params, state):
         return jax.tree.map(lambda x, z: (1.0 - self.b1) * z + self.b1 * x, params, state.z)

@@ -1,4 +1,4 @@
-"""Defines learning-rate schedules: a warmup to the peak rate and then a decay, built from the schedules of Optax."""
+"""Defines learning-rate schedules, which warm up to the peak rate and then decay, built from Optax schedules."""
 
 import abc
 import dataclasses
@@ -16,14 +16,14 @@ Rate = Callable[[jax.typing.ArrayLike], jax.Array]  # number of completed update
 
 @dataclasses.dataclass
 class Schedule(kinds.Schedule):
-    """Base class of schedules: a linear warmup to the peak rate, then a decay that a subclass defines in `fall`.
+    """Base class of schedules: a linear warmup to the peak rate, then a decay, which a subclass defines in `fall`.
 
     The rate of step 0 is peak / warmup_steps, because a rate of 0 would waste an update. If warmup_steps exceeds
     train.steps, as in a short trial of a long run, the rate increases until the end of the run.
+
     NOTE Most released code starts at 0 and reaches the peak one step later, at step warmup_steps. start_fraction=0 does
-    the same; the rates of `WarmupCosine` are then exactly the rates of `optax.warmup_cosine_decay_schedule`. Since
-    0.5.0, Optax computes the rates in float32. They differ from the rates of earlier versions by at most 2e-7 of the
-    peak.
+    the same: `WarmupCosine` then has exactly the rates of `optax.warmup_cosine_decay_schedule`. Since version 0.5.0,
+    Optax computes rates in float32, which differ from those of earlier versions by at most 2e-7 of the peak.
     """
 
     warmup_steps: int = 1000  # number of steps of the warmup
@@ -31,18 +31,18 @@ class Schedule(kinds.Schedule):
     start_fraction: Optional[float] = dataclasses.field(default=None, kw_only=True)
 
     def build(self, peak: float, steps: int) -> Rate:
-        """Returns the learning-rate schedule of a run of `steps` updates, with the warmup and the decay of `fall`."""
-        start, steps_to_peak = self.start_fraction, self.warmup_steps
-        if start is None:
-            start, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
-        warmup = optax.linear_schedule(start * peak, peak, max(steps_to_peak, 1))
+        """Builds the learning-rate schedule of a run of `steps` updates: the warmup, then the decay from `fall`."""
+        start_fraction, steps_to_peak = self.start_fraction, self.warmup_steps
+        if start_fraction is None:
+            start_fraction, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
+        warmup = optax.linear_schedule(start_fraction * peak, peak, max(steps_to_peak, 1))
         return optax.join_schedules([warmup, self.fall(peak, max(steps - self.warmup_steps, 1))], [self.warmup_steps])
 
-    @abc.abstractmethod  # the class is no ABC: this decorator only marks that a config cannot select the class itself
+    @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def fall(self, peak: float, steps: int) -> optax.Schedule:
-        """Returns the schedule after the warmup, a function of the number of steps since the end of the warmup.
+        """Builds the schedule after the warmup, as a function of the number of steps since the warmup ended.
 
-        The decay ends at the first step after the run, so the rate of the last step is above the final rate.
+        The decay reaches the final rate one step after the last step of the run.
 
         Args:
           peak: the peak rate.
@@ -90,19 +90,19 @@ class WarmupInverseSquareRoot(Schedule):
 
     The rates do not depend on train.steps.
 
-    NOTE T5 (Raffel et al. 2020, section 3.1.2) has a rate of 0.01, the peak, in its first 10,000 steps:
-    start_fraction=1.
+    NOTE T5 (Raffel et al. 2020, section 3.1.2) keeps the peak rate, 0.01, for its first 10,000 steps. For this
+    schedule, set start_fraction=1.
     """
 
     warmup_steps: int = 10_000  # number of steps of the warmup
 
-    def fall(self, peak, steps):  # Optax has no such schedule.
+    def fall(self, peak, steps):  # Optax has no inverse-square-root schedule
         return lambda step: peak * jnp.sqrt(max(self.warmup_steps, 1) / (step + self.warmup_steps + 1.0))
 
 
 @dataclasses.dataclass
 class WarmupConstant(Schedule):
-    """A constant rate after the warmup: the peak."""
+    """A constant rate after the warmup: the peak rate."""
 
     def fall(self, peak, steps):
         return optax.constant_schedule(peak)
@@ -110,7 +110,7 @@ class WarmupConstant(Schedule):
 
 @dataclasses.dataclass
 class WarmupStableDecay(Schedule):
-    """A constant rate, the peak, and a decay to final_fraction of the peak in the last decay_steps of the run.
+    """A constant rate, the peak, then a decay to final_fraction of the peak in the last decay_steps of the run.
 
     The decay is peak · (1 - (1 - final_fraction) · sqrt(progress of the decay)) (Hägele et al. 2024, arXiv 2405.18392,
     section 4). Runs of different lengths have the same rates in all steps before the decay.
@@ -134,23 +134,24 @@ class WarmupStableDecay(Schedule):
 
 @dataclasses.dataclass
 class WarmupSteps(Schedule):
-    """Step decay: multiplies the rate by `factor` at each of the `shares` of the run.
+    """Step decay: multiplies the rate by `factor` after each of the fractions `shares` of the run.
 
-    Source: DeepSeek-V2, arXiv 2405.04434, section 3.1.2. The shares refer to all steps of the run, including warmup.
-    NOTE DeepSeek's shares refer to all tokens, which is equivalent for batches of equal size.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 3.1.2. The fractions refer to all steps of the run, including warmup.
+
+    NOTE DeepSeek's fractions refer to all tokens, which is equivalent if all batches have the same size.
     """
 
-    shares: tuple[float, ...] = (0.6, 0.9)  # shares of the run after which the rate decreases
+    shares: tuple[float, ...] = (0.6, 0.9)  # fractions of the run after which the rate decreases
     factor: float = 0.316  # factor of the rate at each decrease
 
     def fall(self, peak, steps):
-        whole = self.warmup_steps + steps
-        falls = {round(share * whole) - self.warmup_steps: self.factor for share in self.shares}
-        return optax.piecewise_constant_schedule(peak, falls)
+        total_steps = self.warmup_steps + steps
+        factors = {round(fraction * total_steps) - self.warmup_steps: self.factor for fraction in self.shares}
+        return optax.piecewise_constant_schedule(peak, factors)
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
-        if not all(0 < share < 1 for share in self.shares):
+        if not all(0 < fraction < 1 for fraction in self.shares):
             yield f"config.schedule.shares is {self.shares}, each must be above 0 and below 1"
         if not 0 < self.factor <= 1:
             yield f"config.schedule.factor is {self.factor}, it must be above 0 and at most 1"

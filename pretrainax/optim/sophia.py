@@ -12,20 +12,20 @@ from pretrainax.optim.optimizers import Chain
 
 @dataclasses.dataclass
 class Sophia(Chain):
-    """An optimizer that divides the first moment by a moving average of the curvature, and clips the quotient.
+    """A second-order optimizer: divides the first moment by a moving average of the curvature, and clips the quotient.
 
     Source: Liu et al. 2023, arXiv 2305.14342, algorithm 3, with Hutchinson's estimate of the curvature (algorithm 1).
 
         h = b2 h + (1 - b2) s · (H s) every `interval` updates, with random signs s and the Hessian H
         w -= rate(step) · (clip(m̂ / max(gamma · h, epsilon), 1) + weight_decay · w)
 
-    The curvature h is an estimate of the diagonal of H. An estimate costs as much as 8/3 gradients, and stores twice as
-    many residuals for the backward pass as a gradient. It needs second derivatives, which only the attention
-    implementation "xla" has.
+    The curvature h estimates the diagonal of H. Computing an estimate costs as much as 8/3 gradients, and stores twice
+    as many residuals for the backward pass as a gradient. It requires second derivatives, which only the attention
+    kernel "xla" supports.
 
-    NOTE Optax's m̂ has a bias correction, the paper's m has none. Optax estimates the curvature after the update, as
-    does the released code; in algorithm 3 this is before the update. Random signs replace the paper's normally
-    distributed numbers.
+    NOTE Optax's m̂ has a bias correction, but the paper's m does not. Like the released code, Optax estimates the
+    curvature after the update, while algorithm 3 estimates it before the update. Random signs replace the paper's
+    normally distributed numbers.
     """
 
     needs_gradient_function: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class Sophia(Chain):
     learning_rate: float = 3e-4  # peak of the schedule
     b1: float = 0.965  # decay rate of the first moment
     b2: float = 0.99  # decay rate of the moving average of the curvature
-    # factor of the curvature; with a larger factor, fewer updates are clipped; 10 to 50 % should not be clipped
+    # factor of the curvature; a larger factor clips fewer updates; 10 to 50 % of the updates should not be clipped
     gamma: float = 0.01
     interval: int = 10  # number of updates between estimates of the curvature
     epsilon: float = 1e-12  # smallest divisor
@@ -47,7 +47,7 @@ class Sophia(Chain):
 
     def directions(self, params_shape):
         yield optax.contrib.sophia(
-            -1.0,  # the learning rate; the real learning rate and weight decay come later in the chain
+            -1.0,  # learning rate; the schedule and weight decay follow later in the chain
             b1=self.b1,
             b2=self.b2,
             eps=self.epsilon,
@@ -72,10 +72,10 @@ class Sophia(Chain):
 
 
 def _hutchinson() -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation whose update is Hutchinson's estimate of the Hessian's diagonal, signs · (H · signs).
+    """Builds a transformation whose update is Hutchinson's estimate of the Hessian's diagonal, signs · (H · signs).
 
-    NOTE Optax's version differentiates the loss of a whole batch. This version differentiates gradients, so it works
-    with gradient accumulation. The random signs are a function of the step, so the transformation has no state.
+    NOTE Optax's version differentiates the loss of a whole batch. This one differentiates gradients, so that it works
+    with gradient accumulation. The random signs are a function of the step, so the transformation is stateless.
     """
 
     def update(updates, state, params=None, *, step, gradients_at, **_):

@@ -1,9 +1,10 @@
-"""Finds the shapes of the train state and of the residuals of a train step by tracing, without allocating arrays.
+"""Derives the shapes of the train state and of a train step's residuals from a trace, without allocating arrays.
 
 Residuals are the arrays that the forward pass saves for the backward pass. The module traces `jax.vjp` of the real
-objective and reads the residuals from the trace, so it needs no formulas per model family, rematerialization policy or
-attention kernel. The trace covers one device: its rows of the batch, and a model with the device's share of the heads,
-the feed-forward width and the vocabulary (as AXIS_RULES splits them; Shoeybi et al. 2019, section 3).
+objective and reads the residuals from the trace. It therefore needs no separate formulas for each model family,
+rematerialization policy or attention kernel. The trace covers one device: its rows of the batch, and a model with the
+device's share of the heads, the feed-forward width and the vocabulary (as sharded by AXIS_RULES; Shoeybi et al. 2019,
+section 3).
 """
 
 import copy
@@ -44,13 +45,13 @@ class SavedResidual(NamedTuple):
     """An array that the forward pass saves for the backward pass."""
 
     module: str  # the module that computes the array, "decoder/blocks/mlp/up", or "loss" outside the model
-    shape: tuple[int, ...]  # the shape in a trace with 2 rows
+    shape: tuple[int, ...]  # shape in a trace with a batch of 2 rows
     dtype: str
     bytes: float  # per device, for the rows of one microbatch
 
 
 def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
-    """Returns the residuals that one device saves for the backward pass of one microbatch.
+    """Computes the residuals that one device saves for the backward pass of one microbatch.
 
     Args:
       mesh_sizes: size of each mesh axis, {axis of AXES: size}.
@@ -60,26 +61,28 @@ def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform
     shard = shard_experiment(experiment, mesh_sizes)
     shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1)
     key = config_key(shard)
-    # The bytes of an array are a constant plus a multiple of the number of rows. Traces with 2 and 4 rows give both.
-    teacher = _teacher(experiment, mesh_sizes)
-    two_rows, four_rows = (_trace(key, count, platform, teacher) for count in (2, 4))
-    bytes_per_row = [(b.bytes - a.bytes) / 2 for a, b in zip(two_rows, four_rows, strict=True)]
-    split = mesh_sizes[LENGTH_AXIS]
+    # The bytes of an array are a constant plus a multiple of the number of rows. Traces with 2 and 4 rows give both
+    # numbers.
+    teacher = _teacher_json(experiment, mesh_sizes)
+    two_rows, four_rows = (_trace(key, num_rows, platform, teacher) for num_rows in (2, 4))
+    bytes_per_row = [(large.bytes - small.bytes) / 2 for small, large in zip(two_rows, four_rows, strict=True)]
+    sequence_shards = mesh_sizes[LENGTH_AXIS]
     return [
-        a._replace(bytes=a.bytes - 2 * row + row * rows / split) for a, row in zip(two_rows, bytes_per_row, strict=True)
+        small._replace(bytes=small.bytes - 2 * row_bytes + row_bytes * rows / sequence_shards)
+        for small, row_bytes in zip(two_rows, bytes_per_row, strict=True)
     ]
 
 
 def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
-    """Returns the number of batch rows that one device processes in one microbatch; may be a fraction."""
-    parts = math.prod(mesh_sizes[axis] for axis in BATCH_AXES)
-    return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
+    """Computes the number of batch rows that one device processes per microbatch, which may be fractional."""
+    shards = math.prod(mesh_sizes[axis] for axis in BATCH_AXES)
+    return experiment.train.global_batch_size / (experiment.train.accumulate * shards)
 
 
 def shard_experiment(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
-    """Returns a copy of the experiment with a model of one device: its share of heads, feed-forward and vocabulary.
+    """Returns a copy of the experiment whose model has one device's share of heads, feed-forward width and vocabulary.
 
-    AXIS_RULES determines the shares.
+    AXIS_RULES determines these shares.
 
     NOTE The heads and the width of a generator (ELECTRA) are not divided.
     """
@@ -87,13 +90,13 @@ def shard_experiment(experiment: Experiment, mesh_sizes: dict[str, int]) -> Expe
     _shard_model(experiment.model, mesh_sizes)
     distillation = cast(Optional[Distillation], experiment.distill)
     if distillation is not None:
-        parts = math.prod(mesh_sizes[axis] for axis in mesh_axes("num_heads"))
-        distillation.relation_heads = -(-distillation.relation_heads // parts)
+        head_shards = math.prod(mesh_sizes[axis] for axis in mesh_axes("num_heads"))
+        distillation.relation_heads = -(-distillation.relation_heads // head_shards)
     return experiment
 
 
-def _teacher(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
-    """Returns the config of one device's share of the teacher model, as JSON; "" without a teacher."""
+def _teacher_json(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
+    """Returns the config of one device's share of the teacher model as JSON, or "" if the run has no teacher."""
     teacher = copy.deepcopy(teacher_of(experiment))
     if teacher is None:
         return ""
@@ -101,61 +104,66 @@ def _teacher(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
     return json.dumps(config_lib.to_json(teacher))
 
 
-def _build(experiment: Experiment, train: TrainConfig, teacher: str) -> models.AnyModel:
-    """Returns the Flax module that the run trains.
+def _build_model(experiment: Experiment, train: TrainConfig, teacher: str) -> models.AnyModel:
+    """Builds the Flax module that the run trains.
 
     Args:
       train: the train config without "auto" values.
-      teacher: the config of the teacher as JSON, from `_teacher`; "" without a teacher.
+      teacher: the teacher's config as JSON, from `_teacher_json`, or "" if the run has no teacher.
     """
     teacher_config = config_lib.from_json(ModelConfig, json.loads(teacher)) if teacher else None
     return trained_model(experiment, train, teacher_config)
 
 
 def _shard_model(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
-    """Reduces heads, feed-forward widths and vocabulary of a model config to the share of one device, in place."""
+    """Reduces the heads, feed-forward widths and vocabulary of a model config to one device's share, in place."""
     names = ("num_heads", "num_kv_heads", "d_ff", "vocab_size")
-    parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in names}
-    if max(parts.values()) == 1:
+    shards = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in names}
+    if max(shards.values()) == 1:
         return
     for name in ("d_ff", "dense_after") if model.experts is not None else ():
         if (width := getattr(model.experts, name)) is not None:
-            setattr(model.experts, name, width // parts["d_ff"])
-    for sizes, stack in zip(filter(None, (model, model.decoder)), model.sized.values(), strict=True):
-        sizes.head_dim, sizes.num_kv_heads = stack.dim_per_head, stack.kv_heads // parts["num_kv_heads"]
-        sizes.num_heads, sizes.d_ff = stack.num_heads // parts["num_heads"], stack.d_ff // parts["d_ff"]
-    model.vocab_size //= parts["vocab_size"]
+            setattr(model.experts, name, width // shards["d_ff"])
+    for stack_config, stack_sizes in zip(filter(None, (model, model.decoder)), model.sized.values(), strict=True):
+        stack_config.head_dim, stack_config.num_kv_heads = (
+            stack_sizes.dim_per_head,
+            stack_sizes.kv_heads // shards["num_kv_heads"],
+        )
+        stack_config.num_heads, stack_config.d_ff = (
+            stack_sizes.num_heads // shards["num_heads"],
+            stack_sizes.d_ff // shards["d_ff"],
+        )
+    model.vocab_size //= shards["vocab_size"]
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
-    """Returns the train state as shapes with dtypes and shardings, on a mesh without real devices.
+    """Builds the abstract train state (shapes, dtypes and shardings) on a mesh without real devices.
 
     Raises:
-      UserError: the batch size or a size of the model is not divisible by the mesh.
+      UserError: the batch size or a model dimension is not divisible by the mesh.
     """
     mesh = abstract_mesh(mesh_sizes, "cpu")
     check_mesh(experiment, mesh)
-    program = _built_steps(config_key(experiment))
-    state = program.abstract_state
-    return with_shardings(
-        state, train_step.state_shardings(mesh, program.optimizer, state.params, state.ema is not None)
-    )
+    steps = _cached_steps(config_key(experiment))
+    state = steps.abstract_state
+    return with_shardings(state, train_step.state_shardings(mesh, steps.optimizer, state.params, state.ema is not None))
 
 
 def abstract_frozen(experiment: Experiment, mesh_sizes: dict[str, int]) -> dict[str, Params]:
-    """Returns the frozen parameters, by Flax collection, as shapes with dtypes and shardings; {} if none are frozen."""
-    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _built_steps(config_key(experiment)).abstract_frozen or {}
+    """Builds the abstract frozen parameters (shapes, dtypes, shardings) by Flax collection; {} if none are frozen."""
+    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _cached_steps(config_key(experiment)).abstract_frozen or {}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()}
 
 
 @functools.lru_cache(maxsize=64)
-def _built_steps(key: str) -> Steps:
+def _cached_steps(key: str) -> Steps:
     """Builds the run's train step with its model and optimizer, on a mesh of one CPU device.
 
-    The shapes of the train state do not depend on the platform or the batch.
+    The result is cached by config, because the shapes of the train state depend neither on the platform nor on the
+    batch.
 
     Args:
-      key: the JSON of `config_key`.
+      key: the config as JSON, from `config_key`.
     """
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
@@ -165,7 +173,7 @@ def _built_steps(key: str) -> Steps:
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the global batch, from a cache per experiment: `batch_shapes` is slow."""
+    """Returns the shapes of the global batch, cached by config because `batch_shapes` is slow."""
     return _cached_shapes(config_key(experiment))
 
 
@@ -175,47 +183,53 @@ def _cached_shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def resolved_train_config(experiment: Experiment, platform: str) -> TrainConfig:
-    """Returns `experiment.train` with the values that "auto" stands for on the platform ("tpu", "gpu" or "cpu")."""
+    """Returns `experiment.train` with "auto" resolved for one device of the platform ("tpu", "gpu" or "cpu")."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         return resolve_auto(experiment.train)
 
 
 def compute_itemsize(experiment: Experiment, platform: str) -> int:
-    """Returns the bytes per element of the compute dtype: 2 for bfloat16, 4 for float32."""
+    """Returns the bytes per element of the compute dtype on the platform: 2 for bfloat16, 4 for float32."""
     return 2 if resolved_train_config(experiment, platform).dtype == "bfloat16" else 4
 
 
 def config_key(experiment: Experiment) -> str:
+    """Serializes the config without its mesh to JSON, for use as a cache key."""
     return json.dumps(config_lib.to_json(dataclasses.replace(experiment, mesh=MeshConfig())), sort_keys=True)
 
 
 @functools.lru_cache(maxsize=512)
 def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidual]:
+    """Traces the objective for a batch of `rows` rows and returns its residuals, cached by config."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     if platform == "gpu":
-        # Tracing cuDNN's attention requires cuDNN. The TPU kernels save arrays with the same shapes: queries, keys,
-        # values, the result and the normalizer of each row. The trace therefore uses the TPU kernels. If any attention
-        # of a model uses cuDNN, all of its attentions are traced in this way.
-        requested, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
-        chosen = {choose_backend(requested, platform, spec)[0] for spec in specs}
-        platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
+        # Tracing cuDNN's attention requires cuDNN. The trace uses the TPU kernels instead, which save arrays with the
+        # same shapes: queries, keys, values, the output and the normalizer of each query. If any attention of a model
+        # uses cuDNN, all of its attentions are traced with the TPU kernels.
+        requested_backend, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
+        backends = {choose_backend(requested_backend, platform, spec)[0] for spec in specs}
+        platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in backends else ("gpu", "xla")
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = resolve_auto(experiment.train)
-        return list(_residuals_of(_build(experiment, train, teacher), train, shapes))
+        return list(_residuals_of(_build_model(experiment, train, teacher), train, shapes))
 
 
 def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
-    """Returns the spec (shapes, mask, bias, dropout) of each attention call in an experiment's model."""
+    """Collects the spec (shapes, mask, bias, dropout) of each attention call in an experiment's model.
+
+    The shapes are unsharded, as on a single device. Only the field `sequence`, the number of devices that the sequence
+    is sharded over, comes from `mesh_sizes`.
+    """
     train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
-    teacher = _teacher(experiment, dict.fromkeys(AXES, 1))
+    teacher = _teacher_json(experiment, dict.fromkeys(AXES, 1))
     specs = _attention_specs(config_key(dataclasses.replace(experiment, train=train)), platform, teacher)
     return [dataclasses.replace(spec, sequence=mesh_sizes[LENGTH_AXIS]) for spec in specs]
 
 
 @functools.lru_cache(maxsize=64)
 def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSpec, ...]:
-    """Returns the spec of each attention call on a one-device mesh; cached by config.
+    """Collects the spec of each attention call on a one-device mesh, cached by config.
 
     The trace uses the attention backend "xla", which can be traced on every platform.
     """
@@ -223,8 +237,8 @@ def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSp
     experiment.train.attention = "xla"
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
     with jax.sharding.use_abstract_mesh(mesh), collect_attention_specs() as specs:
-        untuned = dataclasses.replace(experiment, tuning=None)
-        model = _build(untuned, resolve_auto(experiment.train), teacher)
+        without_tuning = dataclasses.replace(experiment, tuning=None)
+        model = _build_model(without_tuning, resolve_auto(experiment.train), teacher)
         train_step.abstract_params(model, shapes_of(experiment))
     return tuple(specs)
 
@@ -232,14 +246,16 @@ def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSp
 def _residuals_of(
     model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]
 ) -> Iterator[SavedResidual]:
+    """Yields the objective's residuals for a batch with the given shapes, excluding parameters and the batch itself."""
+
     def residuals(objective, params):
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 
     jaxpr, modules = _objective_jaxpr(model, train, shapes, residuals)
-    seen = set(jaxpr.invars)  # parameters and batch: not residuals, because they exist during the whole step
+    visited = set(jaxpr.invars)  # parameters and batch are not residuals: they exist for the whole step
     for var in jaxpr.outvars:
-        if not isinstance(var, Literal) and _behind_reshapes(jaxpr, var) not in seen:
-            seen.add(_behind_reshapes(jaxpr, var))
+        if not isinstance(var, Literal) and _before_reshapes(jaxpr, var) not in visited:
+            visited.add(_before_reshapes(jaxpr, var))
             equations = _producers(jaxpr, var)
             if any(is_cast_kernel(eqn) for eqn in equations):
                 continue  # a parameter in the compute dtype: the memory estimate counts these copies separately
@@ -248,20 +264,20 @@ def _residuals_of(
 
 
 def forward_jaxpr(experiment: Experiment, rows: int, platform: str) -> tuple[Jaxpr, set[str]]:
-    """Returns (jaxpr of the objective's forward pass for a batch of `rows` rows, names of the model's modules)."""
+    """Traces the objective's forward pass on a batch of `rows` rows; returns the jaxpr and the model's module names."""
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = resolve_auto(experiment.train)
-        model = _build(experiment, train, "")
+        model = _build_model(experiment, train, "")
         return _objective_jaxpr(model, train, shapes, lambda objective, params: objective(params))
 
 
 def _objective_jaxpr(
     model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct], function: Callable[..., PyTree]
 ) -> tuple[Jaxpr, set[str]]:
-    """Returns (jaxpr of `function(objective, params)`, names of the model's modules).
+    """Traces `function(objective, params)`; returns the jaxpr and the names of the model's modules.
 
-    `objective(params)` is the training objective of `model` on a batch with these shapes.
+    `objective(params)` is the training objective of `model` on a batch with the given shapes.
     """
     variables = train_step.abstract_variables(model, shapes)
     params = variables.pop("params")
@@ -279,38 +295,41 @@ def _objective_jaxpr(
     return jaxpr, {word for name in parameter_names((params, variables)) for word in name.split("/")}
 
 
-def _behind_reshapes(jaxpr: Jaxpr, var: Var) -> Var:
-    """Returns the variable that a chain of reshapes starts from; `var` itself if no reshape computes it.
+def _before_reshapes(jaxpr: Jaxpr, var: Var) -> Var:
+    """Follows a chain of reshapes back from `var` and returns the variable at its start.
 
-    Reshapes take no memory. A loop over groups of layers reshapes its parameters, for example.
+    Returns `var` itself if it is not the output of a reshape. Reshapes take no memory. For example, a loop over groups
+    of layers reshapes its parameters.
     """
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     is_view = eqn is not None and eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var)
-    return _behind_reshapes(jaxpr, eqn.invars[0]) if is_view else var
+    return _before_reshapes(jaxpr, eqn.invars[0]) if is_view else var
 
 
 def bytes_of(var: Union[Var, Literal]) -> int:
+    """Returns the size in bytes of a variable or literal in a jaxpr."""
     return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # random keys have no itemsize: 8 bytes
 
 
 def _producers(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
-    """Returns the equations that compute a variable: the outermost equation first, then those in its inner jaxprs.
+    """Returns the equations that compute a variable, from the outermost jaxpr to the innermost.
 
-    Loops and calls have inner jaxprs. The result is [] for an input of the jaxpr.
+    The equation of a loop or call has an inner jaxpr, in which another equation computes the same variable. Returns []
+    if the variable is an input of the jaxpr.
     """
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     if eqn is None:
         return []
-    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-    inner = getattr(inner, "jaxpr", inner)
-    if inner is not None and len(inner.outvars) == len(eqn.outvars):
-        output = inner.outvars[eqn.outvars.index(var)]
-        return [eqn] if isinstance(output, Literal) else [eqn, *_producers(inner, output)]
+    inner_jaxpr = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    inner_jaxpr = getattr(inner_jaxpr, "jaxpr", inner_jaxpr)
+    if inner_jaxpr is not None and len(inner_jaxpr.outvars) == len(eqn.outvars):
+        output = inner_jaxpr.outvars[eqn.outvars.index(var)]
+        return [eqn] if isinstance(output, Literal) else [eqn, *_producers(inner_jaxpr, output)]
     if eqn.primitive.name == "reduce_precision" and isinstance(eqn.invars[0], Var):  # JAX adds it to residuals
         return _producers(jaxpr, eqn.invars[0]) or [eqn]
     return [eqn]
 
 
 def name_stack_words(eqn: JaxprEqn) -> list[str]:
-    """Returns the words in an equation's name stack: jvp, Decoder, decoder, ... for jvp(Decoder)/decoder/..."""
+    """Splits an equation's name stack into words: jvp, Decoder, decoder, ... for jvp(Decoder)/decoder/..."""
     return re.findall(r"\w+", str(eqn.source_info.name_stack))

@@ -1,4 +1,4 @@
-"""Compiles the real train step of a config for devices that this machine does not have."""
+"""Compiles the real train step of a config for devices that this machine need not have."""
 
 import dataclasses
 import re
@@ -25,41 +25,42 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Bytes of device memory that a compiled step uses on one device, excluding TPU VMEM.
+    """Device memory in bytes that a compiled step uses on one device, excluding TPU VMEM.
 
     The compiler reports these numbers. They include the padding that the compiler adds to array layouts.
     """
 
     arguments: int  # parameters, optimizer moments, batch
     outputs: int  # including metrics
-    donated: int  # arguments whose memory the outputs reuse
+    donated: int  # bytes of arguments whose memory the outputs reuse
     temporaries: int
     code: int  # the compiled program
-    peak: Optional[int]  # the largest total at any time; None on a GPU or if the compiler does not report it
+    peak: Optional[int]  # largest total at any time; None on a GPU, or if the compiler reports no peak
 
     @property
     def total(self) -> int:
-        """Returns the bytes of main memory that one device needs for the step.
+        """Returns the main memory in bytes that one device needs for the step.
 
-        On a TPU, the need is the peak, which is usually less than the sum of all parts: temporaries reuse the memory of
-        arguments that are no longer needed. (For a small step the peak exceeds the sum, because it includes VMEM. The
-        need is then the sum.) A GPU allocates all temporaries for the whole step, so its need is the sum.
+        On a TPU, the step needs its peak memory, which is usually less than the sum of all fields: temporaries reuse
+        the memory of arguments that are no longer needed. For a small step the peak exceeds the sum, because the peak
+        includes VMEM; the result is then the sum. A GPU allocates all temporaries for the whole step, so the result is
+        the sum.
         """
-        parts = self.arguments + self.outputs - self.donated + self.temporaries + self.code
-        return parts if self.peak is None else min(parts, self.peak)
+        total_bytes = self.arguments + self.outputs - self.donated + self.temporaries + self.code
+        return total_bytes if self.peak is None else min(total_bytes, self.peak)
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """Memory, communication and memory traffic of a compiled train step, per device."""
 
-    fits: bool  # needed <= available
+    fits: bool  # whether needed <= available
     needed: int  # bytes of main memory that the step needs
-    available: int  # bytes of main memory of the device
-    memory: Optional[Usage]  # None if compilation failed, as on a TPU for a step that does not fit
+    available: int  # bytes of main memory that the device has
+    memory: Optional[Usage]  # None if compilation failed, for example on a TPU for a step that does not fit
     collectives: list[Collective]  # of one step; [] if compilation failed
     buffers: list[Buffer]  # the largest arrays of the step, largest first; [] if compilation failed
-    moved: Optional[MemoryTraffic]  # bytes read and written in one step; None if compilation failed
+    traffic: Optional[MemoryTraffic]  # bytes read and written in one step; None if compilation failed
     seconds: float  # duration of tracing and compiling
 
 
@@ -73,7 +74,11 @@ def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
 
 
 def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
-    """Compiles the train step of `experiment` for the given devices, each with `available` bytes of memory."""
+    """Compiles the train step of `experiment` for the given devices, each with `available` bytes of memory.
+
+    If the compiler runs out of device memory, the result has `fits=False` and no analyses. Other compiler errors
+    propagate.
+    """
     start = time.perf_counter()
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
@@ -90,14 +95,14 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
             return Compiled(False, needed, available, None, [], [], None, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     memory = usage(compiled, devices[0].platform == "tpu")
-    hlo = Program(compiled.as_text())
+    program = Program(compiled.as_text())
     fits = memory.total <= available
-    analyses = collectives_of(hlo, mesh), buffers_of(hlo), memory_traffic_of(hlo)
+    analyses = collectives_of(program, mesh), buffers_of(program), memory_traffic_of(program)
     return Compiled(fits, memory.total, available, memory, *analyses, seconds)
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
-    """Returns the compiler's memory analysis of a step.
+    """Returns the compiler's memory analysis of a compiled step.
 
     Args:
       is_tpu: whether to report peak memory, which the TPU compiler keeps within a limit; if False, `peak` is None.
@@ -110,19 +115,20 @@ def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
 
 
 def argument_bytes(arguments: PyTree) -> int:
-    """Returns the bytes of one device's shards of all arrays in `arguments`, without the padding to a TPU's tiles."""
+    """Sums the sizes in bytes of one device's shards of all arrays in `arguments`, without the padding to TPU tiles."""
     leaves = jax.tree.leaves(arguments)
     return sum(part_bytes(x, x.sharding) for x in leaves)
 
 
 def exhausted_bytes(message: str, arguments: int) -> Optional[int]:
-    """Returns the bytes that a step needs, from the compiler's out-of-memory error; None for any other error.
+    """Parses the compiler's out-of-memory error and returns the bytes that the step needs.
 
-    Some messages contain the total. Other messages contain only the temporaries, and the function adds the arguments.
+    Returns None for any other error. Some messages contain the total. Other messages contain only the size of the
+    temporaries, to which the function adds the size of the arguments.
 
     Args:
-      message: the error message of the compiler.
-      arguments: bytes of the arguments of the step.
+      message: the compiler's error message.
+      arguments: size in bytes of the step's arguments.
     """
     match = re.search(r"(Used|HLO temporaries \()\s*([\d.]+)([KMGT]?)", message)
     if "RESOURCE_EXHAUSTED" not in message or match is None:

@@ -1,4 +1,4 @@
-"""Plans for the devices of the current process."""
+"""Plans a run for the devices of the current process."""
 
 from typing import Optional
 
@@ -12,7 +12,7 @@ from pretrainax.training.callbacks import Callback
 
 
 def current_topology() -> Optional[Topology]:
-    """Returns the topology of all devices of the current run; None if the planner does not support their chip."""
+    """Returns the topology of the current run's devices, or None if the planner does not support their chip."""
     devices = jax.devices()
     chip = chip_of(devices[0].device_kind)
     if chip is None:
@@ -26,9 +26,9 @@ def current_topology() -> Optional[Topology]:
 
 
 class ResolveRemat(Callback):
-    """Callback that replaces `train.remat="auto"` by the fastest policy that fits in the memory of the current devices.
+    """Callback that replaces `train.remat="auto"` with the fastest policy that fits in the current devices' memory.
 
-    If the planner does not support the chip of the devices, the value stays "auto".
+    If the planner does not support the devices' chip, the value stays "auto".
     """
 
     part = "starting"

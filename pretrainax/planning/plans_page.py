@@ -1,4 +1,4 @@
-"""Generates docs/plans.md: memory, time and price of every config on the topologies in TOPOLOGIES, as estimates."""
+"""Generates docs/plans.md: estimated memory, time and price of every config on the topologies in TOPOLOGIES."""
 
 import os
 import runpy
@@ -43,10 +43,10 @@ memory.
 
 
 def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
-    """Yields one row of the table (the cells of COLUMNS) for the default variant of each config on each topology.
+    """Yields one table row (the cells of COLUMNS) for the default variant of each config on each topology.
 
     Args:
-      files: paths of config files; None: all config files of the package.
+      files: paths of config files. None selects all of the package's config files.
     """
     for file in files or (find_config(name)[0] for name in config_names()):
         for name in TOPOLOGIES:
@@ -56,6 +56,13 @@ def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
 
 
 def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...]:
+    """Returns the cells of COLUMNS for one config on one topology.
+
+    If no change makes the run fit, the cells say "no" and give the reason.
+
+    Args:
+      file: path of the config file.
+    """
     name = os.path.basename(file).removesuffix(".py")
     candidate, reason = proposal(experiment, topology)
     if candidate is None:
@@ -76,10 +83,10 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
 
 
 def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
-    """Returns (the plan of a run that fits, the reason why the run had to be changed).
+    """Finds a plan for a run that fits in memory; returns (plan, reason why the config had to be changed).
 
-    If the unchanged run fits, its plan and "" are returned. Otherwise the plan has the fastest change with which the
-    run fits, and is None if no change helps.
+    If the run fits without changes, the reason is "". Otherwise the plan contains the config change that makes the run
+    fit and is fastest, or is None if no change makes it fit.
     """
     try:
         unchanged, reason = search.estimate_run(experiment, topology), "too large"
@@ -92,4 +99,5 @@ def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | No
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
+    """Formats the whole page as Markdown: title, legend and the rows of `table`."""
     return f"# Plans\n\n{LEGEND}\n" + tables.markdown(COLUMNS, table, padded=False)

@@ -1,4 +1,4 @@
-"""Counts the bytes of activations that matrix products in layers read and write, from a trace of the forward pass."""
+"""Counts the activation bytes that the layers' matmuls read and write, from a trace of the forward pass."""
 
 import dataclasses
 import functools
@@ -21,28 +21,32 @@ from pretrainax.planning.activations import (
 )
 from pretrainax.sharding.axes import LENGTH_AXIS
 
-_PRODUCTS = PRODUCTS | {"pallas_call"}  # Pallas computes the products of experts; attention is "xla" in the trace
+_PRODUCTS = PRODUCTS | {"pallas_call"}  # Pallas kernels compute the matmuls of experts; attention is "xla" in the trace
 
 
 def product_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Returns the bytes of activations that matrix products in layers read and write in one update's forward passes.
+    """Computes the activation bytes that matrix multiplications read and write in one update's forward passes.
 
-    The count is per device, over all microbatches. It excludes the products inside attention (queries with keys,
-    weights with values), because a fused attention kernel keeps their operands and results out of main memory.
+    The count is per device, over the layers of the model and over all microbatches. It excludes the matrix
+    multiplications inside attention (queries with keys, weights with values), because a fused attention kernel keeps
+    their operands and results out of main memory.
 
     Args:
       platform: "tpu", "gpu" or "cpu".
     """
-    shard = dataclasses.replace(shard_experiment(experiment, mesh_sizes), tuning=None, distill=None)
-    shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1, remat="none")
-    key = config_key(shard)
-    two_rows, four_rows = (_trace_bytes(key, rows, platform) for rows in (2, 4))  # the difference has no parameters
+    sharded_experiment = dataclasses.replace(shard_experiment(experiment, mesh_sizes), tuning=None, distill=None)
+    sharded_experiment.train = dataclasses.replace(
+        sharded_experiment.train, global_batch_size=1, accumulate=1, remat="none"
+    )
+    key = config_key(sharded_experiment)
+    two_rows, four_rows = (_trace_bytes(key, rows, platform) for rows in (2, 4))  # parameters cancel in the difference
     rows = experiment.train.accumulate * micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     return rows * (four_rows - two_rows) / 2
 
 
 @functools.lru_cache(maxsize=256)
 def _trace_bytes(key: str, rows: int, platform: str) -> int:
+    """Traces the forward pass for `rows` batch rows and returns the bytes that its matmuls move, cached by config."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"
     jaxpr, modules = forward_jaxpr(experiment, rows, platform)
@@ -50,11 +54,10 @@ def _trace_bytes(key: str, rows: int, platform: str) -> int:
 
 
 def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -> Iterator[int]:
-    """Yields the bytes of the operands and result of each matrix multiplication of the blocks in a jaxpr.
+    """Yields the size in bytes of the operands and result of each matrix multiplication in the blocks of a jaxpr.
 
-    It excludes the products inside attention itself (such as query-key).
-
-    A scan counts once per iteration. A conditional counts as its branch with the most bytes.
+    The matrix multiplications inside attention itself, such as queries with keys, are excluded. A scan's body counts
+    once per iteration. A conditional counts as its branch with the most bytes.
 
     Args:
       modules: names of the model's modules.
@@ -68,9 +71,9 @@ def _bytes_of_products(jaxpr: Jaxpr, modules: set[str], path: tuple[str, ...]) -
         elif eqn.primitive.name == "cond":
             yield max(sum(_bytes_of_products(branch, modules, scope)) for branch in _inner_jaxprs(eqn))
         else:
-            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            iterations = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             yield from (
-                times * size for inner in _inner_jaxprs(eqn) for size in _bytes_of_products(inner, modules, scope)
+                iterations * size for inner in _inner_jaxprs(eqn) for size in _bytes_of_products(inner, modules, scope)
             )
 
 

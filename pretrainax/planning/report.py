@@ -17,15 +17,15 @@ from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.stages import describe_stages
 
-_MOST = 10  # maximum number of rows for meshes and for large arrays
+_MAX_ROWS = 10  # maximum number of rows in the tables of meshes and of large arrays
 
 
 def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str) -> str:
-    """Returns the full report of one run on one mesh, as text for a terminal.
+    """Formats the full report of one run on one mesh, for a terminal.
 
     Args:
       name: name of the config.
-      compiled: the compiled step; None leaves out the parts about the compiled step.
+      compiled: the compiled step; None omits the tables about the compiled step.
       note: one line about the compilation, printed in the summary.
     """
     blocks = [
@@ -34,15 +34,15 @@ def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Op
         "workspace: backward pass of one layer; copies: parameters in the compute dtype)\n"
         + _table(_memory(candidate, compiled)),
         "largest arrays of one device (estimate)\n"
-        + _table([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MOST]]),
+        + _table([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MAX_ROWS]]),
         "communication: bytes that one device sends per step, by mesh axis\n" + _table(_traffic(candidate, compiled)),
     ]
     if compiled and compiled.buffers:
-        buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MOST]]
+        buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MAX_ROWS]]
         blocks.append("largest arrays of the compiled step\n" + _table(buffers))
-    if compiled and compiled.moved:
+    if compiled and compiled.traffic:
         blocks.append(
-            "memory traffic of the compiled step, by kind of kernel\n" + _table(_memory_traffic(compiled.moved))
+            "memory traffic of the compiled step, by kind of kernel\n" + _table(_memory_traffic(compiled.traffic))
         )
     return "\n\n".join(blocks)
 
@@ -51,7 +51,7 @@ def _summary(
     name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str
 ) -> Iterator[tuple[str, ...]]:
     time, experiment, chip = candidate.roofline, candidate.experiment, topology.chip
-    flops = sum(p.steps * one.roofline.flops for p, one in candidate.phases) or time.flops * experiment.train.steps
+    flops = sum(p.steps * plan.roofline.flops for p, plan in candidate.phases) or time.flops * experiment.train.steps
     fits, needed = candidate.fits, candidate.memory.total
     yield "config", f"{name} on {topology}: {topology.num_devices} device(s) on {topology.hosts} host(s)"
     if experts := describe_experts(experiment.model):
@@ -71,23 +71,21 @@ def _summary(
         )
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
-        off = needed / compiled.needed - 1
-        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate differs from it by {off:+.0%}"
+        error = needed / compiled.needed - 1
+        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate differs from it by {error:+.0%}"
     yield "", note
     if candidate.memory.exceeds_default_share(chip):
         yield "", f"JAX uses 75 % of a GPU by default, which is too little: set {MEM_FRACTION}"
-    for phase, one in candidate.phases:
-        yield phase.name, _phase(phase, one)
-    phase_name = next((f" of {phase.name}" for phase, one in candidate.phases if one is candidate.largest), "")
+    for phase, plan in candidate.phases:
+        yield phase.name, _phase(phase, plan)
+    phase_name = next((f" of {phase.name}" for phase, plan in candidate.phases if plan is candidate.largest), "")
     yield (
         "FLOPs",
         f"{time.flops:.3g} per step{phase_name}, {flops:.3g} in total (model FLOPs: full attention, no recomputation)",
     )
-    if time.done < time.flops:
-        yield (
-            "",
-            f"{time.done:.3g} per step ({time.done / time.flops:.0%}) executed: attention skips masked positions",
-        )
+    if time.executed_flops < time.flops:
+        ratio = time.executed_flops / time.flops
+        yield "", f"{time.executed_flops:.3g} per step ({ratio:.0%}) executed: attention skips masked positions"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
     least, most = time.spread
@@ -96,28 +94,30 @@ def _summary(
         "MFU: model FLOPs utilization; ranges: published runs took "
         f"{least} to {most} times the estimate (benchmarks/published.toml)",
     )
-    if compiled and compiled.moved:
-        one = candidate.largest
-        # With several slices, the compiled step does not show which bytes use the slow network; the estimate does.
-        sent = compiled.collectives if topology.slices == 1 else one.collectives
+    if compiled and compiled.traffic:
+        plan = candidate.largest
+        # With several slices, only the estimate tells which bytes use the slow network between slices.
+        sent = compiled.collectives if topology.slices == 1 else plan.collectives
         compiled_time = roofline.estimate_time(
-            one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved
+            plan.experiment, plan.sizes, topology, plan.memory, sent, traffic=compiled.traffic
         )
         yield "as compiled", _step(compiled_time)
-        yield "", _memory_traffic_line(compiled.moved, chip)
+        yield "", _memory_traffic_line(compiled.traffic, chip)
         if not candidate.phases:  # only one phase is compiled
             yield "", _run(compiled_time, experiment, chip)
 
 
-def _phase(phase: RunPhase, one: Candidate) -> str:
-    verdict = "fits" if one.fits else "DOES NOT FIT"
+def _phase(phase: RunPhase, plan: Candidate) -> str:
+    """Formats the memory, step time and hours of one training phase."""
+    verdict = "fits" if plan.fits else "DOES NOT FIT"
     return (
-        f"{phase.what}; {byte_size(one.memory.total)}, {verdict}; {short_time(one.roofline.seconds)} per step, "
-        f"{one.roofline.hours:,.1f} hours"
+        f"{phase.what}; {byte_size(plan.memory.total)}, {verdict}; {short_time(plan.roofline.seconds)} per step, "
+        f"{plan.roofline.hours:,.1f} hours"
     )
 
 
 def _step(time: Roofline) -> str:
+    """Formats the step time with its range, the MFU, and the time in matmuls, memory access and communication."""
     least, most = time.range
     return (
         f"{short_time(time.seconds)} ({short_time(least)} to {short_time(most)}), {_mfu(time)}: products "
@@ -126,18 +126,21 @@ def _step(time: Roofline) -> str:
     )
 
 
-def _memory_traffic_line(moved: MemoryTraffic, chip: Chip) -> str:
+def _memory_traffic_line(traffic: MemoryTraffic, chip: Chip) -> str:
     return (
-        f"memory traffic of the compiled step: {byte_size(moved.total)} by {moved.kernels:,} kernels, of which "
-        f"{byte_size(moved.besides_products)} outside products, at {byte_size(chip.memory_rate)}/s"
+        f"memory traffic of the compiled step: {byte_size(traffic.total)} by {traffic.kernels:,} kernels, of which "
+        f"{byte_size(traffic.bytes_outside_matmuls)} outside products, at {byte_size(chip.memory_rate)}/s"
     )
 
 
 def _mfu(time: Roofline) -> str:
-    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_executed:.0%} from executed FLOPs)" if time.done < time.flops else "")
+    return f"{time.mfu:.0%} MFU" + (
+        f" ({time.mfu_executed:.0%} from executed FLOPs)" if time.executed_flops < time.flops else ""
+    )
 
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
+    """Formats the hours and price of the run, with their ranges."""
     least, most = time.spread
     price = f"the price of a {chip.name} is unknown"
     if time.price is not None:
@@ -148,6 +151,7 @@ def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of the memory table: estimated bytes by content and, if `compiled` is given, compiled bytes."""
     memory = candidate.memory
     usage = compiled and compiled.memory
     yield "", "estimate", *(("compiled",) if usage else ())
@@ -160,31 +164,34 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
 def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
     """Yields the rows of the communication table: bytes per mesh axis and kind of collective.
 
-    With `compiled`, the rows also list the bytes in the compiled step and the fraction overlapped with matrix
-    multiplications.
+    If `compiled` is given, the rows also list the bytes that the compiled step sends and the fraction of its
+    communication that overlaps with matrix multiplications.
     """
-    sums: dict[tuple[str, str], list[int]] = {}
-    for place, collectives in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
-        for one in collectives:
-            sizes = sums.setdefault((one.axis, one.kind), [0, 0, 0])
-            sizes[place] += one.total
-            sizes[2] += one.bytes * (one.overlapping or 0)
+    bytes_by_collective: dict[tuple[str, str], list[int]] = {}
+    for column, collectives in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
+        for collective in collectives:
+            sizes = bytes_by_collective.setdefault((collective.axis, collective.kind), [0, 0, 0])
+            sizes[column] += collective.total
+            sizes[2] += collective.bytes * (collective.overlapping or 0)
     yield "axis", "kind", "estimate", *(("compiled", "overlapped with products") if compiled else ())
-    for (axis, kind), (estimated, measured, overlapped) in sorted(sums.items(), key=lambda item: -max(item[1])):
-        share = f"{overlapped / measured:.0%}" if measured else ""
-        yield axis, kind, byte_size(estimated), *((byte_size(measured), share) if compiled else ())
+    for (axis, kind), (estimated, measured, overlapped) in sorted(
+        bytes_by_collective.items(), key=lambda item: -max(item[1])
+    ):
+        overlap = f"{overlapped / measured:.0%}" if measured else ""
+        yield axis, kind, byte_size(estimated), *((byte_size(measured), overlap) if compiled else ())
 
 
-def _memory_traffic(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:
-    for kind, size in moved.sum_by("kind").items():
-        yield kind, byte_size(size), f"{size / moved.total:.0%}"
+def _memory_traffic(traffic: MemoryTraffic) -> Iterator[tuple[str, ...]]:
+    """Yields one row per kind of kernel: the kind, its bytes, and its fraction of all bytes."""
+    for kind, size in traffic.sum_by("kind").items():
+        yield kind, byte_size(size), f"{size / traffic.total:.0%}"
 
 
 def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
-    """Returns a table of the best meshes, one row per mesh, with memory, step time and the flags to set.
+    """Formats a table of the best meshes, one row per mesh, with memory, step time and the flags to set.
 
     Args:
-      experiment: the config before the search; the flags change it.
+      experiment: the config before the search; the flags change this config.
       found: the result of `search.best`, best first.
 
     Raises:
@@ -195,10 +202,10 @@ def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
             "no mesh of these devices divides both config.train.global_batch_size and config.model; change one of them"
         )
     rows = [("fits", "memory", "step", "MFU", "flags")]
-    for one in found[:_MOST]:
-        fits, time = "yes" if one.fits else "no", one.roofline
-        cells = byte_size(one.memory.total), short_time(time.seconds), f"{time.mfu:.0%}"
-        rows.append((fits, *cells, _flags_to_add(one, experiment)))
+    for candidate in found[:_MAX_ROWS]:
+        fits, time = "yes" if candidate.fits else "no", candidate.roofline
+        cells = byte_size(candidate.memory.total), short_time(time.seconds), f"{time.mfu:.0%}"
+        rows.append((fits, *cells, _flags_to_add(candidate, experiment)))
     return _table(rows)
 
 
@@ -207,22 +214,29 @@ def _flags_to_add(candidate: Candidate, experiment: Experiment) -> str:
 
 
 def proposals(experiment: Experiment, topology: Topology) -> str:
-    """Returns a table of changes that make a run fit in memory, on the topology or else on a larger topology."""
-    larger, found = search.remedies_on_larger_topology(experiment, topology)
+    """Formats a table of changes that make a run fit in memory, on this topology or, failing that, on a larger one."""
+    larger, candidates = search.remedies_on_larger_topology(experiment, topology)
     title = "changes that make the run fit, simplest change first"
     if larger != topology:
         failure = f"no mesh of {topology}, rematerialization policy or accumulation makes the run fit"
-        if not found:
+        if not candidates:
             return f"{failure}, and neither does {larger}"
         title = f"{failure}; changes that fit on {larger}"
-    rows = [(byte_size(c.memory.total), short_time(c.roofline.seconds), _flags_to_add(c, experiment)) for c in found]
+    rows = [
+        (
+            byte_size(candidate.memory.total),
+            short_time(candidate.roofline.seconds),
+            _flags_to_add(candidate, experiment),
+        )
+        for candidate in candidates
+    ]
     return f"{title}\n" + _table([("memory", "step", "flags to add"), *rows])
 
 
 def _mesh(candidate: Candidate) -> str:
-    parts = [f"{axis} {size}" for axis, size in candidate.sizes.items() if size > 1]
+    axis_sizes = [f"{axis} {size}" for axis, size in candidate.sizes.items() if size > 1]
     slices = candidate.experiment.mesh.slices
-    return " × ".join(parts or ["one device"]) + (f", data over {slices} slices" if slices > 1 else "")
+    return " × ".join(axis_sizes or ["one device"]) + (f", data over {slices} slices" if slices > 1 else "")
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:

@@ -26,7 +26,7 @@ from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.sharding.stages import stages_obstacle
 
 _POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # fastest first
-_LONG = 8192  # minimum tokens per row for meshes that split the sequence
+_MIN_SPLIT_LENGTH = 8192  # minimum tokens per sequence for meshes that split the sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Candidate:
     memory: Memory
     collectives: list[Collective]  # of one step
     roofline: Roofline
-    fits: bool  # the run fits in the memory of the devices
+    fits: bool  # whether the run fits in the memory of the devices
     phases: tuple[tuple[RunPhase, "Candidate"], ...] = ()  # each phase with its own estimates; () without phases
 
     @property
     def largest(self) -> "Candidate":
-        """Returns the estimates of the phase that needs the most memory; this candidate itself without phases."""
+        """Returns the candidate of the training phase that needs the most memory, or itself if there are no phases."""
         return _largest(self.phases) if self.phases else self
 
     def flags(self, before: Experiment) -> str:
-        """Returns the command-line flags that change the config `before` into this candidate; "" if they are equal."""
+        """Returns the command-line flags that turn the config `before` into this candidate's config, or "" if equal."""
         changed = []
         train_fields = "train.remat", "train.accumulate", "train.pipeline_schedule"
         for field_path in (*train_fields, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
@@ -58,7 +58,7 @@ class Candidate:
 
 
 def resolve_remat(experiment: Experiment, topology: Topology) -> None:
-    """Replaces `train.remat="auto"` by the policy that `estimate_run` selects, in place. Other values stay."""
+    """Replaces `train.remat="auto"` with the policy that `estimate_run` selects, in place; keeps any other value."""
     if experiment.train.remat == "auto":
         experiment.train = estimate_run(experiment, topology).experiment.train
 
@@ -66,15 +66,15 @@ def resolve_remat(experiment: Experiment, topology: Topology) -> None:
 def estimate_run(experiment: Experiment, topology: Topology) -> Candidate:
     """Estimates memory, communication, time and price of `experiment` on the mesh in its config.
 
-    `train.remat="auto"` becomes the fastest policy with which the run fits, or the policy with the least memory if the
-    run fits with none.
+    `train.remat="auto"` becomes the fastest policy with which the run fits in memory. If it fits with none of them,
+    "auto" becomes the policy that needs the least memory.
 
-    For a run with phases, memory, collectives and step time are of the phase that needs the most memory. Hours and
-    price are sums over all phases.
+    For a run with training phases, the memory, collectives and step time are those of the phase that needs the most
+    memory. The hours and price are summed over all phases.
 
     Raises:
-      UserError: the mesh does not have the topology's number of devices, or the batch size or a size of the model is
-        not divisible by the mesh.
+      UserError: the mesh does not have the topology's number of devices, or the batch size or a model dimension is not
+        divisible by the mesh.
     """
     if experiment.train.remat == "auto":
         assessed = None
@@ -89,7 +89,7 @@ def estimate_run(experiment: Experiment, topology: Topology) -> Candidate:
     for phase in phases_of(experiment):
         with phase_in_errors(phase):
             assessed.append((phase, _assess(phase.experiment, topology, phase.steps)))
-    times = [one.roofline for _, one in assessed]
+    times = [candidate.roofline for _, candidate in assessed]
     prices = [time.price for time in times]
     largest = _largest(assessed)
     time = dataclasses.replace(
@@ -101,14 +101,15 @@ def estimate_run(experiment: Experiment, topology: Topology) -> Candidate:
 
 
 def _largest(phases: Sequence[tuple[RunPhase, Candidate]]) -> Candidate:
-    return max((one for _, one in phases), key=lambda one: one.memory.total)
+    return max((candidate for _, candidate in phases), key=lambda candidate: candidate.memory.total)
 
 
 def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate:
     """Estimates memory, communication, time and price of `steps` steps, for a config without phases.
 
     Raises:
-      UserError: for the same reasons as `estimate_run`.
+      UserError: the mesh has a different number of slices or devices than the topology, or the batch size or a model
+        dimension is not divisible by the mesh.
     """
     if experiment.mesh.slices != topology.slices:
         raise UserError(
@@ -122,11 +123,10 @@ def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate
 
 
 def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Returns a candidate for every mesh that the batch and the model are divisible by, best first.
+    """Returns the best candidate for each mesh that divides the batch and the model, sorted from best to worst.
 
-    Each candidate has the rematerialization policy and the accumulation with which the run is fastest among those that
-    fit on the mesh. Candidates that fit come first, sorted by time. Candidates that do not fit follow, sorted by
-    memory.
+    On each mesh, the candidate has the fastest rematerialization policy and accumulation with which the run fits.
+    Candidates that fit come first, sorted by time. All other candidates follow, sorted by memory.
     """
     return sorted(
         filter(None, (_best_on(experiment, topology, mesh) for mesh in _meshes(experiment, topology))), key=_rank
@@ -134,13 +134,17 @@ def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
 
 
 def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Optional[Candidate]:
-    fitting = (_first_that_fits(experiment, topology, mesh, fields, _counts(experiment)) for fields in _ways(mesh))
-    unchanged = try_estimate(_changed(experiment, mesh), topology)
-    return min(filter(None, (unchanged, *fitting)), key=_rank, default=None)
+    """Returns the best candidate on a mesh, or None if the mesh does not divide the batch or the model."""
+    fitting = (
+        _first_that_fits(experiment, topology, mesh, fields, _accumulations(experiment))
+        for fields in _train_field_choices(mesh)
+    )
+    unchanged_candidate = try_estimate(_changed(experiment, mesh), topology)
+    return min(filter(None, (unchanged_candidate, *fitting)), key=_rank, default=None)
 
 
-def _ways(mesh: MeshConfig) -> Iterator[dict[str, str]]:
-    """Yields the combinations of rematerialization policy and pipeline schedule to try on a mesh, as train fields."""
+def _train_field_choices(mesh: MeshConfig) -> Iterator[dict[str, str]]:
+    """Yields the rematerialization policies and pipeline schedules to try on a mesh, as fields of `TrainConfig`."""
     for policy in _POLICIES:
         if mesh.pipeline == 1:
             yield {"remat": policy}
@@ -149,51 +153,62 @@ def _ways(mesh: MeshConfig) -> Iterator[dict[str, str]]:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
+    """Returns a sort key: candidates that fit come first, ordered by hours, and the rest follow, ordered by memory."""
     return not candidate.fits, candidate.roofline.hours if candidate.fits else candidate.memory.total
 
 
-def _counts(experiment: Experiment) -> list[int]:
-    """Returns the values of `train.accumulate` to try: the configured value times powers of 2 that divide the batch."""
-    rows, least = experiment.train.global_batch_size, experiment.train.accumulate
-    return [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
+def _accumulations(experiment: Experiment) -> list[int]:
+    """Returns the values of `train.accumulate` to try: the current value and its doublings that divide the batch."""
+    rows, configured = experiment.train.global_batch_size, experiment.train.accumulate
+    return [configured * 2**i for i in range(12) if rows % (configured * 2**i) == 0]
 
 
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Returns changes of the config that make a run fit, the simplest first. Each is faster than the previous change.
+    """Finds config changes that make a run fit, simplest first; each one makes it faster than the one before.
 
-    The search tries four sets of fields. Each set includes the previous sets: (1) the rematerialization policy; (2) the
-    accumulation; (3) the mesh axes data, fsdp and expert; (4) the mesh axes tensor, sequence and pipeline. It tries set
-    4 only if the run does not fit with sets 1 to 3.
+    The search tries four sets of fields. Each set includes the previous sets: (1) the rematerialization policy and the
+    pipeline schedule; (2) the accumulation; (3) the mesh axes data, fsdp and expert; (4) the mesh axes tensor, sequence
+    and pipeline. The search tries set 4 only if the run does not fit with sets 1 to 3.
     """
-    own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
+    current_mesh, accumulate, all_accumulations = (
+        experiment.mesh,
+        experiment.train.accumulate,
+        _accumulations(experiment),
+    )
     meshes = list(_meshes(experiment, topology))
     layer_axes = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
-    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in layer_axes)]
-    found: list[Candidate] = []
-    for choices, accumulations in (([own], [least]), ([own], counts), (flat, counts), (meshes, counts)):
-        if choices is meshes and found:
+    meshes_with_same_layer_axes = [
+        mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(current_mesh, axis) for axis in layer_axes)
+    ]
+    changes: list[Candidate] = []
+    for choices, accumulations in (
+        ([current_mesh], [accumulate]),
+        ([current_mesh], all_accumulations),
+        (meshes_with_same_layer_axes, all_accumulations),
+        (meshes, all_accumulations),
+    ):
+        if choices is meshes and changes:
             break
         fitting = [
             candidate
             for mesh in choices
-            for fields in _ways(mesh)
+            for fields in _train_field_choices(mesh)
             if (candidate := _first_that_fits(experiment, topology, mesh, fields, accumulations)) is not None
         ]
-        fastest = min(fitting, key=lambda c: c.roofline.hours, default=None)
-        if fastest and (not found or fastest.roofline.hours < 0.98 * found[-1].roofline.hours):
-            found.append(fastest)
-    return found
+        fastest = min(fitting, key=lambda item: item.roofline.hours, default=None)
+        if fastest and (not changes or fastest.roofline.hours < 0.98 * changes[-1].roofline.hours):
+            changes.append(fastest)
+    return changes
 
 
 def remedies_on_larger_topology(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
-    """Returns (the first topology on which `remedies` finds changes, these changes).
+    """Doubles the topology until `remedies` finds changes; returns (topology, changes).
 
-    The function doubles the topology until `remedies` finds changes, up to 16 times the devices. If it finds none, it
-    returns the largest topology and [].
+    Stops at 16 times the devices. If there are no changes for that topology either, returns it and [].
     """
     for _ in range(5):
-        if found := remedies(experiment, topology):
-            return topology, found
+        if changes := remedies(experiment, topology):
+            return topology, changes
         larger, topology = topology, topology.doubled()
     return larger, []
 
@@ -201,12 +216,12 @@ def remedies_on_larger_topology(experiment: Experiment, topology: Topology) -> t
 def _first_that_fits(
     experiment: Experiment, topology: Topology, mesh: MeshConfig, fields: dict[str, str], accumulations: list[int]
 ) -> Optional[Candidate]:
-    """Returns the candidate with the fewest microbatches that fits; None if none fits.
+    """Returns the candidate with the fewest microbatches that fits in memory, or None if no candidate fits.
 
     More microbatches than necessary would only increase the communication.
 
     Args:
-      fields: fields of `experiment.train` to change.
+      fields: new values for fields of `experiment.train`.
       accumulations: numbers of microbatches to try, in ascending order.
     """
     for count in accumulations:
@@ -217,6 +232,7 @@ def _first_that_fits(
 
 
 def _changed(experiment: Experiment, mesh: MeshConfig, **train: str | int) -> Experiment:
+    """Returns a copy of the experiment with the given mesh and the given fields of `experiment.train` replaced."""
     return dataclasses.replace(experiment, mesh=mesh, train=dataclasses.replace(experiment.train, **train))
 
 
@@ -231,23 +247,30 @@ def try_estimate(experiment: Experiment, topology: Topology) -> Optional[Candida
 def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
     """Yields the meshes to try; each uses all devices of the topology.
 
-    `tensor` is at most 8, and at most the number of GPUs per host. `sequence` is above 1 only for rows of at least
-    _LONG tokens. `expert` divides the number of experts. `pipeline` divides the number of layers, and is 1 for models
-    that do not support pipelines.
+    `tensor` is at most 8, and at most the number of GPUs per host. `sequence` is above 1 only for sequences of at least
+    _MIN_SPLIT_LENGTH tokens. `expert` divides the number of experts. `pipeline` divides the number of layers, and is 1
+    for models that do not support pipelines.
     """
-    devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
-    longest = max(phase.experiment.data.sequence_length for phase in phases_of(experiment))
-    lengths = (1, 2, 4, 8) if longest >= _LONG else (1,)
+    devices, max_tensor = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
+    max_length = max(phase.experiment.data.sequence_length for phase in phases_of(experiment))
+    lengths = (1, 2, 4, 8) if max_length >= _MIN_SPLIT_LENGTH else (1,)
     settings = experiment.model.experts
     experts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or settings and settings.num_experts % n == 0]
     layers = experiment.model.num_layers if stages_obstacle(experiment.model) is None else 1
     stages = [n for n in (1, 2, 4, 8, 16) if layers % n == 0]
     for tensor, sequence, expert, pipeline in itertools.product((1, 2, 4, 8), lengths, experts, stages):
-        inner = tensor * sequence * expert * pipeline
-        left = devices // inner
-        if tensor > most or left * inner != devices or left % topology.slices:
+        inner_devices = tensor * sequence * expert * pipeline
+        outer_devices = devices // inner_devices
+        if tensor > max_tensor or outer_devices * inner_devices != devices or outer_devices % topology.slices:
             continue
-        for fsdp in (n for n in range(1, left // topology.slices + 1) if left % n == 0):
-            if (left // fsdp) % topology.slices == 0 and math.prod((tensor, sequence)) <= left * most:
-                sizes = {DATA_AXIS: left // fsdp, PIPELINE_AXIS: pipeline, FSDP_AXIS: fsdp, EXPERT_AXIS: expert}
+        for fsdp in (n for n in range(1, outer_devices // topology.slices + 1) if outer_devices % n == 0):
+            if (outer_devices // fsdp) % topology.slices == 0 and math.prod(
+                (tensor, sequence)
+            ) <= outer_devices * max_tensor:
+                sizes = {
+                    DATA_AXIS: outer_devices // fsdp,
+                    PIPELINE_AXIS: pipeline,
+                    FSDP_AXIS: fsdp,
+                    EXPERT_AXIS: expert,
+                }
                 yield MeshConfig(**sizes, **{LENGTH_AXIS: sequence, TENSOR_AXIS: tensor}, slices=topology.slices)

@@ -1,4 +1,4 @@
-"""Computes the shapes of a run's batches without corpus and tokenizer, from one synthetic document per objective."""
+"""Computes the shapes of a run's batches without corpus or tokenizer, from one synthetic document per objective."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from pretrainax.config import Experiment
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import Objective, Text
+from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.row_stream import text_lengths
 from pretrainax.data.text_counts import TextCounter
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
@@ -14,39 +14,50 @@ from pretrainax.tasks import Task
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
 
-_SPECIAL = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+_SPECIAL_TOKENS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 
 
 def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of the arrays of a global batch, {name: [B, …]}.
+    """Computes the shapes and dtypes of the arrays in a global batch, {name: [B, …]}.
 
-    With length buckets, the shapes are those of the longest rows. Names, dtypes and lengths come from one example for
-    each kind of data in `config.data.source`, which the objective makes from a document that fills a row. The rows of a
-    mixture have the arrays of all its objectives.
+    With length buckets, the shapes are those of the longest sequences. Names, dtypes and lengths come from one example
+    per objective in `config.data.source`, which the objective builds from a document that fills a sequence. In a
+    mixture, every sequence has the arrays of all objectives.
     """
     length = experiment.data.sequence_length
     tokenizer = _ByteTokenizer(sentinels=length)  # an example has fewer spans than tokens
-    bound = experiment.objective.adapted(experiment).bind(tokenizer)
-    kinds = [part for source in experiment.data.source.components() for _, part in bound.components(source.pairs)]
-    longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
+    bound_objective = experiment.objective.adapted(experiment).bind(tokenizer)
+    objectives = [
+        component
+        for source in experiment.data.source.components()
+        for _, component in bound_objective.components(source.pairs)
+    ]
+    max_lengths = Lengths(*np.max([objective.lengths(length) for objective in objectives], axis=0).tolist())
     table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
     counter = TextCounter(table, 1.0, separator, with_target_bytes=experiment.objective.is_likelihood)
     inputs = token_inputs(experiment.model, tokenizer)
-    raw_examples = (_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds)
+    raw_examples = (
+        _example(objective, objective.lengths(length), tokenizer.vocabulary, counter) for objective in objectives
+    )
     examples = [with_token_inputs(example, inputs) for example in raw_examples]
     template = {name: array for example in examples for name, array in example.items()}
-    template |= text_lengths(kinds, experiment.data.packing, template)
-    row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)
+    template |= text_lengths(objectives, experiment.data.packing, template)
+    row = collate([examples[:1]], max_lengths, tokenizer.vocabulary.pad, template)
     return global_shapes(row, experiment.train.global_batch_size)
 
 
 class _ByteTokenizer(Tokenizer):
-    """A tokenizer with all special tokens that an objective may need: special ids, sentinels, then one id per byte."""
+    """A byte tokenizer that has every special token an objective may need.
+
+    The token ids are: special tokens, then sentinels, then one id per byte.
+    """
 
     def __init__(self, sentinels: int):
-        self._first = len(_SPECIAL) + sentinels
-        named = {name: i for i, name in enumerate(_SPECIAL)}
-        vocabulary = Vocabulary(self._first + 256, **named, sentinels=tuple(range(len(_SPECIAL), self._first)))
+        self._first = len(_SPECIAL_TOKENS) + sentinels
+        special_ids = {name: i for i, name in enumerate(_SPECIAL_TOKENS)}
+        vocabulary = Vocabulary(
+            self._first + 256, **special_ids, sentinels=tuple(range(len(_SPECIAL_TOKENS), self._first))
+        )
         super().__init__(bytes(range(256)), vocabulary, {i: f"<{i}>" for i in range(self._first)})
 
     def _encode_batch(self, texts):
@@ -57,13 +68,14 @@ class _ByteTokenizer(Tokenizer):
 
 
 def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, counter: TextCounter) -> Example:
+    """Builds an example of an objective from one synthetic document of the maximum length."""
     source, _ = objective.max_pair_lengths(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
     tokens = np.full(lengths.raw, vocabulary.size - 1, np.int32)
-    parts, note = np.array([source, len(tokens)]), None  # two sentences, or source and target
+    boundaries, note = np.array([source, len(tokens)]), None  # ends of two sentences, or of source and target
     if isinstance(objective, Task):
-        parts, note = (
+        boundaries, note = (
             np.arange(1, objective.max_texts + 1) * lengths.raw // objective.max_texts,
             objective.sample_note(),
         )
-    text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text, note=note)
+    text = ObjectiveInput(tokens, np.ones_like(tokens), boundaries, draw_other_document=lambda rng: text, note=note)
     return counter.add_counts(objective.example(text, np.random.default_rng(0), vocabulary), tokens)

@@ -1,7 +1,7 @@
-"""Topologies: descriptions of devices that this machine need not have, such as `v5p:4x4x8`, `h100:4x8`, `4*v5e:16x16`.
+"""Describes accelerators that this machine need not have, such as `v5p:4x4x8`, `h100:4x8` or `4*v5e:16x16`.
 
-`plan` estimates and compiles steps for a topology. Compilation needs the compiler of the chip: libtpu (extra `tpu`) or
-JAX's CUDA plugin (extra `cuda`). Estimates need no compiler.
+`plan` estimates and compiles steps for such a topology. Compilation requires the chip's compiler: libtpu (extra `tpu`)
+or JAX's CUDA plugin (extra `cuda`). Estimates need no compiler.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from pretrainax.config import UserError, nearest
 from pretrainax.runtime.chips import CHIPS, Chip
 from pretrainax.runtime.libtpu import overlap_gathers
 
-# Without these environment variables, libtpu asks a metadata server about the TPU of this machine, and waits.
-_NO_TPU_HERE = {
+# Without these environment variables, libtpu queries a metadata server about a local TPU and waits for a response.
+_NO_TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5e-4",
@@ -70,7 +70,7 @@ _BLACKWELL = {
     "shared_core": 233472,
     "cache": 126 * 2**20,
 }
-_GPUS = {
+_GPU_VALUES = {
     "a100": {"name": "NVIDIA A100-SXM4-80GB", **_AMPERE},
     "h100": {"name": "NVIDIA H100 80GB HBM3", **_HOPPER},
     "h200": {"name": "NVIDIA H200", **_HOPPER},
@@ -81,24 +81,24 @@ _GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The devices of a run: one kind of chip, and the arrangement of the chips.
+    """The devices of a run: the chip, the shape of one slice and the number of slices.
 
-    A slice is a group of devices with fast links between them. All slices have the same shape, and only the slow
-    network connects them.
+    A slice is a group of devices with fast links between them. All slices have the same shape and communicate only
+    through the slow network.
     """
 
     chip: Chip
-    shape: tuple[int, ...]  # of one slice: sides of the torus of TPU chips, or (hosts, GPUs per host)
+    shape: tuple[int, ...]  # shape of one slice: TPU chips per torus dimension, or (hosts, GPUs per host)
     slices: int = 1  # number of slices
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Returns the topology that a text describes.
+        """Parses a topology in the format `[SLICES*]CHIP:SHAPE`.
 
         Examples: `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × GPUs per host), `4*v5e:16x16` (four slices).
 
         Raises:
-          UserError: the chip is unknown, or the shape is invalid for the chip.
+          UserError: the text has a different format, the chip is unknown, or the shape is invalid for the chip.
         """
         match = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.strip().lower())
         if match is None:
@@ -126,22 +126,24 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
+        """Returns the number of JAX devices in all slices."""
         return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
 
     @property
     def is_torus(self) -> bool:
-        """Returns True if the links of a TPU slice wrap around in all dimensions, so that they form a torus.
+        """Checks whether the links of a TPU slice wrap around in all dimensions, so that they form a torus.
 
         A 3D torus needs at least 4 chips per dimension. A 2D torus needs 16 chips per dimension, which is a whole pod.
         """
         return self.chip.is_tpu and min(self.shape) >= {2: 16, 3: 4}[self.chip.torus]
 
     def flops_at(self, mfu: float) -> float:
-        """Returns the FLOP/s of all devices together if each device reaches the share `mfu` of its peak."""
+        """Computes the total FLOP/s of all devices at an MFU of `mfu` (0 to 1)."""
         return mfu * self.num_devices * self.chip.peak_flops
 
     @property
     def hosts(self) -> int:
+        """Returns the number of hosts in all slices."""
         if not self.chip.is_tpu:
             return self.slices * self.shape[0]
         return self.slices * max(1, self.num_devices // self.slices // self.chip.devices_per_host)
@@ -149,16 +151,17 @@ class Topology:
     def doubled(self) -> "Topology":
         """Returns a topology with twice as many devices.
 
-        A TPU slice doubles its shortest side. GPUs double per host; if the hosts are full, the number of hosts doubles.
+        For TPUs, the slice's shortest dimension is doubled. For GPUs, the number per host is doubled or, if the hosts
+        are full, the number of hosts.
         """
         shape = list(self.shape)
         is_host_growing = not self.chip.is_tpu and 2 * shape[1] <= self.chip.devices_per_host
-        place = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(is_host_growing)
-        shape[place] *= 2
+        dimension = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(is_host_growing)
+        shape[dimension] *= 2
         return dataclasses.replace(self, shape=tuple(shape))
 
     def devices(self) -> list[jax.Device]:
-        """Returns descriptions of the devices for the compiler, in JAX's order. These devices cannot hold arrays.
+        """Returns device descriptions for the compiler, in JAX's device order; they cannot hold arrays.
 
         Raises:
           UserError: the chip's compiler is not installed, or does not support a slice of this shape.
@@ -174,7 +177,7 @@ class Topology:
         return list(description.devices)
 
     def _tpu(self):
-        for name, value in _NO_TPU_HERE.items():
+        for name, value in _NO_TPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         overlap_gathers()
         shape = "x".join(map(str, self.shape))
@@ -187,7 +190,7 @@ class Topology:
 
     def _gpu(self):
         memory, rate = self.chip.memory_bytes, int(self.chip.memory_rate)
-        target = _GPU_TARGET.format(memory=memory, rate=rate, **_GPUS[self.chip.name])
+        target = _GPU_TARGET.format(memory=memory, rate=rate, **_GPU_VALUES[self.chip.name])
         topology_text = "x".join(map(str, (self.slices, *self.shape)))
         return topologies.get_topology_desc("", "cuda", target_config=target, topology=topology_text)
 

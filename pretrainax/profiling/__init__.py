@@ -1,1 +1,1 @@
-"""Reads profiles of a run: measures the time of each kernel, by module of the model, and compares it with a plan."""
+"""Reads profiles of a run, sums up kernel times by module of the model, and compares them with a plan's estimates."""

@@ -1,4 +1,4 @@
-"""Draws the time of a step by module and kind of kernel, in the style of curves.png (which shows a run's metrics)."""
+"""Plots the time of a step by module and kernel kind, in the style of curves.png (the plot of a run's metrics)."""
 
 import collections
 from collections.abc import Sequence
@@ -12,28 +12,33 @@ from pretrainax.profiling.report import idle_seconds
 from pretrainax.profiling.trace import Trace
 from pretrainax.reporting.curves import FAINT, INK, PART_COLORS, STYLE
 
-_MOST = 16  # maximum number of bars for modules; one additional bar has all other modules
+_MAX_BARS = 16  # maximum number of bars for modules; one additional bar has all other modules
 _COLORS = dict(zip(KINDS, (*PART_COLORS, "#b56a8e"), strict=True)) | {UNKNOWN: "#c3ccd5", "": "#e4e7eb"}
-_LEFT, _TOP = 0.3, 1.25  # left margin as a share of the width; top margin in inches
-_ROW = 0.34  # height of a bar in inches
+_LEFT, _TOP = 0.3, 1.25  # left margin as a fraction of the width; top margin in inches
+_ROW = 0.34  # height of a row, a bar and the gap below it, in inches
 
 
 def draw(path: str, trace: Trace, work: Sequence[Work]) -> None:
-    """Draws a PNG file with one bar per module, divided by kind of kernel, and a bar for idle time.
+    """Draws a PNG file with one bar per module, stacked by kernel kind, and a bar for idle time.
 
-    The longest bar is at the top.
+    The longest bar is at the top, and the bar for idle time is at the bottom.
 
     Args:
       path: the file to write.
       work: the result of `kernel_work`.
     """
     modules: dict[str, collections.Counter] = {}
-    for one in work:
-        modules.setdefault(one.module or "(none)", collections.Counter())[one.kind] += one.seconds
+    for kernels in work:
+        modules.setdefault(kernels.module or "(none)", collections.Counter())[kernels.kind] += kernels.seconds
     ranked = sorted(modules.items(), key=lambda item: -item[1].total())
-    rows, rest = ranked[:_MOST], ranked[_MOST:]
-    if rest:
-        rows.append((f"{len(rest)} more modules", sum((seconds for _, seconds in rest), collections.Counter())))
+    rows, other_modules = ranked[:_MAX_BARS], ranked[_MAX_BARS:]
+    if other_modules:
+        rows.append(
+            (
+                f"{len(other_modules)} more modules",
+                sum((seconds for _, seconds in other_modules), collections.Counter()),
+            )
+        )
     rows.append(("idle", collections.Counter({"": idle_seconds(trace)})))
     height = _TOP + _ROW * len(rows) + 0.6
     with matplotlib.rc_context(STYLE):
@@ -50,16 +55,21 @@ def draw(path: str, trace: Trace, work: Sequence[Work]) -> None:
 
 
 def _bars(panel, trace: Trace, rows: list[tuple[str, collections.Counter]]) -> None:
-    labeled: set[str] = set()
-    for place, (_, seconds) in enumerate(rows):
+    """Draws one horizontal bar per row, stacked by kernel kind, as a percentage of the step time.
+
+    Args:
+      rows: (module, seconds by kind), from top to bottom.
+    """
+    kinds_in_legend: set[str] = set()
+    for row, (_, seconds) in enumerate(rows):
         left = 0.0
         for kind in (kind for kind in _COLORS if kind in seconds):
-            share = 100 * seconds[kind] / trace.seconds
-            label = None if kind in labeled or not kind else kind
-            panel.barh(place, share, left=left, height=0.72, color=_COLORS[kind], label=label)
-            labeled.add(kind)
-            left += share
-        panel.text(left, place, f" {left:.1f}", va="center", color=INK, fontsize=9)
+            percent = 100 * seconds[kind] / trace.seconds
+            label = None if kind in kinds_in_legend or not kind else kind
+            panel.barh(row, percent, left=left, height=0.72, color=_COLORS[kind], label=label)
+            kinds_in_legend.add(kind)
+            left += percent
+        panel.text(left, row, f" {left:.1f}", va="center", color=INK, fontsize=9)
     panel.set_yticks(range(len(rows)), [module for module, _ in rows])
     panel.tick_params(axis="y", labelcolor=INK)
     panel.set_ylim(len(rows) - 0.5, -0.5)

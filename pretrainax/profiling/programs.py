@@ -1,7 +1,7 @@
-"""Reads the compiled programs in a trace file. The file contains each program that ran during the trace.
+"""Reads the compiled programs in a trace file, which contains each program that ran during the trace.
 
-A trace file is an XSpace message (xplane.proto of openxla/xla). Its plane "/host:metadata" has the HloProto of each
-program. `jax.profiler.ProfileData` gives access only to events, but this plane has no events. This module therefore
+A trace file is an XSpace message (xplane.proto in openxla/xla). Its plane "/host:metadata" contains the HloProto of
+each program, but `jax.profiler.ProfileData` gives access only to events, and this plane has none. This module therefore
 decodes the necessary fields from the protocol buffer encoding (protobuf.dev/programming-guides/encoding).
 """
 
@@ -16,7 +16,8 @@ from pretrainax.planning.hlo import Program
 
 _PLANE = b"/host:metadata"
 _PROTO = b"Hlo Proto"
-# Field numbers, by line: XSpace (planes) and XPlane; a map entry; XEventMetadata; XStatMetadata; XStat; HloProto.
+# Field numbers. One message per line: XSpace (planes) and XPlane; a map entry; XEventMetadata; XStatMetadata; XStat;
+# HloProto.
 _PLANES, _NAME, _EVENTS, _STATS = 1, 2, 4, 5
 _KEY, _VALUE = 1, 2
 _EVENT_NAME, _EVENT_STATS = 2, 5
@@ -33,7 +34,7 @@ class Message(NamedTuple):
 
     def messages(self, number: int) -> Iterator["Message"]:
         """Yields the decoded nested messages of the field with this number."""
-        return map(_read, self.parts.get(number, ()))
+        return map(_decode, self.parts.get(number, ()))
 
 
 class Compiled(NamedTuple):
@@ -44,10 +45,10 @@ class Compiled(NamedTuple):
 
 
 def programs_of(content: bytes) -> dict[int, Compiled]:
-    """Returns the programs in a trace file, {program id: program}.
+    """Decodes the compiled programs in a trace file; returns them by program id.
 
     Args:
-      content: the bytes of the file.
+      content: the content of the file.
 
     Raises:
       UserError: the file is damaged.
@@ -59,7 +60,8 @@ def programs_of(content: bytes) -> dict[int, Compiled]:
 
 
 def _programs(content: bytes) -> Iterator[tuple[int, Compiled]]:
-    for plane in _read(content).messages(_PLANES):
+    """Yields (program id, program) for each program in a trace file."""
+    for plane in _decode(content).messages(_PLANES):
         if plane.parts.get(_NAME) != [_PLANE]:
             continue
         names = {
@@ -72,28 +74,30 @@ def _programs(content: bytes) -> Iterator[tuple[int, Compiled]]:
             for stat in event.messages(_EVENT_STATS):
                 if match and names.get(stat.numbers[_STAT_OF]) == [_PROTO]:
                     (proto,) = stat.messages(_STAT_BYTES)
-                    yield int(match[2]), Compiled(match[1], _program(proto.parts[_MODULE][0]))
+                    yield int(match[2]), Compiled(match[1], _parse_program(proto.parts[_MODULE][0]))
 
 
-def _program(module: bytes) -> Program:
+def _parse_program(module: bytes) -> Program:
+    """Parses a serialized HloModuleProto."""
     return Program(xla_client.XlaComputation(module).get_hlo_module().to_string())
 
 
-def _read(message: bytes) -> Message:
-    fields, at = Message({}, {}), 0
-    while at < len(message):
-        key, at = _varint(message, at)
+def _decode(message: bytes) -> Message:
+    """Decodes the fields of a protocol buffer message, leaving nested messages encoded."""
+    fields, position = Message({}, {}), 0
+    while position < len(message):
+        key, position = _decode_varint(message, position)
         if key & 7 == 0:
-            fields.numbers[key >> 3], at = _varint(message, at)
+            fields.numbers[key >> 3], position = _decode_varint(message, position)
         else:
-            size, at = _varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
-            fields.parts.setdefault(key >> 3, []).append(message[at : at + size])
-            at += size
+            size, position = _decode_varint(message, position) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], position)
+            fields.parts.setdefault(key >> 3, []).append(message[position : position + size])
+            position += size
     return fields
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Returns (value of the varint at byte `at` of the message, position after the varint)."""
+def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Decodes the varint at byte position `at` of the message; returns (value, position after the varint)."""
     number, shift = 0, 0
     while True:
         byte = message[at]

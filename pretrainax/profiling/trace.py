@@ -1,14 +1,14 @@
 """Reads the time of each kernel from a profiler trace of a CPU, a GPU or a TPU.
 
-A trace consists of planes, a plane of lines, and a line of events:
+A trace consists of planes, each plane consists of lines, and each line consists of events:
 
-    CPU  one plane of the host; each XLA thunk is an event in the line of its thread, with the statistic `hlo_op`
+    CPU  one plane for the host; each XLA thunk is an event in the line of its thread, with the statistic `hlo_op`
     GPU  one plane per device, "/device:GPU:0", with one line per stream; kernels have `hlo_op`, copies do not
     TPU  one plane per device, "/device:TPU:0"; its line "XLA Ops" has the kernels, with their HLO text as names, and
          its line "XLA Modules" has the programs, "jit_step(7)"
 
-The events of loops, conditionals and calls enclose the events of kernels, so this module excludes them. The time in
-which several kernels run is divided equally among these kernels.
+The events of loops, conditionals and calls enclose the events of kernels, so this module excludes them. Time during
+which several kernels run concurrently is divided equally among them.
 """
 
 import bisect
@@ -32,11 +32,11 @@ Event: TypeAlias = jax.profiler.ProfileEvent  # pyright: ignore[reportInvalidTyp
 Plane: TypeAlias = jax.profiler.ProfilePlane  # pyright: ignore[reportInvalidTypeForm]
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _HOST = "/host:CPU"
-_MOST_BYTES = 2**31  # the maximum size of a protocol buffer message
+_MAX_BYTES = 2**31  # the maximum size of a protocol buffer message
 
 
 class ProgramId(NamedTuple):
-    """The name and the id of a program, as in the events of a trace."""
+    """The name and id by which trace events refer to a program."""
 
     name: str  # "jit_step"
     number: int
@@ -50,7 +50,7 @@ class Op(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of an instruction on a device, from a trace event."""
+    """One execution of an instruction on a device, from a trace event."""
 
     op: Op
     start: float  # nanoseconds
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The contents of a trace: its steps, the time of each instruction, and the compiled programs."""
+    """The content of a trace: its steps, the time of each instruction, and the compiled programs."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     devices: int  # number of devices in the trace
@@ -72,7 +72,7 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: str) -> Trace:
-    """Reads a trace file of a run.
+    """Reads a run's trace file and computes the time of each instruction.
 
     Args:
       path: path of the file, an xplane.pb.
@@ -80,7 +80,7 @@ def read_trace(path: str) -> Trace:
     Raises:
       UserError: the file is not an xplane.pb, or the trace has no steps or no kernels.
     """
-    content = read_bytes(path, _MOST_BYTES)
+    content = read_bytes(path, _MAX_BYTES)
     try:
         data = ProfileData.from_serialized_xspace(content)
     except RuntimeError as e:
@@ -88,8 +88,8 @@ def read_trace(path: str) -> Trace:
     programs = programs_of(content)
     steps = sorted({int(dict(e.stats)["step_num"]) for e in _events(data, _HOST) if e.name == STEP})
     platform, runs = _runs(data)
-    called = _match_programs({run.op for device in runs.values() for run in device}, programs)
-    runs = {device: _without_loops(device_runs, called) for device, device_runs in runs.items()}
+    programs_by_id = _match_programs({run.op for device in runs.values() for run in device}, programs)
+    runs = {device: _without_loops(device_runs, programs_by_id) for device, device_runs in runs.items()}
     if not steps or not any(runs.values()):
         missing = f"step of a run ({STEP})" if not steps else "kernel"
         raise UserError(f"{path} has no {missing}: it is not a profile of a pretrainax run")
@@ -99,44 +99,50 @@ def read_trace(path: str) -> Trace:
     for device in runs.values():
         for op, nanoseconds in exclusive_times(device).items():
             busy[op] += nanoseconds * 1e-9 / len(steps) / len(runs)
-    return Trace(platform, len(runs), steps, window * 1e-9 / len(steps), dict(busy), called)
+    return Trace(platform, len(runs), steps, window * 1e-9 / len(steps), dict(busy), programs_by_id)
 
 
 def exclusive_times(runs: Iterable[Run]) -> dict[Op, float]:
-    """Returns the nanoseconds of each instruction on one device; concurrent instructions share their time equally.
+    """Computes the time of each instruction on one device, in nanoseconds.
 
-    The sum over all instructions is therefore the time in which the device was busy.
+    Concurrent instructions share their time equally, so the sum over all instructions is the time during which the
+    device was busy.
+
+    Args:
+      runs: the executions of instructions on the device.
     """
     runs = list(runs)
-    changes = sorted((time, is_end, i) for i, run in enumerate(runs) for time, is_end in _ends(run))
-    busy_time: dict[Op, float] = collections.defaultdict(float)
+    boundaries = sorted((time, is_end, i) for i, run in enumerate(runs) for time, is_end in _boundaries(run))
+    busy: dict[Op, float] = collections.defaultdict(float)
     active: set[int] = set()
-    since = 0.0
-    for time, is_end, i in changes:
+    last_change = 0.0
+    for time, is_end, i in boundaries:
         for j in active:
-            busy_time[runs[j].op] += (time - since) / len(active)
-        since = time
+            busy[runs[j].op] += (time - last_change) / len(active)
+        last_change = time
         active.discard(i) if is_end else active.add(i)
-    return dict(busy_time)
+    return dict(busy)
 
 
-def _ends(run: Run) -> Iterator[tuple[float, bool]]:
+def _boundaries(run: Run) -> Iterator[tuple[float, bool]]:
+    """Yields (time, is_end) for the start and the end of an execution."""
     yield run.start, False
     yield run.end, True
 
 
 def _events(data: Data, plane: str) -> Iterator[Event]:
-    for found in data.planes:
-        if found.name == plane:
-            for line in found.lines:
+    """Yields all events of the planes named `plane`."""
+    for candidate in data.planes:
+        if candidate.name == plane:
+            for line in candidate.lines:
                 yield from line.events
 
 
 def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[ProgramId, Program]:
-    """Returns the program for each program id in the events.
+    """Finds the compiled program for each program id in the events.
 
-    The result is the program with the same name that contains the most of the instructions in the events. The id alone
-    is not sufficient: a program from a compilation cache has a different id in the trace's list of programs.
+    This is the program of the same name that contains the largest number of the instructions in the events. The id
+    alone is not sufficient: a program from a compilation cache has a different id in the trace's list of programs.
 
     Args:
       ops: all instructions in the events.
@@ -146,27 +152,33 @@ def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[Program
     for op in ops:
         if op.program is not None:
             names[op.program].add(op.name)
-    programs_by_call = {}
-    for called, op_names in names.items():
-        candidates = {number: one.program for number, one in programs.items() if one.name == called.name}
+    matches = {}
+    for program_id, op_names in names.items():
+        candidates = {
+            number: compiled.program for number, compiled in programs.items() if compiled.name == program_id.name
+        }
         if candidates:
-            best = max(candidates, key=lambda number: (_shared(candidates[number], op_names), number == called.number))
-            programs_by_call[called] = candidates[best]
-    return programs_by_call
+            best = max(
+                candidates,
+                key=lambda number: (_count_shared(candidates[number], op_names), number == program_id.number),
+            )
+            matches[program_id] = candidates[best]
+    return matches
 
 
-def _shared(program: Program, names: set[str]) -> int:
+def _count_shared(program: Program, names: set[str]) -> int:
+    """Counts how many of `names` are instructions in the program."""
     return len(names & {name for values in program.computations.values() for name in values})
 
 
 def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
-    """Returns the platform, and for each device name the instruction executions on that device."""
+    """Returns the platform, and each device's instruction executions by device name."""
     runs: dict[str, list[Run]] = {}
     platform = "cpu"
     for plane in data.planes:
         if device := _DEVICE.fullmatch(plane.name):
             platform = device[1].lower()
-            runs[plane.name] = list(_OF_PLANE[platform](plane))
+            runs[plane.name] = list(_RUNS_OF_PLANE[platform](plane))
     if not runs:
         for event in _events(data, _HOST):
             if "hlo_op" in (stats := dict(event.stats)):
@@ -175,10 +187,10 @@ def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
 
 
 def _without_loops(runs: list[Run], programs: dict[ProgramId, Program]) -> list[Run]:
-    """Returns `runs` without the runs of loops, conditionals and calls, which enclose runs of other instructions."""
+    """Removes the executions of loops, conditionals and calls, which enclose executions of other instructions."""
     enclosing = {
-        (called, instruction.name)
-        for called, program in programs.items()
+        (program_id, instruction.name)
+        for program_id, program in programs.items()
         for values in program.computations.values()
         for instruction in values.values()
         if instruction.opcode in VIEWS
@@ -186,34 +198,38 @@ def _without_loops(runs: list[Run], programs: dict[ProgramId, Program]) -> list[
     return [run for run in runs if run.op not in enclosing]
 
 
-def _of_gpu(plane: Plane) -> Iterator[Run]:
+def _runs_of_gpu(plane: Plane) -> Iterator[Run]:
+    """Yields the executions in a GPU's plane, from all of its streams."""
     for line in plane.lines:
         if line.name.startswith("Stream"):
             yield from (_run(event, dict(event.stats)) for event in line.events)
 
 
-def _of_tpu(plane: Plane) -> Iterator[Run]:
+def _runs_of_tpu(plane: Plane) -> Iterator[Run]:
+    """Yields the executions in a TPU's plane, assigning each event to the last program that started before it."""
     lines = {line.name: list(line.events) for line in plane.lines}
     modules = sorted((event.start_ns, event.name) for event in lines.get("XLA Modules", ()))
-    starts = [start for start, _ in modules]
+    module_starts = [start for start, _ in modules]
     for event in lines.get("XLA Ops", ()):
         stats = {}
-        place = bisect.bisect(starts, event.start_ns) - 1
-        if place >= 0 and (module := re.fullmatch(r"(.*)\((\d+)\)", modules[place][1])):
+        module_index = bisect.bisect(module_starts, event.start_ns) - 1
+        if module_index >= 0 and (module := re.fullmatch(r"(.*)\((\d+)\)", modules[module_index][1])):
             stats = {"hlo_module": module[1], "program_id": module[2]}
         text = re.match(r"%([\w.\-]+) = ", event.name)
         yield _run(event, {"hlo_op": text[1] if text else event.name, **stats})
 
 
-_OF_PLANE = {"gpu": _of_gpu, "tpu": _of_tpu}
+_RUNS_OF_PLANE = {"gpu": _runs_of_gpu, "tpu": _runs_of_tpu}
 
 
 def _run(event: Event, stats: dict) -> Run:
-    """Returns the run that an event describes.
+    """Converts a trace event to an execution.
 
     Args:
       stats: the statistics of the event; `hlo_module` and `hlo_op` name the program and the instruction.
     """
-    called = ProgramId(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
-    op = Op(called, str(stats.get("hlo_op") or event.name))
+    program_id = (
+        ProgramId(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
+    )
+    op = Op(program_id, str(stats.get("hlo_op") or event.name))
     return Run(op, event.start_ns, event.start_ns + event.duration_ns)

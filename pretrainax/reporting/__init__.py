@@ -1,1 +1,1 @@
-"""Formats tables, units and plots, for terminals and files."""
+"""Formats tables, units and plots for terminals and files."""

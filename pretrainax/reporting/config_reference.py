@@ -1,4 +1,4 @@
-"""Describes the fields of configs, for the page docs/config.md and for the --help of one config."""
+"""Describes config fields, for the page docs/config.md and for the --help text of a single config."""
 
 import dataclasses
 import re
@@ -36,49 +36,51 @@ _OTHER_CLASSES = (
 
 
 def page() -> str:
-    """Returns the content of docs/config.md, as Markdown."""
+    """Generates the content of docs/config.md, as Markdown."""
     sections = dict(_sections(Experiment, "config"))
-    parts = [_INTRODUCTION, *(_section(f"`{path}`", cls) for path, cls in sections.items())]
-    for kind in _kinds():
-        classes = _classes(kind)
-        if [cls.__name__ for cls in classes] == [kind.__name__]:
-            parts.append(_section(kind.__name__, classes[0]))
+    blocks = [_INTRODUCTION, *(_section(f"`{path}`", cls) for path, cls in sections.items())]
+    for base in _kinds():
+        classes = _classes(base)
+        if [cls.__name__ for cls in classes] == [base.__name__]:
+            blocks.append(_section(base.__name__, classes[0]))
         else:
-            parts.append(f"## {kind.__name__}\n\n{_prose(first_sentence(kind.__doc__))}.\n")
-            parts += [_section(cls.__name__, cls, "###") for cls in classes]
-    return "\n".join(parts)
+            blocks.append(f"## {base.__name__}\n\n{_prose(first_sentence(base.__doc__))}.\n")
+            blocks += [_section(cls.__name__, cls, "###") for cls in classes]
+    return "\n".join(blocks)
 
 
 def format_config(experiment: Experiment, width: int) -> str:
-    """Returns a text with all fields of one config and their values, for a terminal with `width` columns."""
+    """Formats all fields of one config with their values, for a terminal with `width` columns."""
     legend, others = textwrap.wrap(_LEGEND, width), textwrap.wrap(_OTHER_CLASSES, width)
     return "\n".join([*legend, *_values(experiment, "config", width), "", *others])
 
 
 def _sections(cls: type, path: str) -> Iterator[tuple[str, type]]:
-    """Yields (path, class) of `cls` and of the parts that every config has, such as ("config.train", TrainConfig)."""
+    """Yields (path, class) for `cls` and for all nested config sections, such as ("config.train", TrainConfig)."""
     yield path, cls
     for field in fields_of(cls):
-        if _is_part(field):
+        if _is_section(field):
             yield from _sections(field.kinds[0], f"{path}.{field.name}")
 
 
-def _is_part(field: FieldReference) -> bool:
+def _is_section(field: FieldReference) -> bool:
+    """Checks whether a field holds a config section: an object of one fixed class that is not a `Choice`."""
     return len(field.kinds) == 1 and field.hint == field.kinds[0].__name__ and not issubclass(field.kinds[0], Choice)
 
 
 def _kinds() -> list[type]:
-    """Returns the base classes of the objects that fields can hold, in the order of the fields."""
-    kinds, waiting = [], [cls for _, cls in _sections(Experiment, "config")]
-    while waiting:
-        for field in fields_of(waiting.pop(0)):
-            new = [kind for kind in field.kinds if kind not in kinds and not _is_part(field)]
-            kinds += new
-            waiting += [cls for kind in new for cls in _classes(kind)]
+    """Returns the base classes of the objects that config fields can hold (optimizers, for example), in field order."""
+    kinds, queue = [], [cls for _, cls in _sections(Experiment, "config")]
+    while queue:
+        for field in fields_of(queue.pop(0)):
+            new_kinds = [kind for kind in field.kinds if kind not in kinds and not _is_section(field)]
+            kinds += new_kinds
+            queue += [cls for kind in new_kinds for cls in _classes(kind)]
     return [kind for kind in kinds if not any(issubclass(kind, other) for other in kinds if other is not kind)]
 
 
 def _classes(kind: type) -> list[type]:
+    """Returns the classes that a field of type `kind` can hold, sorted by name."""
     return sorted(Choice.alternatives(kind), key=lambda cls: cls.__name__) if issubclass(kind, Choice) else [kind]
 
 
@@ -86,11 +88,12 @@ def _classes(kind: type) -> list[type]:
 
 
 def _section(title: str, cls: type, level: str = "##") -> str:
+    """Formats one section of the page as Markdown: a title, the class's description and a table of its fields."""
     rows = [
         (
             f"`{field.name}`{' ↻' if field.free else ''}",
             _type(field),
-            "" if field.default is None or _is_part(field) else _code(field.default),
+            "" if field.default is None or _is_section(field) else _code(field.default),
             _prose(field.meaning),
         )
         for field in fields_of(cls)
@@ -100,13 +103,13 @@ def _section(title: str, cls: type, level: str = "##") -> str:
 
 
 def _type(field: FieldReference) -> str:
-    """Returns the type of a field as Markdown; the name of a class is a link to the section of that class."""
+    """Formats a field's type as Markdown, in which class names link to the sections about these classes."""
     if not field.kinds:
         return _code(field.hint)
-    names = {kind.__name__: _anchor(kind, _is_part(field), field.name) for kind in field.kinds}
-    parts = re.split(rf"\b({'|'.join(names)})\b", field.hint)
-    linked = (f"[{part}]({names[part]})" if part in names else _escaped(part) for part in parts)
-    return "".join(linked)
+    anchors = {kind.__name__: _anchor(kind, _is_section(field), field.name) for kind in field.kinds}
+    tokens = re.split(rf"\b({'|'.join(anchors)})\b", field.hint)
+    links = (f"[{token}]({anchors[token]})" if token in anchors else _escape_markdown(token) for token in tokens)
+    return "".join(links)
 
 
 def _anchor(kind: type, is_part: bool, name: str) -> str:
@@ -118,13 +121,14 @@ def _code(value: str) -> str:
 
 
 def _prose(comment: str) -> str:
-    """Returns a comment or a docstring as Markdown, without escapes in code spans."""
+    """Converts a comment or a docstring to Markdown: escapes special characters, except in code spans."""
     return "".join(
-        _code(part[1:-1]) if part.startswith("`") else _escaped(part) for part in re.split(r"(`[^`]+`)", comment)
+        _code(part[1:-1]) if part.startswith("`") else _escape_markdown(part)
+        for part in re.split(r"(`[^`]+`)", comment)
     )
 
 
-def _escaped(plain: str) -> str:
+def _escape_markdown(plain: str) -> str:
     return re.sub(r"([\\|<*[])", r"\\\1", plain)
 
 
@@ -132,29 +136,29 @@ def _escaped(plain: str) -> str:
 
 
 def _values(node: object, path: str, width: int) -> Iterator[str]:
-    """Yields the lines for all fields of `node`, a part of a config, and of the objects in these fields.
+    """Yields lines for all fields of the config section `node`, including the fields of nested objects.
 
-    Further lines show the other classes that a field can hold.
+    Additional lines show the alternative classes that a field can hold.
     """
     for field in fields_of(type(node)):
-        value, where = getattr(node, field.name), f"{path}.{field.name}"
-        if _is_part(field):
-            yield f"\n{where}: {first_sentence(type(value).__doc__)}"
-            yield from _values(value, where, width)
+        value, field_path = getattr(node, field.name), f"{path}.{field.name}"
+        if _is_section(field):
+            yield f"\n{field_path}: {first_sentence(type(value).__doc__)}"
+            yield from _values(value, field_path, width)
             continue
-        whole = dataclasses.is_dataclass(value) or isinstance(value, tuple)
-        yield f'  --{where}="{format_value(value)}"' if whole else f"  --{where}={value}"
+        is_object = dataclasses.is_dataclass(value) or isinstance(value, tuple)
+        yield f'  --{field_path}="{format_value(value)}"' if is_object else f"  --{field_path}={value}"
         default = "" if field.default is None else f", by default {field.default}"
-        yield from _wrapped(f"{field.hint}{default}: {field.meaning}", width)
+        yield from _wrap(f"{field.hint}{default}: {field.meaning}", width)
         for other in (cls for kind in field.kinds for cls in _classes(kind) if cls is not type(value)):
-            yield from _wrapped(f"or {_signature(other)}: {first_sentence(other.__doc__)}", width)
+            yield from _wrap(f"or {_signature(other)}: {first_sentence(other.__doc__)}", width)
         if dataclasses.is_dataclass(value):
-            yield from _values(value, where, width)
+            yield from _values(value, field_path, width)
 
 
 def _signature(cls: type) -> str:
     return f"{cls.__name__}({', '.join(field.name for field in fields_of(cls))})"
 
 
-def _wrapped(line: str, width: int) -> list[str]:
+def _wrap(line: str, width: int) -> list[str]:
     return textwrap.wrap(line, width, initial_indent=" " * 6, subsequent_indent=" " * 8, break_long_words=False)

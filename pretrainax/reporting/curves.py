@@ -25,17 +25,17 @@ PART_COLORS = (
     "#3f9c9c",
     "#9c5a3c",
     "#5c6b7a",
-)  # colors of the parts of a mixture
-LEFT, RIGHT = 0.055, 0.97  # edges of the panels, as fractions of the width of the picture
-HEIGHT, MORE = 7.0, 2.9  # height of the picture and of each additional row of panels, in inches
-MOST_POINTS = 2000  # per curve; in longer curves, neighboring points are averaged
+)  # colors of per-part metrics, such as the loss of each source in a mixture
+LEFT, RIGHT = 0.055, 0.97  # left and right edge of the panels, as fractions of the plot's width
+HEIGHT, MORE = 7.0, 2.9  # height of the plot and of each additional row of panels, in inches
+MOST_POINTS = 2000  # maximum points per curve; in longer curves, neighboring points are averaged
 _TREND, _POINTS = "bold: smoothed training; faint: as logged", "; dots: validation"  # legends of the panels
 BASELINES = {  # name of a loss -> explanation of its baseline
     "loss": "unigram baseline: token frequencies and the form of the targets",
     "replaced_loss": "baseline: predicts 'original' for every token",
 }
 STYLE = {
-    "font.family": ["DejaVu Sans"],  # included in matplotlib, so that pictures are the same on all machines
+    "font.family": ["DejaVu Sans"],  # included in matplotlib, so that plots are the same on all machines
     "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": FAINT,
@@ -67,24 +67,24 @@ def draw(
     baseline: Optional[Mapping[str, float]] = None,
     select_by: str = "loss",
 ) -> None:
-    """Draws a picture of the main loss (in nats), the learning rate and the gradient norm, over the steps.
+    """Plots the main loss (in nats), the learning rate and the gradient norm over the steps, as a PNG file.
 
-    The main loss is the loss that selects checkpoints, or "loss" if another metric selects checkpoints. Additional
-    panels show the other losses of the validation, the metric that selects checkpoints if it is not a loss, and the
-    parts of these metrics by kind.
+    The main loss is the loss by which checkpoints are selected, or "loss" if they are selected by another kind of
+    metric. Additional panels show that other metric and the remaining validation losses, as well as the main loss and
+    the other metric broken down by part of the data (by source, for example).
 
     Args:
-      path: file to write, .png.
-      lines: lines of metrics.jsonl. Lines of training and validation may be in any order. A null value leaves a gap.
-      title, subtitle: written above the plots.
-      baseline: losses of a model that ignores the context, by name; None: no baseline.
-      select_by: the metric that selects checkpoints, such as "accuracy" or "loss/source=wiki".
+      path: the PNG file to write.
+      lines: lines of metrics.jsonl. Training and validation lines may be in any order. A null value leaves a gap.
+      title, subtitle: text above the plots.
+      baseline: losses of a model that ignores the context, by name. If None, no baseline is drawn.
+      select_by: the metric by which checkpoints are selected, such as "accuracy" or "loss/source=wiki".
     """
     metrics = _main_metrics(select_by)
     main, baseline_loss = metrics[0], (baseline or {}).get(metrics[0])
     train, valid = _points(lines, "train", main), _points(lines, "valid", main)
-    heads, parts = _other_metrics(lines, metrics)
-    rows = len(heads) + len(parts)
+    other_metrics, part_metrics = _other_metrics(lines, metrics)
+    rows = len(other_metrics) + len(part_metrics)
     height = HEIGHT + MORE * rows
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, height), dpi=150)
@@ -93,63 +93,62 @@ def draw(
         grid = picture.add_gridspec(len(ratios), 2, height_ratios=ratios, hspace=0.38, wspace=0.13, **edges)
         loss = picture.add_subplot(grid[0, :])
         rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
-        further = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
+        extra_panels = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
         _draw_losses(loss, train, valid, baseline_loss, main)
         _draw_rate(rate, *_points(lines, "train", "learning_rate"))
         _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
-        for panel in (loss, rate, norm, *further):
+        for panel in (loss, rate, norm, *extra_panels):
             panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
             bins = 5 if panel in (rate, norm) else 8
             panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=bins, steps=[1, 2, 2.5, 5, 10]))
             panel.grid(axis="x", visible=False)
             panel.set_xlim(0, 1.01 * last)
             panel.set_xlabel("step")
-        for panel, name in zip(further, heads, strict=False):
+        for panel, name in zip(extra_panels, other_metrics, strict=False):
             _draw_losses(panel, _points(lines, "train", name), _points(lines, "valid", name), None, name)
-        for panel, names in zip(further[len(heads) :], parts, strict=True):
+        for panel, names in zip(extra_panels[len(other_metrics) :], part_metrics, strict=True):
             _draw_parts(panel, lines, names)
-        first, second = (1 - share * HEIGHT / height for share in (0.055, 0.1))
-        picture.text(LEFT, first, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
-        picture.text(LEFT, second, _shorten(subtitle, 85), color=FAINT, va="center")
+        title_y, subtitle_y = (1 - fraction * HEIGHT / height for fraction in (0.055, 0.1))
+        picture.text(LEFT, title_y, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
+        picture.text(LEFT, subtitle_y, _shorten(subtitle, 85), color=FAINT, va="center")
         name = BASELINES.get(main, "baseline").partition(":")[0]
-        _final_losses(picture, (first, second), (name, baseline_loss), train[1], valid[1])
+        _write_final_losses(picture, (title_y, subtitle_y), (name, baseline_loss), train[1], valid[1])
         picture.savefig(path, facecolor="white")
 
 
 def _main_metrics(select_by: str) -> list[str]:
-    """Returns the names of the main loss and, if `select_by` is not a loss, of the metric in `select_by`."""
+    """Returns the name of the main loss and, if `select_by` is not a loss, that of the metric in `select_by`."""
     metric = select_by.partition("/")[0]
     return [metric] if metric.endswith("loss") else ["loss", metric]
 
 
 def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns the names of the metrics to draw besides the main loss.
+    """Returns (names of the metrics to draw besides the main loss, lists of per-part metrics, one for each kind).
 
-    Also returns the names of per-part metrics, grouped by kind of part.
+    The former are all other validation losses and the metrics in `metrics`. Per-part metrics break a metric down by
+    part of the data: "loss/source=wiki", for example, has the kind "loss/source".
 
-    The other metrics are all validation losses and the metrics in `metrics`. A per-part metric is, for example,
-    "loss/source=wiki", of the kind "loss/source".
-
-    metrics: the main loss, followed by other metrics. The per-part metrics of each of them are drawn in panels.
+    Args:
+      metrics: the main loss, followed by any other metrics whose per-part metrics are to be drawn.
     """
     names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
-    whole = [name for name in names if "/" not in name and name != metrics[0]]
-    heads = [name for name in whole if name.endswith("loss") or name in metrics]
-    parts = [name for metric in metrics for name in names if name.startswith(f"{metric}/")]
-    kinds = dict.fromkeys(name.partition("=")[0] for name in parts)
-    return heads, [[name for name in parts if name.startswith(f"{kind}=")] for kind in kinds]
+    total_metrics = [name for name in names if "/" not in name and name != metrics[0]]
+    drawn_metrics = [name for name in total_metrics if name.endswith("loss") or name in metrics]
+    part_metrics = [name for metric in metrics for name in names if name.startswith(f"{metric}/")]
+    kinds = dict.fromkeys(name.partition("=")[0] for name in part_metrics)
+    return drawn_metrics, [[name for name in part_metrics if name.startswith(f"{kind}=")] for kind in kinds]
 
 
 def _shorten(text: str, length: int) -> str:
-    """Returns a text of at most `length` characters, which leaves room for the numbers on the right."""
+    """Truncates a text to at most `length` characters, to leave room for the numbers on the right."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps and the values of one curve, [N] each, with N at most MOST_POINTS; null becomes NaN.
+    """Returns the steps and values of one curve, each of shape [N] with N at most MOST_POINTS.
 
-    The last point is never averaged.
+    Null values become NaN. In long curves, neighboring points are averaged, except for the last point.
     """
     pairs = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
     steps, values = thinned(np.array(pairs, dtype=float).reshape(-1, 2), MOST_POINTS).T
@@ -172,6 +171,7 @@ def _words(metric: str) -> str:
 
 
 def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
+    """Draws the training and validation curves of a metric, and the baseline if `baseline_loss` is not None."""
     unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
     panel.set_title(f"{_words(main)}{unit}")
     panel.set_title(_TREND + _POINTS, loc="right", fontsize=9)
@@ -195,6 +195,7 @@ def _draw_rate(panel, steps: np.ndarray, values: np.ndarray) -> None:
 
 
 def _draw_norm(panel, steps: np.ndarray, values: np.ndarray) -> None:
+    """Draws the gradient norm with its trend, on a logarithmic axis if there are spikes."""
     panel.set_title("gradient norm, before clipping")
     panel.set_title(_TREND.replace(" training", ""), loc="right", fontsize=9)
     positive = values[values > 0]
@@ -209,38 +210,42 @@ def _draw_norm(panel, steps: np.ndarray, values: np.ndarray) -> None:
 
 
 def line_with_trend(panel, steps: np.ndarray, values: np.ndarray, color: str, trend: np.ndarray) -> None:
+    """Draws a faint curve of `values` and a bold curve of `trend`, both with gaps where values are not finite."""
     _line(panel, steps, values, color=color, linewidth=1, alpha=0.3)
     _line(panel, steps, np.where(np.isfinite(values), trend, np.nan), color=color, linewidth=2)
 
 
 def _line(panel, steps: np.ndarray, values: np.ndarray, **style: object) -> None:
-    """Draws a curve. A point without a finite neighbor, which no line crosses, is a dot."""
+    """Draws a curve, with a dot for each finite point without a finite neighbor, which no line would show."""
     finite = np.pad(np.isfinite(values), 1)
-    alone = finite[1:-1] & ~finite[:-2] & ~finite[2:]
-    panel.plot(steps, values, marker="o", markersize=5, markevery=np.flatnonzero(alone).tolist(), **style)
+    isolated = finite[1:-1] & ~finite[:-2] & ~finite[2:]
+    panel.plot(steps, values, marker="o", markersize=5, markevery=np.flatnonzero(isolated).tolist(), **style)
 
 
 def trend_of(values: np.ndarray) -> np.ndarray:
-    """Returns values [N] smoothed by a centered Gaussian, which has no lag.
+    """Smooths values [N] with a centered Gaussian, which introduces no lag.
 
-    The Gaussian is narrow at the start of a run, where the loss falls steeply.
+    The Gaussian is narrower at the beginning of a run, where the loss falls steeply.
     """
-    at = np.arange(len(values))
-    width = np.clip(0.5 + 0.1 * at, None, max(len(values) / 50, 1.0))  # [N] points
-    weights = np.exp(-0.5 * ((at[:, None] - at[None, :]) / width[:, None]) ** 2) * np.isfinite(values)[None, :]
+    indices = np.arange(len(values))
+    width = np.clip(0.5 + 0.1 * indices, None, max(len(values) / 50, 1.0))  # [N] points
+    weights = (
+        np.exp(-0.5 * ((indices[:, None] - indices[None, :]) / width[:, None]) ** 2) * np.isfinite(values)[None, :]
+    )
     total = weights.sum(axis=1)
     return np.where(total > 1e-9, weights @ np.nan_to_num(values) / np.maximum(total, 1e-9), np.nan)
 
 
-def _final_losses(
+def _write_final_losses(
     picture, heights: tuple[float, float], baseline: tuple[str, Optional[float]], train: np.ndarray, valid: np.ndarray
 ) -> None:
-    """Writes the last losses in the colors of their curves; these texts are also the legend.
+    """Writes the last losses in the colors of their curves, so that they also serve as the legend.
 
-    heights: of the two lines of text, as fractions of the height of the picture.
-    baseline: name and loss; None: no baseline.
+    Args:
+      heights: positions of the two lines of text, as fractions of the plot's height.
+      baseline: (name, loss), where the loss is None if there is no baseline.
     """
-    right = RIGHT
+    x = RIGHT
     for name, values, color in (
         (baseline[0], np.array(baseline[1:], float), FAINT),
         ("training loss", train, TRAINING),
@@ -248,7 +253,7 @@ def _final_losses(
     ):
         if np.isfinite(values[-1:]).any():
             picture.text(
-                right, heights[0], f"{values[-1]:.3f}", fontsize=16, color=color, weight="bold", ha="right", va="center"
+                x, heights[0], f"{values[-1]:.3f}", fontsize=16, color=color, weight="bold", ha="right", va="center"
             )
-            picture.text(right, heights[1], name, color=FAINT, ha="right", va="center")
-            right -= 0.125
+            picture.text(x, heights[1], name, color=FAINT, ha="right", va="center")
+            x -= 0.125

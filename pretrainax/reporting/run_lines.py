@@ -1,4 +1,4 @@
-"""Reads the metrics of several runs on common axes, and finds the metrics that a run does not have."""
+"""Prepares the metrics of several runs for plots with a common x-axis, and finds metrics that a run lacks."""
 
 import collections
 import os
@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 SECONDS = "seconds"
-# Largest value that is drawn: the margins of matplotlib overflow near 1e308, and metrics are far smaller than this.
+# Largest absolute value that is drawn. The margins of matplotlib overflow near 1e308; metrics are far below 1e30.
 _LARGEST = 1e30
 
 
@@ -31,32 +31,38 @@ MAIN_METRICS = ("loss", "bits_per_byte", "accuracy", "gradient_norm", "learning_
 
 
 class RunLines(NamedTuple):
-    """A run: its name, and the lines of its metrics.jsonl, to which `with_seconds` adds the time of the steps."""
+    """A run to plot: its name, and the lines of its metrics.jsonl with the times that `with_seconds` adds."""
 
     name: str
     lines: Sequence[Mapping]
 
     def curve(self, split: str, figure: str, by: str, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the points of a metric as x and y, [N] each, with N at most `most`.
+        """Returns the x and y values of a metric's curve, each of shape [N] with N at most `most`.
 
-        null becomes NaN. N is 0 if the metric has no values.
+        Null values become NaN. N is 0 if the metric has no values.
 
-        by: name in AXES of the x-axis.
+        Args:
+          split: "train" or "valid".
+          figure: name of the metric.
+          by: name in AXES of the x-axis.
+          most: maximum number of points. Neighboring points of longer curves are averaged.
         """
         axis = AXES[by].field
         pairs = [
             (x[axis], x[figure]) for x in self.lines if x["split"] == split and figure in x and x.get(axis) is not None
         ]
-        points = np.array([(place, np.nan if value is None else value) for place, value in pairs], float).reshape(-1, 2)
-        places, values = thinned(points, most).T
-        return places, values
+        points = np.array([(x_value, np.nan if value is None else value) for x_value, value in pairs], float).reshape(
+            -1, 2
+        )
+        x_values, values = thinned(points, most).T
+        return x_values, values
 
     def has(self, field: str, split: str = "") -> bool:
-        """Returns True if any line has a value for a field; split: counts only lines of this split; "": all lines."""
+        """Checks whether any line of `split`, or of any split if `split` is "", has a value for a field."""
         return any(line.get(field) is not None for line in self.lines if split in ("", line["split"]))
 
     def last(self, split: str, field: str) -> Optional[float]:
-        """Returns the last value of a field in the lines of a split; None if no line has a value."""
+        """Returns the last value of a field in the lines of a split, or None if no line has a value."""
         values = (
             line[field] for line in reversed(self.lines) if line["split"] == split and line.get(field) is not None
         )
@@ -64,9 +70,10 @@ class RunLines(NamedTuple):
 
 
 def drawable_numbers(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
-    """Returns lines in which null replaces values that cannot be drawn, and the number of these values by field.
+    """Replaces values that cannot be plotted (infinite ones, for example) with None.
 
-    Lines whose step cannot be drawn are omitted and count for the field "step".
+    Returns the lines, and the number of replaced values by field. Lines whose step cannot be plotted are omitted, and
+    are counted under the field "step".
     """
     left_out: collections.Counter[str] = collections.Counter()
     numeric = {name for line in lines for name, value in line.items() if _is_number(value)}
@@ -93,9 +100,9 @@ def _is_drawable(value: float) -> bool:
 
 
 def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
-    """Returns the lines with "seconds", the total time of the steps so far.
+    """Adds the field "seconds", the total time of all steps so far, to each line.
 
-    "seconds" is None after a line whose time is unknown.
+    Starting with the first training line whose time is unknown, "seconds" is None.
     """
     seconds: Optional[float] = 0.0
     timed, before = [], 0
@@ -108,7 +115,7 @@ def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
 
 
 def thinned(points: np.ndarray, most: int) -> np.ndarray:
-    """Reduces points [N, 2] to at most `most` points: means of neighboring points, and the unchanged last point."""
+    """Reduces points [N, 2] to at most `most` points by averaging neighbors; the last point stays unchanged."""
     if len(points) <= most:
         return points
     before = np.array_split(points[:-1], most - 1)
@@ -116,7 +123,7 @@ def thinned(points: np.ndarray, most: int) -> np.ndarray:
 
 
 def short_names(folders: Sequence[str]) -> list[str]:
-    """Returns short names for folders: as many last parts of their paths as make the names unique."""
+    """Shortens folder paths to the fewest trailing components that make the names unique."""
     parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
     for count in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(path[-count:]) for path in parts]
@@ -126,12 +133,17 @@ def short_names(folders: Sequence[str]) -> list[str]:
 
 
 def metrics_of(runs: Sequence[RunLines], wanted: Sequence[str] = ()) -> list[str]:
-    """Returns the metrics to draw: `wanted`, or the metrics of FIGURES that any run has."""
+    """Returns the metrics to plot: `wanted` or, if it is empty, those of MAIN_METRICS that at least one run has."""
     return list(wanted) or [figure for figure in MAIN_METRICS if any(run.has(figure) for run in runs)]
 
 
 def missing(runs: Sequence[RunLines], figures: Sequence[str], by: str) -> Iterator[str]:
-    """Yields a line, with the reason, for each run that has no curve in a panel."""
+    """Yields one explanatory line for each run that the plot omits or that lacks a metric.
+
+    Args:
+      figures: names of the metrics to plot.
+      by: name in AXES of the x-axis.
+    """
     for run in runs:
         axis = AXES[by].field
         if not run.has(axis):

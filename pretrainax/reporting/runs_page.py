@@ -1,4 +1,4 @@
-"""Renders report.html, the page that plots several runs: one HTML file with a small script, which loads no files."""
+"""Renders report.html, which plots several runs on one HTML page with a small script and no external files."""
 
 import base64
 import html
@@ -19,16 +19,17 @@ from pretrainax.reporting.runs_plot import COLORS, NOISY, SMOOTHING, title_of
 from pretrainax.reporting.units import elapsed, large_number
 
 _TEMPLATE = pathlib.Path(__file__).with_name("overlay_page.html")
-_MOST_POINTS = 400  # per curve; a phone draws them without delay
+_MAX_POINTS = 400  # points per curve, few enough for a phone to draw without delay
 
 
 def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str], picture: bytes) -> str:
-    """Returns the page as HTML.
+    """Renders the page as HTML.
 
     Args:
-      by: name in AXES of the first x-axis.
+      figures: names of the metrics to plot.
+      by: name in AXES of the x-axis that is selected when the page opens.
       notes: lines about missing data.
-      picture: a PNG for readers without scripts.
+      picture: a PNG image that is shown when scripts are disabled.
     """
     title = title_of(runs, by).partition(" by ")[0]
     data = {
@@ -40,29 +41,32 @@ def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Seq
             for run, color in zip(runs, itertools.cycle(COLORS), strict=False)
         ],
     }
-    meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in figures if name in METRICS]
+    metric_meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in figures if name in METRICS]
     explanations = [
-        f"{SMOOTHING}. Curves with more than {_MOST_POINTS} points are averaged over neighboring points.",
+        f"{SMOOTHING}. Curves with more than {_MAX_POINTS} points are averaged over neighboring points.",
         "Losses are in nats per target. k, M, B and T are 10^3, 10^6, 10^9 and 10^12.",
-        *meanings,
+        *metric_meanings,
     ]
-    parts = {
+    values = {
         "TITLE": html.escape(title),
         "ROWS": "".join(map(_row, runs, itertools.cycle(COLORS))),
         "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in [*explanations, *notes]),
         "PICTURE": base64.b64encode(picture).decode(),
         "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # a run's name cannot end the script
     }
-    # One pass, so that a placeholder in the name of a run is not replaced.
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _TEMPLATE.read_text(encoding="utf-8"))
+    # A single pass, so that a placeholder in the name of a run is not replaced.
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: values[match[1]], _TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _curves(run: RunLines, figure: str) -> dict[str, dict]:
-    """Returns the points of a metric by split: the values of y, the values of x on each axis, and training's trend."""
+    """Returns a metric's curves by split: its values, and their positions on each x-axis that the run has data for.
+
+    A noisy training metric also gets a smoothed curve.
+    """
     curves = {}
     for split in ("train", "valid"):
-        axes = {by: run.curve(split, figure, by, _MOST_POINTS) for by in AXES}
-        x = {by: _numbers(places) for by, (places, values) in axes.items() if np.isfinite(values).any()}
+        axes = {by: run.curve(split, figure, by, _MAX_POINTS) for by in AXES}
+        x = {by: _numbers(positions) for by, (positions, values) in axes.items() if np.isfinite(values).any()}
         if x:
             y = {by: axes[by][1] for by in x}
             points = {"x": x, "y": {by: _numbers(values) for by, values in y.items()}}
@@ -73,11 +77,12 @@ def _curves(run: RunLines, figure: str) -> dict[str, dict]:
 
 
 def _numbers(values: np.ndarray) -> list[Optional[float]]:
-    """Returns values rounded to six digits, enough for a screen; None for values that are not finite."""
+    """Rounds values to six significant digits, enough for a screen, and replaces non-finite values with None."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _row(run: RunLines, color: str) -> str:
+    """Formats a run's table row as HTML: step, tokens, last training loss, best validation loss and time."""
     last = run.lines[-1]
     train, valid = run.last("train", "loss"), [x for x in run.lines if x["split"] == "valid" and x["loss"] is not None]
     best = min(valid, key=lambda line: line["loss"], default=None)

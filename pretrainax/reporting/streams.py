@@ -1,4 +1,4 @@
-"""Keeps stdout and stderr usable after their reader is gone: `| head`, a closed terminal, `2>&-`."""
+"""Keeps stdout and stderr usable after their reader has gone away: `| head`, a closed terminal, `2>&-`."""
 
 import contextlib
 import errno
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)  # errors of a pipe, a closed terminal, a closed file
+_CLOSED_ERRORS = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)  # errors of a closed pipe, terminal or file
 
 
 class LastingStream:
-    """A text stream that discards its output if its reader is gone, instead of raising OSError."""
+    """A text stream that, once its reader has closed, discards its output instead of raising OSError."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -20,33 +20,34 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text and returns the number of its characters; discards the text if the reader is gone."""
-        with self._dropping():
+        """Writes a text, or discards it if the reader has closed; returns the number of characters."""
+        with self._discard_if_closed():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes the stream; if the reader is gone, discards the text and all later output."""
-        with self._dropping():
+        """Flushes the stream; if the reader has closed, discards the buffered text and all later output."""
+        with self._discard_if_closed():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _dropping(self) -> Iterator[None]:
+    def _discard_if_closed(self) -> Iterator[None]:
+        """Redirects the stream to os.devnull if an operation inside the context fails because the reader has closed."""
         try:
             yield
         except OSError as e:
-            if e.errno not in _GONE:
+            if e.errno not in _CLOSED_ERRORS:
                 raise
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # for libraries that write to the file descriptor
-            os.close(nowhere)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, self._stream.fileno())  # for libraries that write to the file descriptor
+            os.close(devnull)
 
 
 def keep_streams() -> None:
-    """Wraps stdout and stderr of this process in a `LastingStream`, and opens standard streams that are closed.
+    """Wraps this process's stdout and stderr in a `LastingStream`, and opens standard streams that are closed.
 
-    If a standard stream stayed closed, the next file that is opened, perhaps a file of a checkpoint, would get its file
-    descriptor, and libraries would write messages for stderr into this file.
+    If a standard stream stayed closed, the next file to be opened, perhaps a checkpoint, would get its file descriptor,
+    and libraries that write messages to stderr would write them into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their file descriptors
         if getattr(sys, name) is None:

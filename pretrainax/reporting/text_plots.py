@@ -1,4 +1,4 @@
-"""Draws the plots of a text dataset and of tokenizers with several vocabulary sizes, in the style of curves.png."""
+"""Plots statistics of a text dataset, and compares tokenizers by vocabulary size, in the style of curves.png."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,14 @@ _PLAIN = ticker.FuncFormatter(lambda x, _: f"{x:,.0f}")
 
 
 def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
-    """Draws the lengths of documents (left) and the token counts by rank (right), with a color for each split.
+    """Plots document lengths (left) and token counts by rank (right), with one color per split.
 
-    statistics: by split, the results of `data.inspection.corpus.measure`.
+    Args:
+      path: the PNG file to write.
+      statistics: results of `data.inspection.corpus.measure`, by split.
     """
     with matplotlib.rc_context(STYLE):
-        height = 4.9 + 0.27 * len(statistics)  # inches; each split has a line of text
+        height = 4.9 + 0.27 * len(statistics)  # inches; each split has a line of text above the panels
         picture = figure.Figure(figsize=(12, height), dpi=150)
         top = 1 - (1.1 + 0.27 * len(statistics)) / height
         grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=top, bottom=0.62 / height, wspace=0.2)
@@ -27,15 +29,15 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
         picture.text(LEFT, 1 - 0.38 / height, "Dataset", fontsize=16, fontweight="bold", va="center")
         for i, (name, split) in enumerate(statistics.items()):
             color = _COLORS[i % len(_COLORS)]
-            starts, documents = np.array(split["length_histogram"]).T
-            at = (2 * np.log2(starts)).round().astype(int)
-            share = np.bincount(
-                at - at[0], 100 * documents / split["documents"]
+            lower_bounds, documents = np.array(split["length_histogram"]).T
+            half_octaves = (2 * np.log2(lower_bounds)).round().astype(int)
+            percent = np.bincount(
+                half_octaves - half_octaves[0], 100 * documents / split["documents"]
             )  # percent of documents per half octave of length, [half octaves]
-            edges = 2.0 ** (np.arange(at[0], at[-1] + 2) / 2)
-            lengths.stairs(share, edges, color=color, fill=i == 0, alpha=0.35 if i == 0 else 1.0, linewidth=2)
-            ranks, used = np.array(split["counts_by_rank"]).reshape(-1, 2).T
-            counts.plot(ranks, used, color=color, linewidth=2)
+            edges = 2.0 ** (np.arange(half_octaves[0], half_octaves[-1] + 2) / 2)
+            lengths.stairs(percent, edges, color=color, fill=i == 0, alpha=0.35 if i == 0 else 1.0, linewidth=2)
+            ranks, uses = np.array(split["counts_by_rank"]).reshape(-1, 2).T
+            counts.plot(ranks, uses, color=color, linewidth=2)
             text = (
                 f"{split['documents']:,} documents, {split['tokens']:,} tokens of {split['bytes_per_token']:.2f} bytes"
                 f"; {split['pieces_used']:,} of {split['pieces']:,} pieces used; {split['duplicates']:,} duplicates"
@@ -60,11 +62,11 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
 
 
 def draw_tokenizers(path: str, results: JsonObject) -> None:
-    """Draws bytes per token (left) and training FLOPs per byte (right) over vocabulary sizes.
+    """Plots bytes per token (left) and training FLOPs per byte (right) over vocabulary sizes, by kind of tokenizer.
 
-    Each kind of tokenizer has a line.
-
-    results: the results of `tokenization.compare.compare`.
+    Args:
+      path: the PNG file to write.
+      results: the results of `tokenization.compare.compare`.
     """
     rows = results["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
@@ -88,32 +90,36 @@ def draw_tokenizers(path: str, results: JsonObject) -> None:
         ):
             panel = picture.add_subplot(grid[0, i])
             panel.set_title(title)
-            ends = {}
+            last_points = {}
             for kind, color in zip(kinds, _COLORS, strict=False):
                 curve = sorted((row["size"], value_of(row)) for row in rows if row["kind"] == kind)
                 style = {"linewidth": 2, "linestyle": (0, (4, 2)) if kind in lossy else "-"}
                 points = {"marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
                 panel.plot(*zip(*curve, strict=True), color=color, **style, **points)
-                ends[kind] = (*curve[-1], color)
+                last_points[kind] = (*curve[-1], color)
             panel.set_xscale("log", base=2)
             panel.set_xticks(sizes, [f"{size:,}" for size in sizes])
             panel.minorticks_off()
             panel.set_xlabel("config.tokenizer.vocab_size")
             panel.grid(axis="x", visible=False)
-            _label_ends(panel, ends)
+            _label_ends(panel, last_points)
         picture.savefig(path, facecolor="white")
 
 
-def _label_ends(panel, ends: Mapping[str, tuple[float, float, str]]) -> None:
-    """Writes the name of each line at its right end, moved up if it would overlap the name below."""
+def _label_ends(panel, last_points: Mapping[str, tuple[float, float, str]]) -> None:
+    """Writes the name of each line at its right end, moved up if it would overlap the name below it.
+
+    Args:
+      last_points: for each name, the x and y of the line's last point, and the line's color.
+    """
     low, high = panel.get_ylim()
-    right = panel.get_xlim()[1]
-    panel.set_xlim(panel.get_xlim()[0], right)
-    below = -np.inf
-    for kind, (x, y, color) in sorted(ends.items(), key=lambda item: item[1][1]):
-        below = max(y, below + 0.05 * (high - low))
-        if x < max(x for x, _, _ in ends.values()):  # a thin line connects a curve that ends early with its name
-            panel.plot([x, right], [y, below], color=color, linewidth=0.8, linestyle=":")
+    x_max = panel.get_xlim()[1]
+    panel.set_xlim(panel.get_xlim()[0], x_max)
+    label_y = -np.inf
+    for kind, (x, y, color) in sorted(last_points.items(), key=lambda item: item[1][1]):
+        label_y = max(y, label_y + 0.05 * (high - low))
+        if x < max(x for x, _, _ in last_points.values()):  # a thin line connects a curve that ends early with its name
+            panel.plot([x, x_max], [y, label_y], color=color, linewidth=0.8, linestyle=":")
         text = {"color": color, "weight": "bold", "va": "center", "annotation_clip": False}
-        panel.annotate(kind, (right, below), xytext=(4, 0), textcoords="offset points", **text)
+        panel.annotate(kind, (x_max, label_y), xytext=(4, 0), textcoords="offset points", **text)
     panel.set_ylim(low, high)

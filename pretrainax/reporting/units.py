@@ -4,14 +4,14 @@ import re
 
 
 def clock(seconds: float) -> str:
-    """Formats a duration as minutes and seconds, from one hour with hours: 83 as "1:23", 3683 as "1:01:23"."""
+    """Formats a duration as minutes and seconds, or with hours from one hour on: 83 as "1:23", 3683 as "1:01:23"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def elapsed(seconds: float) -> str:
-    """Formats a duration: below a minute as seconds ("4.2 s"), else as hours, minutes and seconds ("0:01:23")."""
+    """Formats a duration below a minute as seconds ("4.2 s"), and others as hours, minutes and seconds ("0:01:23")."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -19,12 +19,12 @@ def elapsed(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Formats a duration in seconds or, below one second, in milliseconds: "1.25 s", "12.3 ms"."""
+    """Formats a duration in seconds, or in milliseconds if it is below one second: "1.25 s", "12.3 ms"."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def byte_size(size: float) -> str:
-    """Formats a number of bytes in decimal units, as data sheets do: 2.5e6 as "2.50 MB"."""
+    """Formats a size in bytes in decimal units, as data sheets do: 2.5e6 as "2.50 MB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"

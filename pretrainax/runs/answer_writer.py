@@ -1,4 +1,4 @@
-"""Generates outputs of a task that writes text, for records of the validation split, during training."""
+"""Generates a task's text outputs for records of the validation split during training."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from pretrainax.training.wrapped import plain
 
 
 class AnswerWriter(Callback):
-    """Generates answers (the outputs of a task that writes text) in validations: a `training.run.GenerateOutputs`.
+    """Generates answers (a task's text outputs) during validation; implements `training.run.GenerateOutputs`.
 
-    All validations of a run use the same instance, and therefore the same compiled programs.
+    All of a run's validations share one instance, and therefore its compiled programs.
     """
 
     part = "starting"
@@ -35,31 +35,31 @@ class AnswerWriter(Callback):
         check_answers(experiment)
 
     def __call__(self, run: Run, params: Params, task: Objective) -> tuple[Sequence[Generated], list[Note]]:
-        """Returns generated answers to `task.answers` records, and the metadata of these records.
+        """Generates answers for `task.answers` validation records; returns the answers and the records' metadata.
 
-        The records are evenly spaced in the validation split. `task.answers=None` selects all of its rows.
+        The records are evenly spaced in the validation split. If `task.answers` is None, all records are used.
         """
         assert isinstance(task, WritingTask)
         batches = run.validation.valid_batches
         (stream,) = batches.streams
-        bound, rows = stream.objective, batches.rows_per_epoch
-        assert isinstance(bound, WritingTask)
+        stream_task, rows = stream.objective, batches.rows_per_epoch
+        assert isinstance(stream_task, WritingTask)
         count = rows if task.answers is None else min(task.answers, rows)
-        numbers = [i * rows // count for i in range(count)]
-        stream.hold(numbers)
-        prompts = [bound.prompt_example(stream.record(n), stream.vocabulary) for n in numbers]
+        record_indices = [i * rows // count for i in range(count)]
+        stream.prefetch(record_indices)
+        prompts = [stream_task.prompt_example(stream.record(n), stream.vocabulary) for n in record_indices]
         if self._writer is None:
             model, tokenizer = plain(run.model), run.prepared.tokenizer
             self._writer = LoadedModel(run.experiment, model, None, tokenizer, run.mesh, "this run")
         loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).share_compiled(self._writer)
-        sampling = Sampling(max_new_tokens=bound.answer_capacity, num_beams=task.num_beams)
+        sampling = Sampling(max_new_tokens=stream_task.answer_capacity, num_beams=task.num_beams)
         answers = generate_examples(loaded, prompts, sampling)
-        loaded.forget()
-        return answers, [stream.note(n) for n in numbers]
+        loaded.clear_cache()
+        return answers, [stream.note(n) for n in record_indices]
 
 
 def check_answers(experiment: Experiment) -> None:
-    """Raises UserError if the config requests generated answers in validation, but the run cannot generate answers."""
+    """Raises UserError if the config requests generated answers during validation but the run cannot generate them."""
     task, tuning = experiment.validation_objective, experiment.tuning
     if not isinstance(task, WritingTask) or task.answers == 0:
         return

@@ -1,4 +1,4 @@
-"""Lets users add a model of their own, or an additional loss, to a run."""
+"""Adds a user's own model, or an additional loss, to a run."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from pretrainax.training.wrapped import Frozen, Wrapped, merged, model_params, p
 
 # (outputs of the model, batch) -> {name: (sum, count)}, scalars of the batch. Each name ends in "_loss". The value
 # sum / count is added to the objective and logged as a metric of that name. With `config.train.accumulate`, the weight
-# of a microbatch is its share of the predictions.
+# of a microbatch is its fraction of the predictions.
 ExtraLoss = Callable[[Outputs, Batch], Mapping[str, tuple[jax.Array, jax.Array]]]
 # (config.model, compute) -> a Linen module with the fields `config` and `compute`, and
 # `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. Requirements: docs/how-to/own-code.md.
@@ -25,7 +25,7 @@ BuildModel = Callable[[ModelConfig, Compute], AnyModel]
 
 @dataclasses.dataclass(frozen=True)
 class WithLoss(Wrapped):
-    """Wraps a model and adds the sums of the extra loss to the sums in the outputs of the model."""
+    """Wraps a model and adds the extra loss's sums to `sums` in the model's outputs."""
 
     model: AnyModel
     extra_loss: ExtraLoss
@@ -67,14 +67,14 @@ class WithLoss(Wrapped):
         rngs: Optional[dict[str, jax.Array]] = None,
     ) -> Outputs:
         outputs = self.model.apply(variables, batch, deterministic=deterministic, rngs=rngs)
-        added = dict(self.extra_loss(outputs, batch))
-        if wrong := [name for name in added if not name.endswith("_loss") or name in outputs.sums]:
-            raise UserError(f"extra_loss returns {wrong[0]!r}: names must end in '_loss' and be no sums of the model")
-        return dataclasses.replace(outputs, sums={**outputs.sums, **added})
+        extra_sums = dict(self.extra_loss(outputs, batch))
+        if invalid := [name for name in extra_sums if not name.endswith("_loss") or name in outputs.sums]:
+            raise UserError(f"extra_loss returns {invalid[0]!r}: names must end in '_loss' and be no sums of the model")
+        return dataclasses.replace(outputs, sums={**outputs.sums, **extra_sums})
 
 
 class CustomStart(TrainedStart):
-    """Builds and initializes the model of a run as `TrainedStart` does, with a custom model, an extra loss, or both."""
+    """Builds and initializes a run's model as `TrainedStart` does, but with a custom model or an extra loss."""
 
     def __init__(self, extra_loss: Optional[ExtraLoss] = None, build: Optional[BuildModel] = None):
         self._extra_loss, self._build = extra_loss, build
@@ -88,7 +88,7 @@ class CustomStart(TrainedStart):
 
 
 def check_custom(experiment: Experiment, extra_loss: Optional[ExtraLoss], build: Optional[BuildModel]) -> None:
-    """Raises UserError if the config does not support an extra loss or a custom model."""
+    """Raises UserError if the config is incompatible with the extra loss or the custom model."""
     if build is not None and experiment.wrapper is not None:
         raise UserError("config.tuning and config.distill require a model of this package: set them to None")
     if extra_loss is not None and experiment.mesh.pipeline != 1 and experiment.train.pipeline_schedule == "1f1b":

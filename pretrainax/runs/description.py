@@ -1,4 +1,4 @@
-"""Describes the computation of a run: model, trained parameters, batch, mesh, attention and FLOPs."""
+"""Describes what a run computes: model, trained parameters, batch, mesh, attention and FLOPs."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from pretrainax.training.wrapped import Wrapped
 
 
 def describe(run: Run) -> list[tuple[str, str]]:
-    """Returns the rows (name, value) of the run header that describe the computation, with warnings last."""
+    """Builds the (name, value) header rows that describe what a run computes, with warnings last."""
     model, train = run.experiment.model, run.experiment.train
     layers = sum(stack.num_layers for stack in model.stacks.values())
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
@@ -25,10 +25,10 @@ def describe(run: Run) -> list[tuple[str, str]]:
     specs = [spec for part in run.parts for spec in part.work.attention_specs]
     heads = f", {model.format_size('num_heads')} heads" if specs else ""
     shape = f"{layers} layers, width {model.format_size('d_model')}{heads}"
-    chosen = [choose_backend(run.model.compute.attention, platform(), spec) for spec in specs]
-    attention = list(dict.fromkeys(name for name, _ in chosen))
-    warnings = dict.fromkeys(warning for _, warning in chosen if warning)
-    no_bytes = (
+    backends = [choose_backend(run.model.compute.attention, platform(), spec) for spec in specs]
+    attention = list(dict.fromkeys(name for name, _ in backends))
+    warnings = dict.fromkeys(warning for _, warning in backends if warning)
+    no_bytes_reason = (
         run.validation.valid_batches.no_target_bytes if model.family == "decoder" else ""
     )  # only decoders report bits per byte
     total = sum(part.work.flops_per_step * part.steps for part in run.parts)
@@ -46,15 +46,15 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *_replicated(run),
         *_ema(run),
         ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),
-        *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
+        *([("bits per byte", f"none: {no_bytes_reason}")] if no_bytes_reason else []),
         *(("WARNING", warning) for warning in warnings),
     ]
 
 
 def _compute(run: Run, attention: list[str]) -> str:
-    """Returns a text with the dtype and the attention backends of a run.
+    """Formats a run's compute dtype and attention backends.
 
-    On a GPU, the text also states whether results are deterministic.
+    On a GPU, the result also states whether the run is deterministic.
     """
     text, is_deterministic = run.model.compute.dtype, run.experiment.train.deterministic
     if attention:
@@ -76,8 +76,8 @@ def _batch(run: Run) -> str:
 
 def _flops(run: Run) -> str:
     work = run.work
-    done = work.flops_done_per_step / work.flops_per_step
-    skipped = f"; {done:.0%} done: attention skips masked positions" if done < 1 else ""
+    fraction_done = work.flops_done_per_step / work.flops_per_step
+    skipped = f"; {fraction_done:.0%} done: attention skips masked positions" if fraction_done < 1 else ""
     return f"{work.flops_per_step:.3g} per step, {work.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
 
 
@@ -103,5 +103,5 @@ def _replicated(run: Run) -> Iterator[tuple[str, str]]:
 def _ema(run: Run) -> Iterator[tuple[str, str]]:
     decay, validated = run.experiment.train.ema_decay, run.experiment.evaluate.parameters == "ema"
     if decay is not None:
-        what = "used in validation and for the best checkpoint" if validated else "not used in validation"
-        yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
+        usage = "used in validation and for the best checkpoint" if validated else "not used in validation"
+        yield "average", f"moving average of the parameters, decay {decay:g}; {usage}"

@@ -6,7 +6,7 @@ from pretrainax.training.callbacks import Callback
 
 
 class ExportCheck(Callback):
-    """Adds a warning to the header if the model cannot be exported to transformers."""
+    """Adds a warning to the run's header if the model cannot be exported to transformers."""
 
     part = "starting"
 

@@ -1,4 +1,4 @@
-"""Reports the results of a run: last metrics and a baseline, the average of the last checkpoints, and curves.png."""
+"""Reports a run's results: final metrics next to a baseline, the average of the last checkpoints, and curves.png."""
 
 import contextlib
 import dataclasses
@@ -30,15 +30,15 @@ from pretrainax.training.metric_labels import (
 )
 from pretrainax.training.metrics import meaning, metrics_from_loss, parts_in_names, read_metrics
 
-# Limits of the baseline: the number of training batches from which it learns the form of the targets, and the numbers
-# of targets from which it learns this form and which it scores.
+# Limits of the unigram baseline: the number of training batches from which it learns the format of targets, and the
+# number of targets that it reads for learning and for scoring.
 _BATCHES, _TARGETS = 50, 1_000_000
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # metrics whose labels need no explanation
 _BASELINE = "predicts from token frequencies and the form of targets: which sentinel is next, where a row ends"
 
 
 class FinalReport(Callback):
-    """Prints and draws the results of a run at its end; after a signal that ends the run, it skips the slow parts."""
+    """Prints and plots a run's results when it ends; skips slow computations if a signal ended the run."""
 
     part = "finishing"
 
@@ -65,7 +65,7 @@ def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]
 
     Args:
       model: description of the model, for the subtitle.
-      baseline: losses of models that ignore the context, as in `final_table`; None: unknown.
+      baseline: losses of models that ignore the context, as in `final_table`, or None if unknown.
       select_by: the metric that selects checkpoints.
     """
     lines = [displayed_metrics(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
@@ -76,36 +76,36 @@ def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]
 def final_table(
     lines: Sequence[Mapping], metrics: Mapping[str, Optional[float]], baseline: Mapping[str, float], select_by: str
 ) -> str:
-    """Returns a table of all metrics of the last validation next to a baseline, and tables of the parts of a mixture.
+    """Formats the last validation's metrics next to a baseline, and tables for the parts of a data mixture.
 
     Args:
       lines: lines of metrics.jsonl.
-      metrics: the metrics by name: "loss" (nats per target), "perplexity", "accuracy" (fraction), …; the name for a
-        part is "loss/source=wiki". None: not finite.
-      baseline: metrics of models that ignore the context of a target, by name; {} if unknown.
+      metrics: {name: value}, such as "loss" (nats per target), "perplexity", "accuracy" (a fraction), or for a part of
+        the mixture "loss/source=wiki". A value of None was not finite.
+      baseline: {name: value} of models that ignore a target's context, or {} if unknown.
       select_by: the metric that selects checkpoints.
     """
     title = "baseline" if "replaced_loss" in baseline else "unigram baseline"
     rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
     if "loss" in baseline:
         baseline = {**baseline, **metrics_from_loss(baseline["loss"])}
-    trained = [line for line in lines if line["split"] == "train"]
-    for name in dict.fromkeys(("loss", select_by)) if trained else ():
-        if name in trained[-1]:
-            label, form = label_and_format_among(name, metrics)
+    train_lines = [line for line in lines if line["split"] == "train"]
+    for name in dict.fromkeys(("loss", select_by)) if train_lines else ():
+        if name in train_lines[-1]:
+            label, spec = label_and_format_among(name, metrics)
             label = f"training {label.removeprefix('validation ')}, last line"
-            rows.append((label, format_metric(trained[-1][name], form)))
+            rows.append((label, format_metric(train_lines[-1][name], spec)))
     metrics = displayed_metrics(metrics, select_by)
-    whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
-    shown = sorted(whole, key=lambda name: [*METRIC_FORMATS, *whole].index(name))
-    for name in shown:
-        label, form = label_and_format_among(name, shown)
-        baseline_cell = [format(baseline[name], form)] if name in baseline else []
-        rows.append((label, format(metrics[name], form), *baseline_cell))
+    total_metrics = [name for name, value in metrics.items() if value is not None and "/" not in name]
+    displayed = sorted(total_metrics, key=lambda name: [*METRIC_FORMATS, *total_metrics].index(name))
+    for name in displayed:
+        label, spec = label_and_format_among(name, displayed)
+        baseline_cell = [format(baseline[name], spec)] if name in baseline else []
+        rows.append((label, format(metrics[name], spec), *baseline_cell))
     tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
     notes = [
-        f"{label_and_format_among(name, shown)[0]}: {meaning(name, shown)}"
-        for name in shown
+        f"{label_and_format_among(name, displayed)[0]}: {meaning(name, displayed)}"
+        for name in displayed
         if name in METRICS and name not in _PLAIN
     ]
     if title == "unigram baseline" and baseline:
@@ -119,24 +119,24 @@ def final_table(
 
 
 def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
-    """Returns a table for each kind of part, such as sources, with a row per part and a column per metric."""
+    """Formats one table per kind of mixture part, such as "source", with a row per part and a column per metric."""
     parts, tables = parts_in_names(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
-        of_kind = [part for part in parts if part.startswith(f"{kind}=")]
-        names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in of_kind))
+        kind_parts = [part for part in parts if part.startswith(f"{kind}=")]
+        names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in kind_parts))
         rows = [(f"by {kind}", *(label_and_format(name)[0].removeprefix("validation ") for name in names))]
-        for part in of_kind:
+        for part in kind_parts:
             values = [(metrics.get(f"{name}/{part}"), label_and_format(name)[1]) for name in names]
-            cells = ("" if value is None else format(value, form) for value, form in values)
+            cells = ("" if value is None else format(value, spec) for value, spec in values)
             rows.append((part.partition("=")[2], *cells))
         tables.append(text_table(rows, "<>", indent="  ", gap="   "))
     return tables
 
 
-def _validate_average(loop: Loop, alone: Mapping[str, float]) -> None:
+def _validate_average(loop: Loop, final: Mapping[str, float]) -> None:
     """Validates the average of the last `evaluate.average` checkpoints, and logs the result.
 
-    alone: metrics of the final parameters, without averaging.
+    final: metrics of the final parameters, without averaging.
     """
     run = loop.run
     count, directory = run.experiment.evaluate.average, os.path.join(loop.workdir, "checkpoints")
@@ -148,44 +148,44 @@ def _validate_average(loop: Loop, alone: Mapping[str, float]) -> None:
         value = run.validate(load_steps(folders, run.abstract_state.params)).get(metric, math.nan)
         loop.note(
             f"average of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation {metric} "
-            f"{value:.4f}, without averaging {alone.get(metric, math.nan):.4f}; to evaluate or export it: "
+            f"{value:.4f}, without averaging {final.get(metric, math.nan):.4f}; to evaluate or export it: "
             f"{loop.workdir}@average{len(steps)}"
         )
 
 
 def _baseline(loop: Loop) -> Optional[dict[str, float]]:
-    """Returns the metrics of the unigram baseline on the validation split, or None after a signal.
+    """Computes the unigram baseline's metrics on the validation split; returns None if a signal ended the run.
 
-    The baseline knows the token frequencies of all training data, and the form of targets in a few training batches.
+    The baseline uses the token frequencies in all training data, and the target format seen in a few training batches.
     """
     run = loop.run
     prepared, config = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
     train, valid = (batches_of(config, prepared, split) for split in ("train", "valid"))  # batches of all processes
-    enough = max(_TARGETS // (config.train.global_batch_size * valid.lengths.targets), 1)
+    max_batches = max(_TARGETS // (config.train.global_batch_size * valid.lengths.targets), 1)
 
-    def until_a_signal(parts):
+    def until_signal(parts):
         for part in parts:
             if loop.is_stopping:
-                raise _Leaving
+                raise _Stopped
             yield part
 
-    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, config.train.steps)))
-    scored = until_a_signal(itertools.islice(run.validation.batches(valid), enough))
-    with contextlib.suppress(_Leaving):
+    train_batches = until_signal(train[i] for i in range(min(max_batches, _BATCHES, config.train.steps)))
+    valid_batches = until_signal(itertools.islice(run.validation.batches(valid), max_batches))
+    with contextlib.suppress(_Stopped):
         vocabulary = prepared.tokenizer.vocabulary
         counts = np.zeros(vocabulary.size)
         for part, corpora in zip(run.parts, prepared.phases or (prepared.train,), strict=True):
-            for times, corpus in zip(part.train_batches.epochs, corpora, strict=True):
-                for batch_counts in until_a_signal(target_counts(corpus)):
-                    counts += times * batch_counts
-        return unigram_baseline(counts, seen, scored, vocabulary)
+            for epochs, corpus in zip(part.train_batches.epochs, corpora, strict=True):
+                for batch_counts in until_signal(target_counts(corpus)):
+                    counts += epochs * batch_counts
+        return unigram_baseline(counts, train_batches, valid_batches, vocabulary)
     return None
 
 
 def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of a baseline for a detector of replaced tokens (ELECTRA); {} without a detector.
+    """Computes a baseline's metrics for replaced-token detection (ELECTRA); returns {} for other models.
 
-    The baseline predicts the share of original tokens as the probability of "original" at each position.
+    At each position, the baseline predicts "original" with a probability equal to the fraction of original tokens.
     """
     if (replaced := metrics.get("replaced_fraction")) is None:
         return {}
@@ -194,5 +194,5 @@ def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"replaced_loss": entropy, "replaced_accuracy": original, "replaced_recall": 0.0}
 
 
-class _Leaving(Exception):
-    """Raised to leave the baseline after a signal that ends the run."""
+class _Stopped(Exception):
+    """Signals that the computation of the baseline must stop because the run is stopping."""

@@ -1,4 +1,4 @@
-"""Compares the runs of a grid (--seeds, --sweep): best checkpoints, medians and spreads over seeds, best values."""
+"""Compares the runs of a grid (--seeds, --sweep) by best checkpoint, median and spread over seeds, and best values."""
 
 import math
 import os
@@ -16,7 +16,7 @@ _RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median",
 
 
 class Result(NamedTuple):
-    """The result of one run of a grid, as far as it is known."""
+    """The result of one run of a grid; unknown fields are None."""
 
     run: GridRun
     exit_code: Optional[int] = None  # None: the run has not ended yet
@@ -31,9 +31,9 @@ class Result(NamedTuple):
 
 
 def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
-    """Returns the result of a run, with its best checkpoint in the folder `directory`.
+    """Finds a run's best checkpoint in the run's folder `directory`, and returns the run's result.
 
-    exit_code: exit code of the run; None: the run has not ended. Only a run with exit code 0 has a value.
+    exit_code: the run's exit code, or None if it has not ended. Only a run with exit code 0 gets a metric value.
     """
     checkpoints = os.path.join(directory, "checkpoints")
     if exit_code != 0 or not os.path.isdir(checkpoints):
@@ -46,7 +46,7 @@ class Group(NamedTuple):
     """The results of one combination of swept values, over all seeds."""
 
     values: dict[str, str]
-    values_by_run: tuple[Optional[float], ...]  # selection metric of each run that has ended; None: the run failed
+    values_by_run: tuple[Optional[float], ...]  # selection metric of each ended run; None: the run failed
     median: Optional[float]  # a failed run counts as the worst value; None: the median is a failed run
     spread: Optional[float]  # standard deviation (n - 1) of the successful runs
 
@@ -63,46 +63,48 @@ class Group(NamedTuple):
 
 
 class Comparison:
-    """The results of all runs of a grid, compared by the metric of `config.evaluate.select_by`."""
+    """The results of all runs in a grid, compared by the `config.evaluate.select_by` metric."""
 
     def __init__(self, results: Sequence[Result]):
         self.results, self.metric = results, results[0].run.experiment.select_by
         self.larger = larger_is_better(self.metric)
-        kinds = {tuple(r.run.values.items()): r.run.values for r in results}
-        self.groups = [self._group(values) for values in kinds.values()]
+        combinations = {tuple(r.run.values.items()): r.run.values for r in results}
+        self.groups = [self._group(values) for values in combinations.values()]
 
     def _group(self, values: dict[str, str]) -> Group:
-        figures = tuple(r.value for r in self.results if r.run.values == values and r.exit_code is not None)
+        run_values = tuple(r.value for r in self.results if r.run.values == values and r.exit_code is not None)
         worst = -math.inf if self.larger else math.inf
-        median = statistics.median([worst if value is None else value for value in figures] or [worst])
-        known = [value for value in figures if value is not None]
-        spread = statistics.stdev(known) if len(known) > 1 else None
-        return Group(values, figures, median if math.isfinite(median) else None, spread)
+        median = statistics.median([worst if value is None else value for value in run_values] or [worst])
+        finite_values = [value for value in run_values if value is not None]
+        spread = statistics.stdev(finite_values) if len(finite_values) > 1 else None
+        return Group(values, run_values, median if math.isfinite(median) else None, spread)
 
     @property
     def best_group(self) -> Optional[Group]:
-        """Returns the group with the best median; None without swept values, or if no group has a median."""
-        known = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
-        if not known or not self.groups[0].values:
+        """Returns the group with the best median, or None if there are no swept values or no medians."""
+        medians = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
+        if not medians or not self.groups[0].values:
             return None
-        return self.groups[(max if self.larger else min)(known, key=known.__getitem__)]
+        return self.groups[(max if self.larger else min)(medians, key=medians.__getitem__)]
 
     @property
     def edges(self) -> list[str]:
-        """Returns a line for each swept field whose best value is the lowest or highest of its values."""
+        """Returns a warning for each swept field whose best value is the lowest or highest one in the grid."""
         lines = []
-        for field, text in (self.best_group.values if self.best_group else {}).items():
+        for field, value in (self.best_group.values if self.best_group else {}).items():
             try:
-                numbers, best = {float(group.values[field]) for group in self.groups}, float(text)
+                numbers, best = {float(group.values[field]) for group in self.groups}, float(value)
             except ValueError:  # values that are not numbers have no order
                 continue
             if len(numbers) > 1 and best in (min(numbers), max(numbers)):
-                side, beyond = ("lowest", "lower") if best == min(numbers) else ("highest", "higher")
-                lines.append(f"{text} is the {side} {field} of the grid; the best may be {beyond}: extend --sweep")
+                extreme, direction = ("lowest", "lower") if best == min(numbers) else ("highest", "higher")
+                lines.append(
+                    f"{value} is the {extreme} {field} of the grid; the best may be {direction}: extend --sweep"
+                )
         return lines
 
     def to_json(self) -> JsonObject:
-        """Returns the content of runs.json, except for the configs of the runs."""
+        """Returns the content of runs.json, except for the runs' configs."""
         best = self.best_group and self.best_group.values
         return {
             "metric": self.metric,
@@ -114,7 +116,7 @@ class Comparison:
         }
 
     def table(self, workdir: str) -> str:
-        """Returns a text table with a row for each run, a row for each group, and the best group."""
+        """Formats a table with one row per run, a table with one row per group, and the best group."""
         better = "higher" if self.larger else "lower"
         rows = [self._row(result, workdir) for result in self.results]
         groups = [_group_row(group) for group in self.groups]
@@ -125,8 +127,8 @@ class Comparison:
             "",
             text_table([[*fields, *_GROUP], *groups], "<" * len(fields) + ">", indent="  "),
         ]
-        lost = [r for r in self.results if r.exit_code is not None and r.value is None]
-        if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost):
+        failed_runs = [r for r in self.results if r.exit_code is not None and r.value is None]
+        if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in failed_runs):
             lines.append(f"no result, counted as the worst: {names}")
         if self.best_group is not None:
             assert self.best_group.median is not None
@@ -142,7 +144,9 @@ class Comparison:
 
 
 def _group_row(group: Group) -> list[str]:
-    known = group.finite_values
-    numbers = [group.median, group.spread, min(known, default=None), max(known, default=None)]
-    count = f"{len(known)}" if len(known) == len(group.values_by_run) else f"{len(known)} of {len(group.values_by_run)}"
+    finite = group.finite_values
+    numbers = [group.median, group.spread, min(finite, default=None), max(finite, default=None)]
+    count = (
+        f"{len(finite)}" if len(finite) == len(group.values_by_run) else f"{len(finite)} of {len(group.values_by_run)}"
+    )
     return [*group.values.values(), count, *("-" if number is None else f"{number:.4f}" for number in numbers)]

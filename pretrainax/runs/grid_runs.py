@@ -1,8 +1,8 @@
 """Trains the runs of a grid (--seeds, --sweep) one after the other, in separate processes and separate workdirs.
 
 All workdirs are below one folder. A separate process frees all memory at its end, compiles as a single run does, and
-does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. The file `runs.json` in
-this folder contains the results of each run so far, and the configs of finished runs, which the command skips.
+does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. Its file `runs.json`
+has the results of all runs so far, and the configs of finished runs, which the command skips.
 """
 
 import collections
@@ -26,7 +26,8 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 
 PROGRAM = (sys.executable, "-m", "pretrainax.main")
 RECORD = "runs.json"
-_NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")  # parts of the lines to print
+# Lines that contain one of these strings are printed.
+_NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")
 
 
 def train_grid(
@@ -37,18 +38,18 @@ def train_grid(
     request: Optional[ProfileRequest] = None,
     verbose: bool = True,
 ) -> int:
-    """Trains all unfinished runs, prints the table of results, and returns the exit code of the command.
+    """Trains all unfinished runs, prints the table of results, and returns the command's exit code.
 
     Exit codes:
       0: all runs are done.
       1: some runs have failed and all others are done; the same command tries the failed runs again.
-      2: a run has an invalid config or input; no further run starts, because the other runs may have the same error.
+      2: a run has an invalid config or input; no other run starts, because the other runs may have the same error.
       75: a signal ended the command; the same command continues. Above 128: a second signal ended it immediately.
 
     Args:
-      words: command-line arguments of `python -m pretrainax.main`, without the flags of a grid and without --workdir.
-      extend: existing runs may continue past their planned end.
-      request: forwards SIGUSR1, which requests a profile, to the current or the next run; None: no forwarding.
+      words: command-line arguments of `python -m pretrainax.main`, without the grid flags and --workdir.
+      extend: whether existing runs may continue past their planned end.
+      request: forwards SIGUSR1, which requests a profile, to the current or next run. If None, it is not forwarded.
       verbose: True prints all output of each run. False prints validations, warnings and errors, and writes all output
         to WORKDIR/NAME.log.
     """
@@ -60,13 +61,13 @@ def train_grid(
     with WorkdirLock(workdir), _Children(request or ProfileRequest()) as children:
         record = _Record(runs, workdir)
         for number, run in enumerate(runs, 1):
-            directory, where = os.path.join(workdir, run.name), f"run {number} of {len(runs)}, {run.name}"
+            directory, run_label = os.path.join(workdir, run.name), f"run {number} of {len(runs)}, {run.name}"
             if record.is_done(run):
-                _say(f"{where}: done")
+                _print_line(f"{run_label}: done")
                 continue
-            if children.heard:
+            if children.num_signals:
                 return PREEMPTED
-            _say(f"{where}: {' '.join(run.flags) or 'the config without changes'}")
+            _print_line(f"{run_label}: {' '.join(run.flags) or 'the config without changes'}")
             extension = ["--extend"] if extend and os.path.exists(os.path.join(directory, "config.json")) else []
             log = None if verbose else f"{directory}.log"
             code = children.run([*words, *run.flags, *extension, f"--workdir={directory}"], log)
@@ -79,7 +80,7 @@ def train_grid(
 
 
 class _Record:
-    """Keeps the configs and results of the runs, and writes them to runs.json."""
+    """Holds the runs' configs and exit codes, and writes the results to runs.json."""
 
     def __init__(self, runs: Sequence[GridRun], workdir: str):
         self.runs, self.workdir, self.path = runs, workdir, os.path.join(workdir, RECORD)
@@ -88,7 +89,7 @@ class _Record:
         self.codes = {run.name: 0 if self.is_done(run) else None for run in runs}
 
     def is_done(self, run: GridRun) -> bool:
-        """Returns True if runs.json has a finished run of this name with the same config, and its folder exists."""
+        """Returns True if runs.json lists a finished run with this name and config, and the run's folder exists."""
         exists = os.path.isdir(os.path.join(self.workdir, run.name))
         return exists and self._done.get(run.name) == self._requested[run.name]
 
@@ -100,7 +101,7 @@ class _Record:
         self.write()
 
     def comparison(self) -> Comparison:
-        """Returns the comparison of the results so far."""
+        """Compares the results so far."""
         folders = {run.name: os.path.join(self.workdir, run.name) for run in self.runs}
         return Comparison([result_of(run, folders[run.name], self.codes[run.name]) for run in self.runs])
 
@@ -110,16 +111,16 @@ class _Record:
 
 
 def _configs_done(path: str) -> JsonObject:
-    """Returns the configs of finished runs, read from the runs.json at `path`.
+    """Reads the finished runs' configs, {name: config}, from the runs.json at `path`.
 
-    Returns {} if the file is damaged, so that the command repeats all runs.
+    Returns {} if the file is missing or damaged, so that the command checks all runs again.
     """
     if not os.path.exists(path):
         return {}
     try:
         configs = read_object(path).get("done")
     except UserError as e:
-        _say(f"{e}: the command checks all finished runs again")
+        _print_line(f"{e}: the command checks all finished runs again")
         return {}
     return configs if isinstance(configs, dict) else {}
 
@@ -127,19 +128,19 @@ def _configs_done(path: str) -> JsonObject:
 class _Children:
     """Runs `pretrainax.main` in one child process at a time, and forwards the signals that end a run.
 
-    The child has its own process group, so that it receives each signal of a terminal once. On Linux it dies with
-    this process. On other systems the child finishes its run and locks its workdir until then.
+    The child has its own process group, so that it receives each signal of a terminal once. On Linux, the child dies
+    with this process. On other systems, it finishes its run and holds its workdir's lock until then.
     """
 
     def __init__(self, request: ProfileRequest):
         self._request = request
 
     def __enter__(self) -> "_Children":
-        self.heard = 0  # number of received signals
+        self.num_signals = 0  # number of received signals
         self._child: Optional[subprocess.Popen] = None
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
-        caught = [s for s in ENDING if not (s == signal.SIGHUP and ignored)]
-        self._previous = {s: signal.signal(s, self._pass_on) for s in caught}
+        ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
+        handled_signals = [s for s in ENDING if not (s == signal.SIGHUP and ignores_hangup)]
+        self._previous = {s: signal.signal(s, self._forward_signal) for s in handled_signals}
         return self
 
     def __exit__(self, *_) -> None:
@@ -149,10 +150,11 @@ class _Children:
     def run(self, words: Sequence[str], log: Optional[str] = None) -> int:
         """Runs `pretrainax.main` with the arguments `words` and returns its exit code.
 
-        The exit code is 75 if a signal arrived before the run could handle it, and 1 if another signal killed the run.
+        The exit code is 75 if a signal arrived before the run could handle it, and 1 if the run was killed.
 
         Args:
-          log: file for the output of the run. Only the lines with a part in _NEWS are printed. None: prints all output.
+          log: file for the output of the run; only lines that contain an item of _NEWS are printed. None: all output
+            is printed.
         """
         environment, output = os.environ | {PARENT: str(os.getpid())}, {}
         if log is not None:
@@ -160,26 +162,26 @@ class _Children:
         with blocked_signal():  # SIGUSR1 would kill a run that has no handler for it yet
             self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0, **output)
             self._request.forward_to(self._child)
-        if self.heard:  # a signal arrived while the child was starting
+        if self.num_signals:  # a signal arrived while the child was starting
             self._child.send_signal(signal.SIGTERM)
-        last = self._copy_output(log) if log is not None else []
+        last_lines = self._copy_output(log) if log is not None else []
         code = self._child.wait()
         if code not in (0, PREEMPTED):
-            print("".join(last), end="", file=sys.stderr, flush=True)
-        if self.heard == 1 and not 0 <= code <= 128:
+            print("".join(last_lines), end="", file=sys.stderr, flush=True)
+        if self.num_signals == 1 and not 0 <= code <= 128:
             return PREEMPTED
         if code < 0:
-            _say(f"the run was killed by {signal.Signals(-code).name}")
-            return 128 - code if self.heard else 1
+            _print_line(f"the run was killed by {signal.Signals(-code).name}")
+            return 128 - code if self.num_signals else 1
         return code
 
     def _copy_output(self, log: str) -> Sequence[str]:
-        """Appends the output of the child to the file `log`, and prints the lines with a part in _NEWS.
+        """Appends the output of the child to the file `log`, and prints lines that contain an item of _NEWS.
 
-        Returns the last of the other lines, which may explain a failure.
+        Returns the last lines that were not printed, which may explain a failure.
         """
         assert self._child is not None and self._child.stdout is not None
-        last: collections.deque[str] = collections.deque(maxlen=20)
+        last_lines: collections.deque[str] = collections.deque(maxlen=20)
         with open(log, "a", encoding="utf-8") as file:
             for line in self._child.stdout:
                 file.write(line)
@@ -187,14 +189,14 @@ class _Children:
                 if any(part in line for part in _NEWS):
                     print(line, end="", file=sys.stderr, flush=True)
                 else:
-                    last.append(line)
-        return last
+                    last_lines.append(line)
+        return last_lines
 
-    def _pass_on(self, number: int, _: Optional[FrameType]) -> None:
-        self.heard += 1
+    def _forward_signal(self, number: int, _: Optional[FrameType]) -> None:
+        self.num_signals += 1
         if self._child is not None:
             self._child.send_signal(number)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"pretrainax: {line}", file=sys.stderr, flush=True)

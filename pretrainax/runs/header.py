@@ -1,4 +1,4 @@
-"""Prints the header of a run before its first step: data, epochs, comparison with the paper, and warnings."""
+"""Prints a run's header before its first step: data, epochs, comparison with the paper, and warnings."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.run import Run
 from pretrainax.training.start import Row
 
-# Up to 4 epochs are nearly as good as new data; further epochs help less (Muennighoff et al. 2023, arXiv 2305.16264).
+# Up to 4 epochs are nearly as good as new data; later epochs help less (Muennighoff et al. 2023, arXiv 2305.16264).
 FEW_EPOCHS = 4
 
 
 class Paper(NamedTuple):
-    """Facts about the paper that the config reproduces."""
+    """Information about the paper that the config reproduces."""
 
     source: str = ""  # dataset of the paper, as a value of --config.data.source; "": unknown
     deviations: str = ""  # summary of the differences between the run and the paper; "": unknown
@@ -29,7 +29,7 @@ UNKNOWN = Paper()
 
 
 class Header(Callback):
-    """Prints the header of a run before its first step."""
+    """Callback that prints a run's header before its first step."""
 
     part = "starting"
 
@@ -44,46 +44,50 @@ class Header(Callback):
 def print_header(
     run: Run, writer: MetricsWriter, first: Sequence[Row], paper: Paper = UNKNOWN, more: Sequence[Row] = ()
 ) -> None:
-    """Prints the header: the rows `first`, the result of the function `rows`, and measurements of training batches.
+    """Prints a run's header: the rows in `first`, the rows that `rows` builds, and measurements of batches.
 
-    The measurements are of the first batches. If validation has its own objective, its batches are measured too.
+    The first training batches are measured. If validation has its own objective, validation batches are also measured.
 
-    more: rows from the run's callbacks.
+    more: header rows of the run's callbacks.
 
     Raises:
-      UserError: a measurement differs from the config of the objective, or validation cannot compute the metric of
+      UserError: a measurement contradicts the objective's config, or validation cannot compute the metric named by
         config.evaluate.select_by.
     """
-    experiment, unseen = run.experiment, _parts_without_rows(run)
-    if experiment.select_by.partition("/")[2] in unseen:
+    experiment, missing_parts = run.experiment, _parts_without_rows(run)
+    if experiment.select_by.partition("/")[2] in missing_parts:
         raise UserError(
             f"config.evaluate.select_by is {experiment.select_by!r}, but validation has no row of it: raise "
             "config.evaluate.batches or its weight"
         )
     if experiment.select_by.startswith("bits_per_byte") and (reason := run.validation.valid_batches.no_target_bytes):
         raise UserError(f"config.evaluate.select_by is {experiment.select_by!r}, which is not available: {reason}")
-    measured = [(check.measure(part.train_batches), part.trained.objective, "config.objective") for part in run.parts]
-    lines = dict.fromkeys(check.summary_line(measurement) for measurement, _, _ in measured)
+    measurements = [
+        (check.measure(part.train_batches), part.trained.objective, "config.objective") for part in run.parts
+    ]
+    lines = dict.fromkeys(check.summary_line(measurement) for measurement, _, _ in measurements)
     if (valid_objective := experiment.evaluate.objective) is not None:
         measurement = check.measure(run.validation.valid_batches, sum(run.validation.rows))
-        measured.append((measurement, valid_objective, "config.evaluate.objective"))
+        measurements.append((measurement, valid_objective, "config.evaluate.objective"))
         lines[f"in validation {check.summary_line(measurement)}"] = None
-    missing = f"NOT VALIDATED: validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
-    warnings = [("WARNING", missing)] if unseen else []
+    missing = (
+        f"NOT VALIDATED: validation has no row of {', '.join(missing_parts)}: raise config.evaluate.batches or weights"
+    )
+    warnings = [("WARNING", missing)] if missing_parts else []
     writer.header([*first, *rows(run, paper, more), *warnings, *(("measured", line) for line in lines)])
-    for measurement, objective, path in measured:
+    for measurement, objective, path in measurements:
         check.check(measurement, objective, path)
 
 
 def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row]:
-    """Returns the header rows (name, value) of a run, warnings last; more: rows from the run's callbacks."""
+    """Builds a run's (name, value) header rows, warnings last; `more` are the rows of the run's callbacks."""
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
     epochs = _epochs(run)
     tokens = sum(part.work.tokens_per_step * part.steps for part in run.parts)
     times = " and ".join(three_digits(times) for _, times in epochs)
     objective_warnings = experiment.validation_objective.warnings_of(experiment, run.train_batches)
-    described = [
+    header_rows = [
         *describe(run),
         ("source", _source(experiment, run.prepared, paper.source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
@@ -97,11 +101,11 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         *more,
         *(("WARNING", warning) for warning in objective_warnings),
     ]
-    return sorted(described, key=lambda row: row[0] == "WARNING")
+    return sorted(header_rows, key=lambda row: row[0] == "WARNING")
 
 
 def _epochs(run: Run) -> list[tuple[str, float]]:
-    """Returns (name, number of epochs) for each component of the data sources of a run and of its phases."""
+    """Computes (name, number of epochs in the run) for each component of all phases' data sources."""
     if not run.phases:
         components = map(str, run.experiment.data.source.components())
         return list(zip(components, run.train_batches.epochs, strict=True))
@@ -117,26 +121,29 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
     if not isinstance(source, PythonDocs):
         return str(source)
     size = sum(corpus.num_bytes for corpus in (*prepared.train, *prepared.valid)) / 1e6
-    other = papers_source or "TextFiles(path='FOLDER')"
-    whose = "the dataset of the paper" if papers_source else "your own data"
+    suggested_source = papers_source or "TextFiles(path='FOLDER')"
+    source_label = "the dataset of the paper" if papers_source else "your own data"
     description = f"{source}: a smoke test on {size:.0f} MB of Python's documentation"
-    return f'{description}; for {whose}: --config.data.source="{other}"'
+    return f'{description}; for {source_label}: --config.data.source="{suggested_source}"'
 
 
 def _validation(experiment: Experiment) -> Iterator[Row]:
-    """Yields a row if validation has its own objective or selects checkpoints by a metric that is not the loss."""
+    """Yields a row if validation has its own objective or selects checkpoints by a metric other than the loss."""
     valid_objective, metric = experiment.evaluate.objective, experiment.select_by
-    by = f"best checkpoint by {metric}" if metric != "loss" else ""
-    if valid_objective is not None or by:
-        yield "validation", ", ".join(filter(None, ("" if valid_objective is None else str(valid_objective), by)))
+    selection = f"best checkpoint by {metric}" if metric != "loss" else ""
+    if valid_objective is not None or selection:
+        yield (
+            "validation",
+            ", ".join(filter(None, ("" if valid_objective is None else str(valid_objective), selection))),
+        )
 
 
 def _parts_without_rows(run: Run) -> list[str]:
-    """Returns the names of the sources and objectives of a mixture that have no rows in the validation split."""
-    seen = dict.fromkeys((part for parts in run.validation.parts for part in parts), 0)
+    """Returns the names of the mixture's sources and objectives that contribute no rows to validation."""
+    row_counts = dict.fromkeys((part for parts in run.validation.parts for part in parts), 0)
     for parts, rows in zip(run.validation.parts, run.validation.rows, strict=True):
-        seen |= {part: seen[part] + rows for part in parts}
-    return [part for part, rows in seen.items() if not rows]
+        row_counts |= {part: row_counts[part] + rows for part in parts}
+    return [part for part, rows in row_counts.items() if not rows]
 
 
 def _layer_warnings(experiment: Experiment) -> Iterator[str]:
@@ -155,7 +162,7 @@ def _layer_warnings(experiment: Experiment) -> Iterator[str]:
 
 
 def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:
-    """Yields warnings about settings that are probably mistakes; epochs: number of epochs of each data source."""
+    """Yields warnings about settings that are probably mistakes, given the number of epochs of each data source."""
     train, warmup = experiment.train, experiment.schedule.warmup_steps
     yield from _layer_warnings(experiment)
     for source, times in epochs:

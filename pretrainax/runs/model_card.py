@@ -1,7 +1,7 @@
-"""Writes the model card (README.md) of an export, from the files in the folder of the run.
+"""Writes the model card (README.md) of an export, from the files in the run's folder.
 
-The card describes usage, architecture, training, metrics of exactly the exported parameters, the source of each config
-value, and limits. Local paths are shortened to their last component, and probable secrets are masked
+The card describes usage, architecture, training, metrics (only those of exactly the exported parameters), the source of
+each config value, and limitations. Local paths are shortened to their last component, and probable secrets are masked
 (`trackers/secrets.py`).
 """
 
@@ -37,7 +37,7 @@ from pretrainax.trackers.secrets import masked
 from pretrainax.training.metrics import meaning, read_metrics
 
 FILE, CURVES = "README.md", "curves.png"
-_TAGS = (  # (suffix of a transformers class name, its pipeline tag on the hub)
+_TAGS = (  # (suffixes of transformers class names, pipeline tag on the hub)
     (("CausalLM", "LMHeadModel"), "text-generation"),
     (("MaskedLM",), "fill-mask"),
     (("ConditionalGeneration",), "text2text-generation"),
@@ -46,11 +46,11 @@ _TAGS = (  # (suffix of a transformers class name, its pipeline tag on the hub)
     (("QuestionAnswering",), "question-answering"),
 )
 _PRIVATE = ("data.source.", "trackers", "tokenizer.path", "checkpoint.")  # fields that the config tables omit
-_ENOUGH = 20  # approximate number of compute-optimal tokens per parameter (Hoffmann et al. 2022, arXiv 2203.15556)
+_OPTIMAL_TOKENS = 20  # approximate compute-optimal tokens per parameter (Hoffmann et al. 2022, arXiv 2203.15556)
 
 
 class Recipe(NamedTuple):
-    """The config of a run, and its comparison with the ledger (the file that has the source of each value)."""
+    """A run's config, compared with the ledger (the file that lists the source of each config value)."""
 
     name: str  # name of the config, "t5_base:small"
     compared: Comparison
@@ -63,12 +63,12 @@ class _Card(NamedTuple):
     origin: Origin
     folder: str  # folder of the export
     name: str  # "org/name", or the name of the export folder
-    described: JsonObject  # config.json of the model
-    adapted: Optional[HubName]  # base model on the hub of an adapter; None: the export is a model
+    model_config: JsonObject  # config.json of the model
+    base_model: Optional[HubName]  # base model on the hub of an adapter; None: the export is a model
     parameters: int
     license: Optional[str]
     recipe: Optional[Recipe]
-    trained: dict  # last training line of metrics.jsonl up to the exported checkpoint; {}: none
+    train_line: dict  # last training line of metrics.jsonl up to the exported checkpoint; {}: none
 
     @property
     def steps(self) -> list[int]:
@@ -77,7 +77,7 @@ class _Card(NamedTuple):
     @property
     def architecture(self) -> str:
         """Returns the name of the transformers class, for example "GPT2LMHeadModel"."""
-        (architecture,) = cast(list[str], self.described["architectures"])
+        (architecture,) = cast(list[str], self.model_config["architectures"])
         return architecture
 
 
@@ -93,23 +93,23 @@ def write_card(
 
     Args:
       folder: folder of the export.
-      origin: the exported checkpoints.
+      origin: describes the exported checkpoints.
       name: name of the model, "org/name".
-      license: license identifier as on the hub, for example "apache-2.0"; None: unknown.
-      recipe: the config of the run, with the source of each value; None: unknown.
-      base: base model on the hub if the export is an adapter in the format of peft; None: the export is a model.
+      license: license identifier as on the hub, for example "apache-2.0", or None if unknown.
+      recipe: the run's config with the source of each value, or None if unknown.
+      base: if the export is a PEFT adapter, its base model on the hub, otherwise None.
     """
     experiment = experiment_of(origin)
-    described = read_config_json(base.directory if base else folder)
+    model_config = read_config_json(base.directory if base else folder)
     tensors = Reader(folder, adapters.WEIGHTS) if base else Reader(folder)
     parameters = sum(math.prod(shape) for shape in tensors.shapes.values())
-    lines = _lines(origin.directory)
+    lines = _read_lines(origin.directory)
     up_to_checkpoint = [
         line for line in lines if line["split"] == "train" and line["step"] <= max(map(step_of, origin.steps))
     ]
-    trained = up_to_checkpoint[-1] if up_to_checkpoint else {}
-    adapted = hub_name(base.hub) if base and base.hub else None
-    card = _Card(experiment, origin, folder, name, described, adapted, parameters, license, recipe, trained)
+    train_line = up_to_checkpoint[-1] if up_to_checkpoint else {}
+    base_model = hub_name(base.hub) if base and base.hub else None
+    card = _Card(experiment, origin, folder, name, model_config, base_model, parameters, license, recipe, train_line)
     has_curves = bool(lines) and os.path.exists(os.path.join(origin.directory, CURVES))
     if has_curves:
         shutil.copyfile(os.path.join(origin.directory, CURVES), os.path.join(folder, CURVES))
@@ -117,7 +117,7 @@ def write_card(
     parts = (
         _metadata(card),
         _introduction(card),
-        _use(card),
+        _usage(card),
         _architecture(card),
         _training(card),
         _results(metrics),
@@ -128,7 +128,7 @@ def write_card(
     write_atomically(os.path.join(folder, FILE), masked("\n".join(filter(None, parts))))
 
 
-def _lines(workdir: str) -> list[dict]:
+def _read_lines(workdir: str) -> list[dict]:
     path = os.path.join(workdir, "metrics.jsonl")
     return read_metrics(path) if os.path.exists(path) else []
 
@@ -137,13 +137,13 @@ def _lines(workdir: str) -> list[dict]:
 
 
 def _metadata(card: _Card) -> str:
-    """Returns the YAML metadata block for the hub; its values are JSON, a subset of YAML."""
+    """Formats the YAML metadata block for the hub; the values are JSON, a subset of YAML."""
     sources = card.experiment.data.source.components()
-    data = [source.path for source in sources if isinstance(source, HuggingFace) and _is_of_hub(source)]
+    data = [source.path for source in sources if isinstance(source, HuggingFace) and _is_on_hub(source)]
     base = _start(card)
     fields = {
         "license": card.license,
-        "library_name": "peft" if card.adapted else "transformers",
+        "library_name": "peft" if card.base_model else "transformers",
         "pipeline_tag": _tag(card),
         "tags": ["pretrainax", "jax", *([] if base else ["pretraining"]), *_tags_of_adapter(card)],
         "datasets": data,
@@ -154,78 +154,81 @@ def _metadata(card: _Card) -> str:
 
 
 def _tags_of_adapter(card: _Card) -> list[str]:
-    """Returns the hub tags of an adapter, in the format of peft; [] for a model."""
-    if card.adapted is None:
+    """Returns the hub tags for a PEFT adapter, or [] for a full model."""
+    if card.base_model is None:
         return []
     kind = str(read_object(os.path.join(card.folder, adapters.CONFIG))["peft_type"]).lower()
-    return [kind, "transformers", f"base_model:adapter:{card.adapted.repository}"]
+    return [kind, "transformers", f"base_model:adapter:{card.base_model.repository}"]
 
 
 def _tag(card: _Card) -> Optional[str]:
-    """Returns the pipeline tag (the task on the hub) of the model; None if the hub has no tag for it."""
+    """Returns the model's pipeline tag (its task on the hub), or None if no tag fits the architecture."""
     return next((use for ends, use in _TAGS if card.architecture.endswith(ends)), None)
 
 
-def _is_of_hub(source: HuggingFace) -> bool:
+def _is_on_hub(source: HuggingFace) -> bool:
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", source.path)) and not os.path.exists(source.path)
 
 
 def _start(card: _Card) -> str:
-    """Returns the model or run from which the run was initialized; "" for random parameters.
+    """Returns the name of the model or run that initialized this run, or "" if the parameters were random.
 
-    A hub model is given with its commit.
+    A hub model's name includes its commit.
     """
     path = os.path.join(card.origin.directory, START)
-    known = str(read_object(path).get("directory", "")) if os.path.exists(path) else ""
-    return known or card.experiment.checkpoint.init_from or ""
+    source = str(read_object(path).get("directory", "")) if os.path.exists(path) else ""
+    return source or card.experiment.checkpoint.init_from or ""
 
 
 def _introduction(card: _Card) -> str:
+    """Formats the title, and a paragraph about the model, its initialization and the exported checkpoints."""
     steps, start, planned = card.steps, _start(card), card.experiment.train.steps
     family = card.experiment.model.family.replace("_", "-")
-    what = f"`{card.architecture}` ({family}) with {card.parameters:,} parameters"
-    if card.adapted:
-        what = f"An adapter for a `{card.architecture}` ({family}) with {card.parameters:,} additional parameters"
-    training = "It was not trained with PretrainAX." if not card.trained else "It started from random parameters."
-    training = f"It started from `{_last(start)}`." if start else training
-    if card.trained:
+    subject = f"`{card.architecture}` ({family}) with {card.parameters:,} parameters"
+    if card.base_model:
+        subject = f"An adapter for a `{card.architecture}` ({family}) with {card.parameters:,} additional parameters"
+    training = "It was not trained with PretrainAX." if not card.train_line else "It started from random parameters."
+    training = f"It started from `{_shorten(start)}`." if start else training
+    if card.train_line:
         source = "the average of the checkpoints of steps" if len(steps) > 1 else "the checkpoint of step"
         average = ", the moving average of the parameters" if card.origin.folder == EMA else ""
         training += f" This is {source} {' and '.join(f'{step:,}' for step in steps)} of {planned:,}{average}."
-    return f"# {card.name.rpartition('/')[2]}\n\n{what}, exported by PretrainAX {pretrainax.__version__}. {training}\n"
+    return (
+        f"# {card.name.rpartition('/')[2]}\n\n{subject}, exported by PretrainAX {pretrainax.__version__}. {training}\n"
+    )
 
 
-def _last(path: str) -> str:
-    """Returns the last component of a local path, or a hub name unchanged."""
+def _shorten(path: str) -> str:
+    """Shortens a local path to its last component; returns a hub name unchanged."""
     return path if hub_name(path) else os.path.basename(path.rstrip("/"))
 
 
-def _shown(value: object) -> str:
-    """Returns a config value for a table cell, with local paths shortened to their last component."""
+def _format_cell(value: object) -> str:
+    """Formats a config value for a table cell, with local paths shortened to their last component."""
     text = re.sub(r"'[/~.][^']*/([^'/]+)/?'", r"'…/\1'", str(value))
     text = re.sub(rf"(?<!HuggingFace\()\b({'|'.join(PATH_FIELDS)})='(?!hf:)[^']*/([^'/]+)/?'", r"\1='…/\2'", text)
     return text.replace("|", r"\|").replace("\n", " ")
 
 
 def _code(value: object) -> str:
-    return f"`{_shown(value)}`"
+    return f"`{_format_cell(value)}`"
 
 
-def _use(card: _Card) -> str:
-    if card.adapted:
-        return _use_of_adapter(card, card.adapted)
+def _usage(card: _Card) -> str:
+    if card.base_model:
+        return _usage_of_adapter(card, card.base_model)
     name = card.name if "/" in card.name else "DIR"
     ours = f"hf:{name}" if "/" in card.name else name
     return (
         "## Use\n\n```python\n"
         f"from transformers import AutoTokenizer, {card.architecture}\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
-        f'model = {card.architecture}.from_pretrained("{name}")\n{_written(card)}```\n\n'
+        f'model = {card.architecture}.from_pretrained("{name}")\n{_generation_example(card)}```\n\n'
         f'With PretrainAX: `pretrainax.load("{ours}")`, or `--config.checkpoint.init_from={ours}` to train further.\n'
     )
 
 
-def _use_of_adapter(card: _Card, base: HubName) -> str:
+def _usage_of_adapter(card: _Card, base: HubName) -> str:
     theirs = f'"{base.repository}", revision="{base.revision}"'
     ours = f"--from=hf:{card.name} --base=hf:{base.repository}@{base.revision} --workdir=DIR"
     return (
@@ -233,13 +236,13 @@ def _use_of_adapter(card: _Card, base: HubName) -> str:
         f"from peft import PeftModel\nfrom transformers import AutoTokenizer, {card.architecture}\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({theirs})\n"
         f"model = {card.architecture}.from_pretrained({theirs})\n"
-        f'model = PeftModel.from_pretrained(model, "{card.name}")\n{_written(card)}```\n\n'
+        f'model = PeftModel.from_pretrained(model, "{card.name}")\n{_generation_example(card)}```\n\n'
         f"With PretrainAX: `pretrainax huggingface import {ours}`.\n"
     )
 
 
-def _written(card: _Card) -> str:
-    """Returns the Python example that generates text with a decoder; "" for other models."""
+def _generation_example(card: _Card) -> str:
+    """Returns Python code that generates text, as the usage example for a decoder, or "" for other models."""
     if _tag(card) != "text-generation":
         return ""
     ids = 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids'
@@ -247,7 +250,8 @@ def _written(card: _Card) -> str:
 
 
 def _architecture(card: _Card) -> str:
-    _, model = described_model(card.described)
+    """Formats the table of the model's sizes."""
+    _, model = described_model(card.model_config)
     sized = model.sized.values()
     keys = [f", {stack.kv_heads} key-value heads" * (stack.kv_heads != stack.num_heads) for stack in sized]
     length = model.position.max_length
@@ -259,7 +263,7 @@ def _architecture(card: _Card) -> str:
         ("positions", _code(model.position)),
         ("vocabulary", f"{model.vocab_size:,} ids, `{type(card.experiment.tokenizer).__name__}`"),
         ("maximum length", f"{length:,} tokens" if length else "not limited by the positions"),
-        ("dtype of the files", str(card.described.get("dtype"))),
+        ("dtype of the files", str(card.model_config.get("dtype"))),
     ]
     return "## Architecture\n\n" + markdown(("", _code(card.architecture)), rows, padded=False)
 
@@ -268,13 +272,14 @@ def _architecture(card: _Card) -> str:
 
 
 def _training(card: _Card) -> str:
-    if not card.trained:
+    """Formats the table of data, objective, batch and optimizer, or "" if PretrainAX did not train the model."""
+    if not card.train_line:
         return ""
     e = card.experiment
-    seen = [
-        f"{large_number(card.trained[name])} {what}"
+    amounts = [
+        f"{large_number(card.train_line[name])} {what}"
         for name, what in (("text_tokens", "tokens of text"), ("text_bytes", "bytes of text"), ("flops", "FLOPs"))
-        if card.trained.get(name)
+        if card.train_line.get(name)
     ]
     phases = [("phases", "; ".join(_code(phase) for phase in e.phases))] if e.phases else []
     validated = e.evaluate.objective
@@ -282,7 +287,7 @@ def _training(card: _Card) -> str:
         *(("training data", f"{_code(s)}: {first_sentence(type(s).__doc__)}") for s in e.data.source.components()),
         ("objective", f"{_code(e.objective)}: {first_sentence(type(e.objective).__doc__)}"),
         *([("validation objective", _code(validated))] if validated is not None else []),
-        ("steps", f"{max(card.steps):,} of {e.train.steps:,}, {', '.join(seen)}"),
+        ("steps", f"{max(card.steps):,} of {e.train.steps:,}, {', '.join(amounts)}"),
         ("batch", f"{e.train.global_batch_size:,} rows of {e.data.sequence_length:,} tokens"),
         ("optimizer", _code(e.optimizer)),
         ("schedule", _code(e.schedule)),
@@ -295,8 +300,8 @@ def _training(card: _Card) -> str:
 
 
 def _sources(card: _Card) -> str:
-    """Returns the section of the card with the sources of the config values, as far as they are known."""
-    if not card.trained:
+    """Formats the section about the config: its values and, with a recipe, the source of each value."""
+    if not card.train_line:
         return ""
     if card.recipe is None:
         fields = (field for field in leaf_fields(card.experiment) if field.value != field.default and not field.is_free)
@@ -309,12 +314,12 @@ def _sources(card: _Card) -> str:
     for row in compared.rows:
         if _is_public(row.path):
             fact = row.fact
-            source = f"{fact.status}: {_shown(fact.source)}" if fact else "not in the ledger"
+            source = f"{fact.status}: {_format_cell(fact.source)}" if fact else "not in the ledger"
             if fact and not row.agrees:
                 source = f"set for this run, instead of {_code(fact.value)} ({source})"
             rows.append((f"`{row.path}`", _code(row.value), source))
     table = markdown(("field", "value", "source"), rows, padded=False)
-    others = "".join(f"- The source has {each.theirs}; this model: {each.ours}.\n" for each in compared.deviations)
+    others = "".join(f"- The source has {d.theirs}; this model: {d.ours}.\n" for d in compared.deviations)
     return (
         f"## Recipe\n\nThe config is `{name}` of PretrainAX. Its ledger states the source of each value.\n\n"
         f"{others}\n<details><summary>{len(rows)} fields and their sources</summary>\n\n{table}\n</details>\n"
@@ -329,6 +334,8 @@ def _is_public(path: str) -> bool:
 
 
 class _Metric(NamedTuple):
+    """A measured metric and how it was measured."""
+
     source: str
     name: str
     value: float
@@ -338,9 +345,9 @@ class _Metric(NamedTuple):
 
 
 def _metrics(card: _Card) -> Iterator[_Metric]:
-    """Yields the metrics that were measured with exactly the parameters of the card.
+    """Yields the metrics that were measured with exactly the exported parameters.
 
-    They come from the validation of the run and from results of `evaluate`.
+    The metrics come from the run's validation and from result files that `evaluate` wrote.
     """
     e, origin = card.experiment, card.origin
     if len(origin.steps) != 1:
@@ -348,19 +355,19 @@ def _metrics(card: _Card) -> Iterator[_Metric]:
     metrics = read_run_json(origin.steps[0])["metrics"]
     if origin.folder == (EMA if e.evaluate.parameters == "ema" else TRAINED):
         count = "all" if not e.evaluate.batches else f"at most {e.evaluate.batches:,}"
-        counted = f", {metrics['loss_tokens']:,.0f} target tokens" if metrics.get("loss_tokens") else ""
-        method = f"the validation split of its data, {count} batches of {e.train.global_batch_size:,} rows{counted}"
+        targets = f", {metrics['loss_tokens']:,.0f} target tokens" if metrics.get("loss_tokens") else ""
+        method = f"the validation split of its data, {count} batches of {e.train.global_batch_size:,} rows{targets}"
         for name, value in metrics.items():
             if value is not None and (explanation := meaning(name, metrics)) and name not in ("loss_tokens", "labels"):
                 yield _Metric("Validation of the run", name, value, None, explanation, method)
     folder = os.path.join(origin.directory, "evaluations")
     for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         if file.endswith(".json"):
-            yield from _evaluated(os.path.join(folder, file), card)
+            yield from _evaluation_metrics(os.path.join(folder, file), card)
 
 
-def _evaluated(path: str, card: _Card) -> Iterator[_Metric]:
-    """Yields the results in one output file of `evaluate` that were measured with the parameters of the card."""
+def _evaluation_metrics(path: str, card: _Card) -> Iterator[_Metric]:
+    """Yields the metrics in one `evaluate` result file that were measured with the exported parameters."""
     try:
         with open(path, encoding="utf-8") as f:
             results = json.load(f)
@@ -376,16 +383,17 @@ def _evaluated(path: str, card: _Card) -> Iterator[_Metric]:
 
 
 def _results(metrics: Sequence[_Metric]) -> str:
+    """Formats the metrics as tables, one for each source and measurement method."""
     if not metrics:
         return "## Results\n\nNo results exist for exactly these parameters.\n"
     tables = []
     for source, method in dict.fromkeys((f.source, f.method) for f in metrics):
         group = [f for f in metrics if (f.source, f.method) == (source, method)]
         values = (f"{f.value:,.4f}" + ("" if f.error is None else f" ± {f.error:,.4f}") for f in group)
-        rows = [(f.name, value, _shown(f.meaning)) for f, value in zip(group, values, strict=True)]
+        rows = [(f.name, value, _format_cell(f.meaning)) for f, value in zip(group, values, strict=True)]
         columns = 3 if any(f.meaning for f in group) else 2
         table = markdown(("metric", "value", "meaning")[:columns], [row[:columns] for row in rows], padded=False)
-        tables.append(f"{_shown(source)}: {_shown(method)}.\n\n{table}\n")
+        tables.append(f"{_format_cell(source)}: {_format_cell(method)}.\n\n{table}\n")
     errors = "± is the standard error. " if any(f.error is not None for f in metrics) else ""
     return f"## Results\n\n{''.join(tables)}{errors}All results are from one run with one seed.\n"
 
@@ -395,24 +403,25 @@ def _curves() -> str:
 
 
 def _limits(card: _Card, is_measured: bool) -> str:
+    """Formats the list of limitations; `is_measured` is True if the card has results."""
     e = card.experiment
     lines = []
     if not isinstance(e.objective, Task):
         lines.append("It is only pretrained: it was not tuned to follow instructions or to give safe answers.")
-    if card.trained:
+    if card.train_line:
         lines.append(f"It was trained on rows of {e.data.sequence_length:,} tokens. Longer inputs are untested.")
-        tokens = card.trained.get("text_tokens", 0) / card.parameters
-        if tokens < _ENOUGH and not _start(card):
+        tokens = card.train_line.get("text_tokens", 0) / card.parameters
+        if tokens < _OPTIMAL_TOKENS and not _start(card):
             lines.append(
-                f"It is undertrained: it has seen {three_digits(tokens)} tokens of text per parameter; about {_ENOUGH} "
-                "are compute-optimal (Hoffmann et al. 2022, arXiv 2203.15556)."
+                f"It is undertrained: it has seen {three_digits(tokens)} tokens of text per parameter; about "
+                f"{_OPTIMAL_TOKENS} are compute-optimal (Hoffmann et al. 2022, arXiv 2203.15556)."
             )
         if max(card.steps) < e.train.steps:
             lines.append("It is an intermediate checkpoint: the learning-rate schedule was not finished.")
     else:
         lines.append("Its training data is unknown to PretrainAX; see the original model.")
-    beyond = "except the results above " if is_measured else ""
-    lines.append(f"Nothing {beyond}was measured: no bias, no toxicity, no memorization of training data.")
+    exception = "except the results above " if is_measured else ""
+    lines.append(f"Nothing {exception}was measured: no bias, no toxicity, no memorization of training data.")
     if card.license is None:
         lines.append("No license is stated: ask the authors before you use the model.")
     return "## Limits\n\n" + "".join(f"- {line}\n" for line in lines)

@@ -1,6 +1,6 @@
 """Compares a run that was killed and resumed with an uninterrupted run.
 
-A `Trial` is a workdir and the processes that train in it. Each process is `pretrainax.verify_resume --record`, which
+A `Trial` is a workdir and the processes that train in it. Each process runs `pretrainax.verify_resume --record`, which
 calls `record`.
 """
 
@@ -30,12 +30,12 @@ class Trial:
     def __init__(self, folder: str, arguments: list[str], devices: int):
         os.mkdir(folder)
         self.workdir, self.record, self.devices = os.path.join(folder, "run"), os.path.join(folder, "record"), devices
-        own = [f"--workdir={self.workdir}", f"--record={self.record}"]
-        self.command = [sys.executable, "-m", "pretrainax.verify_resume", *arguments, *own]
+        record_flags = [f"--workdir={self.workdir}", f"--record={self.record}"]
+        self.command = [sys.executable, "-m", "pretrainax.verify_resume", *arguments, *record_flags]
         self.log = os.path.join(folder, "log")
 
     def start(self, processes: int = 1) -> list[subprocess.Popen]:
-        """Starts or resumes the run in `processes` new processes, which share the devices equally. Returns them."""
+        """Starts or resumes the run in `processes` new processes that share the devices equally; returns them."""
         variables = [{}]
         if processes > 1:
             with socket.socket() as s:
@@ -48,18 +48,18 @@ class Trial:
         with open(self.log, "a", encoding="utf-8") as log:
             return [
                 subprocess.Popen(
-                    self.command, env=os.environ | xla | own, stdout=log, stderr=log, start_new_session=True
+                    self.command, env=os.environ | xla | env, stdout=log, stderr=log, start_new_session=True
                 )
-                for own in variables
+                for env in variables
             ]
 
     def finish(self, processes: int = 1) -> float:
-        """Trains to the end of the run and returns the elapsed seconds.
+        """Trains until the run ends and returns the elapsed seconds.
 
         Raises:
-          RunFailed: the run failed; the message has the last line of its log.
+          RunFailed: the run failed; the message contains the last line of its log.
         """
-        before = time.perf_counter()
+        start_time = time.perf_counter()
         children = self.start(processes)
         try:
             codes = [child.wait() for child in children]
@@ -67,14 +67,14 @@ class Trial:
             _kill(children)
         if any(codes):
             with open(self.log, encoding="utf-8", errors="replace") as log:
-                last = [line.strip() for line in log if line.strip()][-1:]
-            raise RunFailed(f"a run ended with exit code {max(codes, key=abs)}: {' '.join(last)}")
-        return time.perf_counter() - before
+                last_line = [line.strip() for line in log if line.strip()][-1:]
+            raise RunFailed(f"a run ended with exit code {max(codes, key=abs)}: {' '.join(last_line)}")
+        return time.perf_counter() - start_time
 
     def kill_at(self, moments: list[int], seconds: float, resume: bool = True) -> None:
-        """Starts or resumes the run for each step of `moments`, and kills it within `seconds` of the log of that step.
+        """Starts or resumes the run once per step in `moments`, and kills it within `seconds` after it logs that step.
 
-        resume: True trains to the end of the run after the last kill.
+        resume: whether to train until the run ends after the last kill.
         """
         for moment in moments:
             children = self.start()
@@ -88,20 +88,20 @@ class Trial:
             self.finish()
 
     def platform(self) -> JsonObject:
-        """Returns "name", "kind" and "devices" of the platform that `record` wrote."""
+        """Reads what `record` wrote about the platform: "name", "kind" and "devices" (the number of devices)."""
         with open(os.path.join(self.record, "platform.json"), encoding="utf-8") as f:
             return json.load(f)
 
     def losses(self, split: str) -> dict[int, Optional[float]]:
-        """Returns the logged losses of a split ("train", "valid") by step; a loss is None if it was not finite."""
+        """Reads {step: loss} for a split ("train" or "valid") from metrics.jsonl; a non-finite loss is None."""
         path = os.path.join(self.workdir, "metrics.jsonl")
         lines = read_metrics(path) if os.path.exists(path) else []
         return {line["step"]: line["loss"] for line in lines if line["split"] == split}
 
     def batches(self) -> dict[tuple[int, int], set[str]]:
-        """Returns the set of recorded digests of each (step, row).
+        """Reads the recorded row digests as {(step, row index): digests}.
 
-        A row has several digests if a repeated step had a different row at this place.
+        There are several digests if a repeated step had a different row at the same index.
         """
         digests: dict[tuple[int, int], set[str]] = {}
         for name in os.listdir(self.record):
@@ -134,7 +134,7 @@ def _kill(children: list[subprocess.Popen]) -> None:
 
 
 def record(experiment: Experiment, workdir: str, folder: str) -> int:
-    """Trains as `pretrainax.main` does, and writes the digests of the batches to `folder`. Returns the exit code."""
+    """Trains as `pretrainax.main` does, writes digests of the batches to `folder`, and returns the exit code."""
     import jax  # local import, because the process that compares runs must not occupy the devices
 
     from pretrainax.planning.current_devices import ResolveRemat
@@ -167,18 +167,18 @@ class Check(NamedTuple):
 
 
 def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Check]:
-    """Yields rows that compare the batches, losses and parameters of two trials.
+    """Compares the batches, losses and parameters of two trials; yields one table row per comparison.
 
     Args:
       run: label of the first row.
-      same: True requires bit-identical trials. With False only the batches must be identical, and losses may differ
-        by LOSS_RTOL (relative).
+      same: whether the trials must be bit-identical. If False, only the batches must be identical, and the losses may
+        have a relative difference of at most LOSS_RTOL.
     """
-    expected, got = whole.batches(), other.batches()
-    wrong = {step for (step, row), rows in expected.items() if not got.get((step, row), set()) <= rows}
-    wrong |= {step for step, row in expected.keys() ^ got.keys()}
+    expected, actual = whole.batches(), other.batches()
+    different_steps = {step for (step, row), rows in expected.items() if not actual.get((step, row), set()) <= rows}
+    different_steps |= {step for step, row in expected.keys() ^ actual.keys()}
     steps = {step for step, _ in expected}
-    yield Check(run, "batches", _equal(len(steps), len(wrong), "steps"), not wrong)
+    yield Check(run, "batches", _equal(len(steps), len(different_steps), "steps"), not different_steps)
 
     pairs = [(whole.losses(split), other.losses(split)) for split in ("train", "valid")]
     missing = any(a.keys() != b.keys() for a, b in pairs)
@@ -199,12 +199,12 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Check]
 def compare_losses(
     run: str, what: str, pairs: list[tuple[Optional[float], Optional[float]]], missing: bool, tolerance: float
 ) -> Check:
-    """Returns a row that compares pairs of losses.
+    """Compares pairs of losses and returns a row of the result table.
 
     Args:
-      run, what: first and second cell of the row.
-      pairs: the losses of both trials at each step; None: not finite.
-      missing: True if a step has only one of the two losses.
+      run, what: the first two cells of the row.
+      pairs: both trials' losses at each step, where None is a non-finite loss.
+      missing: whether some step has only one of the two losses.
       tolerance: largest relative difference that passes the check.
     """
     different = [(a, b) for a, b in pairs if a != b]
@@ -220,5 +220,5 @@ def compare_losses(
     return Check(run, what, text, largest <= tolerance)
 
 
-def _equal(count: int, wrong: int, unit: str) -> str:
-    return f"{wrong} of {count} {unit} differ" if wrong else f"{count} {unit} bit-identical"
+def _equal(count: int, different: int, unit: str) -> str:
+    return f"{different} of {count} {unit} differ" if different else f"{count} {unit} bit-identical"

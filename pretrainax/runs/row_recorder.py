@@ -1,4 +1,4 @@
-"""Records digests of the rows of each training batch."""
+"""Records a digest of each row in each training batch."""
 
 import functools
 import hashlib
@@ -31,7 +31,7 @@ class RowRecorder(Callback):
 
 
 def row_digests(batch: HostBatch) -> list[str]:
-    """Returns a digest of each row of a batch, computed from all arrays of the batch."""
+    """Computes a digest of each row of a batch, covering all arrays in the batch."""
     digests = [hashlib.blake2b(digest_size=8) for _ in next(iter(batch.values()))]
     for name in sorted(batch):
         for digest, row in zip(digests, batch[name], strict=True):

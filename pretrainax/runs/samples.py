@@ -1,13 +1,11 @@
-"""Prints samples of a model at the end of a run: filled masks or spans, answers, or continuations.
+"""Prints samples from a model at the end of a run: filled masks or spans, answers, or continuations.
 
-`prompted` uses the prompts of the config. Without prompts, `samples` picks the most confident predictions in examples
-of the validation split, and compares them with the true tokens. `show_samples` prints the samples within a few seconds.
+`prompted` uses the config's prompts. Without prompts, `samples` selects the most confident predictions in validation
+examples and shows them next to the true tokens. `show_samples` prints the samples within a few seconds.
 """
 
-import itertools
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
 import jax
@@ -26,6 +24,7 @@ from pretrainax.inference.holes import has_hole
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.models import AnyModel
+from pretrainax.runs.sample_text import MAX_TOKENS, Cell, SampleText, one_line
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
@@ -34,27 +33,25 @@ from pretrainax.training.run import Run
 
 SECONDS = 5.0  # time limit for all samples of a run, after the compilation
 _CANDIDATES = 64  # number of examples, evenly spaced in the validation split
-_SHOWN = 80  # maximum number of tokens per sample
 _PROMPT = 64  # maximum tokens of a prompt cut from a document, and of a continuation
 _TEMPERATURE = 0.8  # of continuations
 _PROMPTED = f"prompt ⟶ filled prompt or continuation (decoders sample at temperature {_TEMPERATURE})"
-_CONTEXT = 12  # number of words that are shown on each side of a predicted word or span
-_TOP = 10  # the summary counts true tokens among this many most likely tokens
+_TOP = 10  # the summary counts the true tokens that are among the _TOP most likely tokens
 _CONFIDENT = (
     "the most confident words of the model in the validation split, one per row, each with its probability: [word] if "
     "correct, [word ≠ truth] if not, […]: other words to predict. A word sees the true words before it in its span"
 )
 _ANSWER = "samples of the validation split: source ⟶ [prediction] if correct, [prediction ≠ truth] if not"
 
-Stop = Callable[[bool], bool]  # argument: the time is up. Result: stop now; the same in all processes
+Stop = Callable[[bool], bool]  # argument: the time limit has passed. Result: stop now; equal in all processes
 
 
 def show_samples(
     run: Run, params: PyTree, say: Callable[[str], None], is_stopping: Callable[[], bool] = lambda: False
 ) -> None:
-    """Passes lines with a few samples to `say`, each as soon as it is ready, after a line that explains the notation.
+    """Passes a few samples to `say`, one line each, as soon as they are ready; the first line explains the notation.
 
-    The samples stop after `SECONDS`, or when `is_stopping` returns True in any process. Every process of the run must
+    Sampling stops after `SECONDS`, or when `is_stopping` returns True in any process. Every process of the run must
     call this function.
     """
     stopped = False
@@ -71,15 +68,18 @@ def show_samples(
     if prompts and jax.process_count() > 1:
         say("config.evaluate.prompts need a run of one process; use python -m pretrainax.generate after the run")
     if prompts and jax.process_count() == 1:
-        say(f"samples of config.evaluate.prompts: {_PROMPTED}")
         loaded = LoadedModel(run.experiment, model, params, tokenizer, run.mesh, "this run")
-        texts = prompted(loaded, prompts, stop)
+        groups = [(f"samples of config.evaluate.prompts: {_PROMPTED}", prompted(loaded, prompts, stop))]
     else:
         valid = batches_of(run.experiment, run.prepared, "valid")
-        say(_legend(valid.template, tokenizer))
-        texts = samples(model, params, _candidates(valid), valid.lengths, tokenizer, stop)
-    for text in texts:
-        say(f"  · {text}")
+        groups = [
+            (_legend(examples[0], tokenizer), samples(model, params, examples, valid.lengths, tokenizer, stop))
+            for examples in _candidates(valid, tokenizer)
+        ]
+    for legend, texts in groups:
+        say(legend)
+        for text in texts:
+            say(f"  · {text}")
     if stopped:
         say(f"  (no more samples after {'a signal' if is_stopping() else f'{SECONDS:g} s'})")
 
@@ -90,34 +90,34 @@ class Samples(Callback):
     part, label = "finishing", "samples"
 
     def on_end(self, loop, state, metrics):
-        shown: list[str] = []
+        lines: list[str] = []
 
-        def show(line: str) -> None:
+        def log_line(line: str) -> None:
             loop.note(line)
-            shown.append(line)
+            lines.append(line)
 
-        show_samples(loop.run, loop.run.validated(state), show, lambda: loop.is_stopping)
-        loop.log_text("samples", "\n".join(shown))
+        show_samples(loop.run, loop.run.validated(state), log_line, lambda: loop.is_stopping)
+        loop.log_text("samples", "\n".join(lines))
 
 
 def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:
     """Yields a line per prompt: its continuation, answer or filled text, or why the prompt is invalid.
 
-    stop: see `Stop`; no further line follows after it returns True.
+    stop: see `Stop`; once it returns True, no more lines follow.
     """
-    began = None  # time of the first result; it includes the compilation
+    first_result_time = None  # time of the first result; it includes the compilation
     for prompt in prompts:
-        if stop(began is not None and time.monotonic() - began > SECONDS):
+        if stop(first_result_time is not None and time.monotonic() - first_result_time > SECONDS):
             return
         try:
-            result = _result_of(loaded, prompt)
+            result = _complete_prompt(loaded, prompt)
         except UserError as e:
             result = f"no result: {e}"
-        began = began or time.monotonic()
-        yield f"{_one_line(prompt)} ⟶ {_one_line(result)}"
+        first_result_time = first_result_time or time.monotonic()
+        yield f"{one_line(prompt)} ⟶ {one_line(result)}"
 
 
-def _result_of(loaded: LoadedModel, prompt: str) -> str:
+def _complete_prompt(loaded: LoadedModel, prompt: str) -> str:
     family = loaded.experiment.model.family
     if family == "encoder" or has_hole(loaded.tokenizer, prompt):
         return fill(loaded, prompt, top=1).text
@@ -134,30 +134,30 @@ def samples(
     stop: Stop = bool,
     count: int = 6,
 ) -> Iterator[str]:
-    """Yields lines to print: the most confident predictions of masked words, or answers, or continuations.
+    """Yields lines to print: the most confident predictions of masked words, answers, or continuations.
 
     Examples with masks or spans yield at most `count` lines, the most confident first, and then a summary of the ranks
     of all true tokens. Other examples yield one line each for the `count` examples with the most letters.
 
     Args:
-      examples: without padding; all with masks, all with spans, all with answers, or all for continuation.
+      examples: unpadded examples of one kind: with masks, with spans, with answers, or for continuation.
       lengths: lengths to which examples are padded, so that the model compiles only once.
-      stop: see `Stop`; it ends the predictions, and lines about masks and spans that are predicted already follow.
+      stop: see `Stop`; it ends prediction, but masks and spans that are already predicted are still printed.
       count: maximum number of samples.
     """
-    words = _Words(tokenizer)
+    words = SampleText(tokenizer)
     predictor = _Predictor(model, params, lengths, words, stop)
-    wordy = sorted(examples, key=words.share_of_letters, reverse=True)
+    by_letters = sorted(examples, key=words.fraction_of_letters, reverse=True)
     if not _has_gaps(examples[0], tokenizer):
-        for example in wordy[:count]:
+        for example in by_letters[:count]:
             if not predictor.is_over() and (text := predictor.line(example)):
                 yield text
         return
     excerpts = []
-    for example in wordy:
+    for example in by_letters:
         if predictor.is_over():
             break
-        excerpts.append(words.excerpt(predictor.filled(example)))
+        excerpts.append(words.excerpt(predictor.fill(example)))
     for probability, text in sorted(excerpts, reverse=True)[:count]:
         if text:
             yield f"{probability:4.0%}  {text}"
@@ -169,15 +169,22 @@ def samples(
         )
 
 
-def _candidates(batches: Batches) -> list[Example]:
-    """Returns the first example of each of up to _CANDIDATES rows, evenly spaced in the split."""
+def _candidates(batches: Batches, tokenizer: Tokenizer) -> list[list[Example]]:
+    """Groups the first examples of up to _CANDIDATES evenly spaced rows: those with masks or spans, and the others.
+
+    A mixture of objectives may have both kinds. A kind without examples is left out.
+    """
     rows = range(0, batches.rows_per_epoch, -(-batches.rows_per_epoch // _CANDIDATES))
-    return [batches.examples(row)[1][0] for row in rows]
+    by_kind: dict[bool, list[Example]] = {True: [], False: []}
+    for example in (batches.examples(row)[1][0] for row in rows):
+        by_kind[_has_gaps(example, tokenizer)].append(example)
+    return [examples for examples in by_kind.values() if examples]
 
 
 def _has_gaps(example: Example, tokenizer: Tokenizer) -> bool:
-    """Returns True if an example asks for masked tokens or spans, not for an answer or a continuation."""
-    return is_gathered(example) or bool(np.isin(example["targets"], tokenizer.vocabulary.sentinels).any())
+    """Returns True if the targets are masks or spans in the encoder input, rather than an answer or continuation."""
+    has_spans = is_encoder_decoder(example) and np.isin(example["targets"], tokenizer.vocabulary.sentinels).any()
+    return is_gathered(example) or bool(has_spans)
 
 
 def _legend(example: Example, tokenizer: Tokenizer) -> str:
@@ -186,120 +193,6 @@ def _legend(example: Example, tokenizer: Tokenizer) -> str:
     if is_encoder_decoder(example):
         return _ANSWER
     return f"samples of the validation split: text ⟶ continuation, sampled at temperature {_TEMPERATURE}"
-
-
-# --- formatting ------------------------------------------------------------------------------------------------------
-
-
-class _Cell(NamedTuple):
-    """A position of a sequence, or several positions: its predicted and its true ids."""
-
-    guess: list[int]
-    truth: list[int]
-    is_predicted: bool = True
-    probability: float = 1.0  # of the prediction; for several tokens the lowest
-
-
-class _Words:
-    """Formats token ids as one line of whole words, without most special tokens."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.vocabulary, self.pieces = tokenizer.vocabulary, tokenizer.special_pieces
-        self.spellings = tokenizer.spellings()
-        self.begins, self.ends = tokenizer.word_edges
-        self.tokenizer = tokenizer
-        vocabulary = tokenizer.vocabulary
-        self.shown_specials = {vocabulary.unk, *vocabulary.sentinels}
-
-    def line(self, ids: Iterable[int]) -> str:
-        """Returns the text of the ids as one line; "¶" separates documents."""
-        return _one_line(self._text(ids))
-
-    def cells(self, cells: Sequence[_Cell]) -> str:
-        """Returns the text of the cells as one line, with predicted words in brackets."""
-        return _one_line("".join(map(self._word, self._grouped(cells))))
-
-    def excerpt(self, cells: Sequence[_Cell]) -> tuple[float, str]:
-        """Returns the probability of the most confident predicted word, and a line with its context.
-
-        Only predictions of at least two characters, all letters, count as words. Without such a word, returns (0, "").
-        """
-        words = self._grouped(cells)
-        confidence = {
-            i: min(cell.probability for cell in word if cell.is_predicted)
-            for i, word in enumerate(words)
-            if any(cell.is_predicted for cell in word) and self._is_word(i for cell in word for i in cell.guess)
-        }
-        if not confidence:
-            return 0.0, ""
-        best = max(confidence, key=confidence.__getitem__)
-        start = max(best - _CONTEXT, 0)
-        parts = [self._word(word, i != best) for i, word in enumerate(words[start : best + _CONTEXT + 1], start)]
-        return confidence[best], re.sub(r"(\[…\] ?)+(?=\[…\])", "", _one_line("".join(parts)))
-
-    def _is_word(self, ids: Iterable[int]) -> bool:
-        text = self._text(ids).strip()
-        return text.isalpha() and len(text) > 1
-
-    def _grouped(self, cells: Sequence[_Cell]) -> list[Sequence[_Cell]]:
-        """Returns the cells grouped by word."""
-        starts = [i for i in range(len(cells)) if i == 0 or self._is_edge(cells[i - 1].truth, cells[i].truth)]
-        return [cells[start:end] for start, end in itertools.pairwise([*starts, len(cells)])]
-
-    def _word(self, word: Sequence[_Cell], is_hidden: bool = False) -> str:
-        """Returns the text of a word, in brackets if a part is predicted, then as […] with `is_hidden`."""
-        guess = self._text(i for cell in word for i in cell.guess)
-        truth = self._text(i for cell in word for i in cell.truth)
-        if not any(cell.is_predicted for cell in word):
-            return truth
-        space = " " * truth[:1].isspace()
-        if is_hidden:
-            return f"{space}[…]"
-        guess, truth = (_one_line(text) or ("⏎" if "\n" in text else "␣") for text in (guess, truth))
-        return f"{space}[{guess}]" if guess == truth else f"{space}[{guess} ≠ {truth}]"
-
-    def shown(self, tokens: np.ndarray) -> slice:
-        """Returns the slice of the tokens [n] to display: at most _SHOWN tokens, whole words at both ends."""
-        ids = tokens.tolist()
-        edges = [i for i in range(1, len(ids)) if self._is_edge(ids[i - 1 : i], ids[i : i + 1])]
-        start = 0 if self.begins[tokens[0]] else min(edges, default=0)
-        end = len(tokens) if len(tokens) <= _SHOWN else max((i for i in edges if start < i <= _SHOWN), default=_SHOWN)
-        return slice(start, end)
-
-    def last_edge(self, ids: Sequence[int]) -> int:
-        """Returns the index where the last word begins, which may be incomplete; len(ids) if there is only one word."""
-        return max((i for i in range(1, len(ids)) if self._is_edge(ids[:i], ids[i:])), default=len(ids))
-
-    def share_of_letters(self, example: Example) -> float:
-        """Returns the share of letters and spaces in the displayed text of an example, by characters."""
-        tokens = example["encoder_tokens" if is_encoder_decoder(example) else "tokens"]
-        line = self.line(tokens[self.shown(tokens)].tolist())
-        return sum(c.isalpha() or c == " " for c in line) / max(len(line), 1)
-
-    def _text(self, ids: Iterable[int]) -> str:
-        parts = []
-        for is_special, run in itertools.groupby(ids, self.vocabulary.special_ids.__contains__):
-            if is_special:
-                parts += map(self._special, run)
-            else:
-                parts.append(b"".join(self.spellings[i] for i in run).decode("utf-8", "replace"))
-        return "".join(parts)
-
-    def _special(self, i: int) -> str:
-        if i == self.vocabulary.separator:
-            return " ¶ "
-        return f" {self.pieces[i]} " if i in self.shown_specials else ""
-
-    def _is_edge(self, before: Sequence[int], after: Sequence[int]) -> bool:
-        """Returns True if a word ends between two consecutive sequences of ids."""
-        return not before or not after or bool(self.ends[before[-1]] or self.begins[after[0]])
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).strip("¶ ")
-
-
-# --- prediction ------------------------------------------------------------------------------------------------------
 
 
 class _Predictions(NamedTuple):
@@ -313,19 +206,19 @@ class _Predictions(NamedTuple):
 class _Predictor:
     """Predicts tokens of one example at a time, with one compiled program for all examples."""
 
-    def __init__(self, model: AnyModel, params: PyTree, lengths: Lengths, words: _Words, stop: Stop):
+    def __init__(self, model: AnyModel, params: PyTree, lengths: Lengths, words: SampleText, stop: Stop):
         self.params, self.lengths, self.words, self.stop = params, lengths, words, stop
-        self.began: Optional[float] = None  # time of the first prediction; it includes the compilation
+        self.first_time: Optional[float] = None  # time of the first prediction; it includes the compilation
         vocabulary = words.vocabulary
         rows = model.config.vocab_size  # may exceed the size of the vocabulary; the excess rows belong to no token
         self.is_text = np.isin(np.arange(rows), [*set(range(vocabulary.size)) - vocabulary.special_ids])  # [V]
         self.ranks: list[int] = []  # of the true tokens in all displayed masks and spans
 
         @jax.jit
-        def predict(params, batch, places, truths, allowed, temperature):
+        def predict(params, batch, positions, truths, allowed, temperature):
             lm = model.apply({"params": params}, batch, deterministic=True).heads["lm"]
-            logits = lm.replace(features=lm.features[:, places]).logits()  # [1, N, D] -> [1, K, D] -> [1, K, V]
-            key = jax.random.fold_in(jax.random.key(batch["tokens"].sum()), places[0])  # differs between examples
+            logits = lm.replace(features=lm.features[:, positions]).logits()  # [1, N, D] -> [1, K, D] -> [1, K, V]
+            key = jax.random.fold_in(jax.random.key(batch["tokens"].sum()), positions[0])  # differs between examples
             noise = jax.random.gumbel(key, logits.shape)
             logits = jnp.where(allowed[None, None], logits, -jnp.inf)[0]  # [K, V]
             ids = jnp.argmax(logits + temperature * noise[0], axis=-1)  # from softmax(logits / temperature)
@@ -338,92 +231,91 @@ class _Predictor:
 
     def is_over(self) -> bool:
         """Returns True if SECONDS have passed or if the run is stopping, in any process."""
-        return self.stop(self.began is not None and time.monotonic() - self.began > SECONDS)
+        return self.stop(self.first_time is not None and time.monotonic() - self.first_time > SECONDS)
 
     def line(self, example: Example) -> str:
-        """Returns a line with the predicted answer to an example, or with its continuation; "" after a stop."""
+        """Generates an example's answer or continuation as one line; returns "" if the run has been asked to stop."""
         return self._answer(example) if is_encoder_decoder(example) else self._continuation(example)
 
-    def filled(self, example: Example) -> list[_Cell]:
-        """Returns the cells of the displayed part of an example, with filled masks or spans.
+    def fill(self, example: Example) -> list[Cell]:
+        """Predicts the masks or spans among an example's displayed tokens; returns the cells to display.
 
-        Each prediction reads the true context, not other predictions.
+        Each prediction is conditioned on the true context, not on other predictions.
         """
         return self._masks(example) if is_gathered(example) else self._spans(example)
 
-    def _masks(self, example: Example) -> list[_Cell]:
-        shown = self.words.shown(example["tokens"])
+    def _masks(self, example: Example) -> list[Cell]:
+        """Predicts an example's masked tokens and returns one cell for each token to display."""
+        displayed = self.words.displayed(example["tokens"])
         positions = example["masked_positions"]
-        masked = (example["loss_weights"] > 0) & (positions >= shown.start) & (positions < shown.stop)
-        places, targets = np.flatnonzero(masked).tolist(), example["targets"][masked]
-        predicted = self._predictions(_batch(example, self.lengths), places, targets)
+        masked = (example["loss_weights"] > 0) & (positions >= displayed.start) & (positions < displayed.stop)
+        indices, targets = np.flatnonzero(masked).tolist(), example["targets"][masked]
+        predicted = self._predictions(_batch(example, self.lengths), indices, targets)
         self.ranks += predicted.ranks
-        cells = [_Cell([token], [token], is_predicted=False) for token in example["tokens"].tolist()]
-        for place, target, guess, probability in zip(
+        cells = [Cell([token], [token], is_predicted=False) for token in example["tokens"].tolist()]
+        for position, target, guess, probability in zip(
             positions[masked], targets.tolist(), predicted.ids, predicted.probabilities, strict=True
         ):
-            cells[place] = _Cell([guess], [target], probability=probability)
-        return cells[shown]
+            cells[position] = Cell([guess], [target], probability=probability)
+        return cells[displayed]
 
-    def _spans(self, example: Example) -> list[_Cell]:
-        """Returns the cells of the encoder input with filled spans.
+    def _spans(self, example: Example) -> list[Cell]:
+        """Predicts an example's spans and returns the cells for the encoder input.
 
-        The prediction of a token sees the true earlier tokens of its span. Each span has its true number of tokens.
-        Without this constraint, a small model predicts only sentinels.
+        Each token's prediction is conditioned on the true earlier tokens of its span. Each span is predicted with its
+        true number of tokens; without this constraint, a small model predicts only sentinels.
         """
         source, targets = example["encoder_tokens"], example["targets"].tolist()
-        source = source[self.words.shown(source)].tolist()
+        source = source[self.words.displayed(source)].tolist()
         spans = _spans_of(targets, self.words.vocabulary.sentinels)
-        places = [place for i in source for place in spans.get(i, ())][:_SHOWN]
-        predicted = self._predictions(_batch(example, self.lengths), places, example["targets"][places])
+        positions = [position for i in source for position in spans.get(i, ())][:MAX_TOKENS]
+        predicted = self._predictions(_batch(example, self.lengths), positions, example["targets"][positions])
         self.ranks += predicted.ranks
         filled = {
-            place: _Cell([i], [targets[place]], probability=p)
-            for place, i, p in zip(places, predicted.ids, predicted.probabilities, strict=True)
+            position: Cell([i], [targets[position]], probability=p)
+            for position, i, p in zip(positions, predicted.ids, predicted.probabilities, strict=True)
         }
         cells = []
         for i in source:
-            gap = [filled[place] for place in spans.get(i, ()) if place in filled]
-            cells += gap if i in spans else [_Cell([i], [i], is_predicted=False)]
+            span_cells = [filled[position] for position in spans.get(i, ()) if position in filled]
+            cells += span_cells if i in spans else [Cell([i], [i], is_predicted=False)]
         return cells
 
     def _answer(self, example: Example) -> str:
-        """Returns a line with the encoder input and its predicted target, cut to the length of the true target."""
+        """Predicts an example's target, at most as long as the true one; returns a line with input and prediction."""
         source, targets, eos = example["encoder_tokens"], example["targets"][:-1], self.words.vocabulary.eos
-        predicted = self._decode(example, range(1, len(targets) + 1)[:_SHOWN], self._allowing(eos))
-        if len(predicted) < min(len(targets), _SHOWN):
+        predicted = self._decode(example, range(1, len(targets) + 1)[:MAX_TOKENS], self._allow(eos))
+        if len(predicted) < min(len(targets), MAX_TOKENS):
             return ""
-        cell = _Cell(_until(eos, predicted), _until(eos, targets[:_SHOWN].tolist()))
-        cut = " …" if len(source) > _SHOWN else ""
-        return f"{self.words.line(source[:_SHOWN].tolist())}{cut} ⟶ {self.words.cells([cell])}"
+        cell = Cell(_cut_at(eos, predicted), _cut_at(eos, targets[:MAX_TOKENS].tolist()))
+        cut = " …" if len(source) > MAX_TOKENS else ""
+        return f"{self.words.line(source[:MAX_TOKENS].tolist())}{cut} ⟶ {self.words.cells([cell])}"
 
     def _continuation(self, example: Example) -> str:
-        """Returns a line with a prompt and its continuation.
+        """Predicts the continuation of an example's prompt and returns a line that shows both.
 
-        The prompt is the prefix of the example or, without a prefix, the first words of its longest document.
+        The prompt is the example's prefix or, without a prefix, the first words of its longest document.
         """
         words, lengths = self.words, self.lengths
         if has_prefix(example):
             start = max(int((example["prefix_mask"] == 0).argmax()), 1)
         else:
-            of_longest = example["segment_ids"] == np.bincount(example["segment_ids"]).argmax()
-            example = {name: x[of_longest][: 2 * _PROMPT] if x.ndim else x for name, x in example.items()}
+            is_longest = example["segment_ids"] == np.bincount(example["segment_ids"]).argmax()
+            example = {name: x[is_longest][: 2 * _PROMPT] if x.ndim else x for name, x in example.items()}
             lengths = Lengths(*(min(n, 2 * _PROMPT) for n in lengths))
             start = words.last_edge(example["tokens"][: len(example["tokens"]) // 2 + 1].tolist())
         tokens = example["tokens"]
-        given = tokens[max(start - _SHOWN, 0) : start]
-        allowed = self._allowing(
-            words.vocabulary.separator, *(words.vocabulary.sentinels if has_prefix(example) else ())
-        )
-        places = range(start, len(tokens))[:_PROMPT]
-        predicted = self._decode(example, places, allowed, lengths, _TEMPERATURE)
-        ended = _until(words.vocabulary.separator, predicted)
-        if len(ended) == len(predicted):  # the last word may be incomplete
-            ended = ended[: words.last_edge(ended)]
-        return f"{words.line(given[words.shown(given)].tolist())} ⟶ {words.line(ended)}" if ended else ""
+        prompt = tokens[max(start - MAX_TOKENS, 0) : start]
+        allowed = self._allow(words.vocabulary.separator, *(words.vocabulary.sentinels if has_prefix(example) else ()))
+        positions = range(start, len(tokens))[:_PROMPT]
+        predicted = self._decode(example, positions, allowed, lengths, _TEMPERATURE)
+        completed = _cut_at(words.vocabulary.separator, predicted)
+        if len(completed) == len(predicted):  # the last word may be incomplete
+            completed = completed[: words.last_edge(completed)]
+        return f"{words.line(prompt[words.displayed(prompt)].tolist())} ⟶ {words.line(completed)}" if completed else ""
 
-    def _allowing(self, *ids: Optional[int]) -> np.ndarray:
-        """Returns a mask [V] bool of allowed ids: the tokens that are not special, and `ids`; ignores None in `ids`."""
+    def _allow(self, *ids: Optional[int]) -> np.ndarray:
+        """Returns a bool mask [V] of the allowed token ids: all non-special tokens and `ids` (except None)."""
         allowed = self.is_text.copy()
         allowed[[i for i in ids if i is not None]] = True
         return allowed
@@ -431,66 +323,66 @@ class _Predictor:
     def _decode(
         self,
         example: Example,
-        places: Sequence[int],
+        positions: Sequence[int],
         allowed: np.ndarray,
         lengths: Optional[Lengths] = None,
         temperature: float = 0.0,
     ) -> list[int]:
-        """Decodes ids at `places` of the decoder input, one after the other; returns fewer ids after a stop.
+        """Decodes the ids at `positions` of the decoder input one by one; returns fewer if the run is asked to stop.
 
-        The whole stack runs again for each position. This is simple, and fast enough for a few short samples.
+        The complete stack runs again for each position. This is simple, and fast enough for a few short samples.
 
         Args:
-          allowed: [V] bool, mask of allowed ids.
+          allowed: bool mask [V] of the allowed ids.
           temperature: 0 selects the most likely id.
         """
         batch, predicted = _batch(example, lengths or self.lengths), []
-        for place in places:  # the decoder is causal: inputs after `place` have no effect
+        for position in positions:  # the decoder is causal: inputs after `position` have no effect
             if self.is_over():
                 break
-            predicted += self._predictions(batch, [place - 1], [0], allowed, temperature).ids
-            batch["tokens"][0, place] = predicted[-1]
+            predicted += self._predictions(batch, [position - 1], [0], allowed, temperature).ids
+            batch["tokens"][0, position] = predicted[-1]
         return predicted
 
     def _predictions(
         self,
         batch: HostBatch,
-        places: Sequence[int],
+        positions: Sequence[int],
         truths: Sequence[int] | np.ndarray,
         allowed: Optional[np.ndarray] = None,
         temperature: float = 0.0,
     ) -> _Predictions:
-        """Returns the predictions at `places`.
+        """Predicts the token ids at `positions`, and computes the ranks of the true ids.
 
         Args:
-          places: positions of the decoder input, at most _SHOWN.
-          truths: the true ids at `places`, to rank them.
-          allowed: [V] bool, mask of allowed ids; None: the tokens that are not special.
+          positions: positions of the decoder input, at most MAX_TOKENS.
+          truths: the true token ids at `positions`.
+          allowed: bool mask [V] of the allowed ids. If None, all non-special tokens are allowed.
         """
-        padded = np.zeros((2, _SHOWN), np.int32)  # constant size, so that the model compiles only once
-        padded[:, : len(places)] = places, truths
+        padded = np.zeros((2, MAX_TOKENS), np.int32)  # constant size, so that the model compiles only once
+        padded[:, : len(positions)] = positions, truths
         batch, allowed = with_token_inputs(batch, self._token_inputs), self.is_text if allowed is None else allowed
         predicted = jax.device_get(self._predict(self.params, batch, *padded, allowed, temperature))
-        self.began = self.began or time.monotonic()
-        return _Predictions(*(x[: len(places)].tolist() for x in predicted))
+        self.first_time = self.first_time or time.monotonic()
+        return _Predictions(*(x[: len(positions)].tolist() for x in predicted))
 
 
 def _batch(example: Example, lengths: Lengths) -> dict[str, np.ndarray]:
-    """Returns a batch of one padded row, without the arrays of the loss.
+    """Builds a batch of one padded row, without the arrays needed only for the loss.
 
-    Without these arrays, ELECTRA's generator replaces no tokens. Decoding changes the tokens, so the characters are
-    also left out: `with_token_inputs` recomputes them.
+    Without these arrays, ELECTRA's generator replaces no tokens. The array of characters is also omitted, because
+    decoding changes the tokens; `with_token_inputs` recomputes it.
     """
     batch = collate([[example]], lengths, pad=0)
     return {name: x for name, x in batch.items() if name not in ("loss_weights", "targets", "characters")}
 
 
 def _spans_of(targets: list[int], sentinels: Sequence[int]) -> dict[int, range]:
-    """Returns the positions of the span after each sentinel; `<X> for inviting <Y> last </s>`: {X: 1 to 2, Y: 4}."""
-    starts = [place for place, i in enumerate(targets) if i in sentinels]
+    """Returns the positions of each sentinel's span, e.g. {X: 1 to 2, Y: 4} for `<X> for inviting <Y> last </s>`."""
+    starts = [position for position, i in enumerate(targets) if i in sentinels]
     ends = [*starts[1:], len(targets) - 1]
     return {targets[start]: range(start + 1, end) for start, end in zip(starts, ends, strict=True)}
 
 
-def _until(end: Optional[int], ids: list[int]) -> list[int]:
+def _cut_at(end: Optional[int], ids: list[int]) -> list[int]:
     return ids[: ids.index(end)] if end in ids else ids

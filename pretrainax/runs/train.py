@@ -1,4 +1,4 @@
-"""Trains or opens a run with all features of the commands: header, samples, generated outputs and export check."""
+"""Trains or opens a run with all features of the commands: header, samples, generated answers and export check."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +28,14 @@ def train(
     callbacks: Sequence[Callback] = (),
     start: Optional[Start] = None,
 ) -> int:
-    """Trains a run to its end or until a signal, and returns the exit code.
+    """Trains until the run ends or a signal arrives, and returns the exit code.
 
-    Further arguments are as in `training.train.train`.
+    The other arguments are as in `training.train.train`.
 
     Args:
-      paper: facts about the paper that the config reproduces, for the header.
-      callbacks: in addition to the callbacks of this module.
-      start: builds and initializes the model; None: as the config selects (`TrainedStart`).
+      paper: information about the paper that the config reproduces, for the header.
+      callbacks: callbacks to run in addition to those of this module and the config.
+      start: builds and initializes the model. If None, `TrainedStart` does so as the config specifies.
     """
     write = AnswerWriter()
     called = [header.Header(paper), write, ExportCheck(), *callbacks, FinalReport(), Samples()]
@@ -48,11 +48,11 @@ def open_run(
     prepare_data: Callable[[Experiment], Prepared] = prepare,
     start: Optional[Start] = None,
 ) -> Iterator[Run]:
-    """Opens a run for access to its data, model and validation.
+    """Opens a run to give access to its data, model and validation.
 
     Args:
-      prepare_data: prepares the data of a config, as `prepare` does.
-      start: builds and initializes the model; None: as the config selects (`TrainedStart`).
+      prepare_data: prepares a config's data, as `prepare` does.
+      start: builds and initializes the model. If None, `TrainedStart` does so as the config specifies.
     """
     check_answers(experiment)
     with run.open_run(experiment, prepare_data, start=start or TrainedStart(), write=AnswerWriter()) as opened:

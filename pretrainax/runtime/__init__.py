@@ -1,1 +1,1 @@
-"""Code for one process of a run and its machine: devices, clocks, signals, and communication between processes."""
+"""Manages one process of a run on its machine: devices, clocks, signals, and communication with other processes."""

@@ -1,8 +1,8 @@
-"""Accelerators: peak rates, memory, network and price of each device type.
+"""Lists the peak rates, memory, network and price of each accelerator that PretrainAX knows.
 
-Rates are the specifications of the vendors; the comments name the sources. "Recalled" marks values that were written
-from memory and not checked against a source: check them before money depends on them. Programs do not reach the peak
-rates; `planning.roofline` has the fractions of the peak rates that the plan assumes.
+Rates are the vendors' specifications; the comments name the sources. "Recalled" marks values that were written from
+memory and not checked against a source: check them before spending money based on them. Programs do not reach the peak
+rates; `planning.roofline` defines the fractions of the peak rates that the planner assumes.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ GB, GIB = 10**9, 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device of JAX: a TPU chip (v4 and v5p: both cores; TPU7x: one of two chiplets) or a GPU."""
+    """One JAX device: a TPU chip (for v4 and v5p, both cores; for TPU7x, one of two chiplets) or a GPU."""
 
     name: str
     device_kinds: tuple[str, ...]  # lower-case substrings of jax.Device.device_kind
     peak_flops: float  # dense bfloat16 FLOP/s
-    memory_bytes: int  # memory that a program can use
-    memory_rate: float  # B/s between the memory and the cores
+    memory_bytes: int  # bytes of device memory that a program can use
+    memory_rate: float  # B/s between the device memory and the cores
     link_rate: float  # B/s per device in one direction of the fast network (ICI, NVLink), sum of all links
     torus: int  # dimensions of the fast network; 0: every device of a host is linked to all others
     network_rate: float  # B/s per device between hosts (GPU) or slices (TPU), one direction
@@ -33,7 +33,7 @@ class Chip:
 
     @property
     def platform(self) -> str:
-        """Returns the name that JAX uses for the platform of the device, "tpu" or "gpu"."""
+        """Returns JAX's name for the device's platform, "tpu" or "gpu"."""
         return "tpu" if self.is_tpu else "gpu"
 
 
@@ -73,11 +73,11 @@ CHIPS = {chip.name: chip for chip in _TABLE}
 
 
 def chip_of(device_kind: str) -> Optional[Chip]:
-    """Returns the chip for a `jax.Device.device_kind`, or None if the device kind is unknown, for example for a CPU."""
+    """Looks up the chip for a `jax.Device.device_kind`; returns None if the kind is unknown, as for a CPU."""
     return next((chip for chip in _TABLE if any(kind in device_kind.lower() for kind in chip.device_kinds)), None)
 
 
 def peak_flops(device_kind: str) -> Optional[float]:
-    """Returns the peak dense bfloat16 FLOP/s for a `jax.Device.device_kind`, or None if the device kind is unknown."""
+    """Returns the peak dense bfloat16 FLOP/s for a `jax.Device.device_kind`, or None if the kind is unknown."""
     chip = chip_of(device_kind)
     return chip and chip.peak_flops

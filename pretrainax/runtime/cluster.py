@@ -1,4 +1,4 @@
-"""Detects whether a run has several processes, and gives access to the store that the processes share."""
+"""Detects whether a run has several processes, and provides access to the key-value store that they share."""
 
 import glob
 import importlib.util
@@ -15,13 +15,12 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID",
 
 
 def is_multi_process() -> bool:
-    """Returns True if the environment or the TPU of this process belongs to a run of several processes.
+    """Returns True if the environment or the TPU shows that the run has several processes.
 
-    The checks follow the order in which `jax.distributed.initialize` looks for a launcher. The first launcher that it
-    finds decides.
+    Launchers are checked in the same order as in `jax.distributed.initialize`, and the first one found decides.
 
     Raises:
-      RunFailed: the metadata server of a Google Cloud TPU does not return the machines of the TPU.
+      RunFailed: a Google Cloud TPU's metadata server does not return the TPU's machines.
     """
     environment = os.environ
     if any(name in environment for name in ("JAX_COORDINATOR_ADDRESS", *PROCESS_VARIABLES)):
@@ -52,8 +51,8 @@ def _has_tpu() -> bool:
 def _slices_of_metadata() -> int:
     """Returns the number of slices of a Compute Engine TPU.
 
-    The number is in MEGASCALE_NUM_SLICES: in the environment, or in the machine attribute tpu-env, which has lines
-    "NAME: 'value'". Without it, the TPU has one slice.
+    The number is the value of MEGASCALE_NUM_SLICES, either in the environment or in the machine attribute tpu-env,
+    which has lines of the form "NAME: 'value'". If the variable is in neither, the TPU has one slice.
     """
     lines = (line.partition(":") for line in (_metadata("tpu-env") or "").splitlines())
     pairs = {name.strip(): value.strip().strip("'") for name, _, value in lines}
@@ -61,7 +60,7 @@ def _slices_of_metadata() -> int:
 
 
 def _metadata(key: str, tries: int = 6) -> Optional[str]:
-    """Returns the attribute `key` of this Compute Engine machine, or None if the attribute does not exist.
+    """Fetches this Compute Engine machine's attribute `key`; returns None if the attribute does not exist.
 
     Raises:
       RunFailed: the metadata server did not respond in `tries` attempts.
@@ -87,12 +86,12 @@ def _metadata(key: str, tries: int = 6) -> Optional[str]:
 
 
 def distributed_state() -> Any:
-    """Returns the state that `jax.distributed.initialize` creates.
+    """Returns JAX's distributed state, which `jax.distributed.initialize` creates.
 
     The fields are `client` (of the key-value store that all processes share), `process_id`, `num_processes` and
     `coordinator_address`.
 
-    NOTE This is the only private name of JAX in the package. The store has no public name (jax 0.10.2). The public
+    NOTE This is the only private JAX name that the package uses. The store has no public name (jax 0.10.2). The public
     `jax.process_index()` would start the backend, which waits for the other processes before the watchdog runs.
     """
     from jax._src import distributed

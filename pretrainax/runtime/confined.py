@@ -1,8 +1,8 @@
-"""Calls functions on untrusted input in a separate process, with limits on time and memory.
+"""Calls functions on untrusted input in a separate process with limits on time and memory.
 
-A regular expression or a template of an untrusted file may run forever or use all memory, inside a library that neither
-a signal nor an exception can interrupt. The system kills the separate process at the time limit, and allocations
-beyond the memory limit fail. The process returns JSON, so the result can only be data.
+A regular expression or a template from an untrusted file may run forever or exhaust memory, inside a library that
+neither a signal nor an exception can interrupt. The operating system kills the separate process at the time limit, and
+allocations beyond the memory limit fail. The process returns JSON, so the result can only be data.
 
 The process executes the file of the function without importing the packages that contain it. The file should therefore
 import few modules.
@@ -21,12 +21,12 @@ from typing import Optional
 from pretrainax.files.errors import UserError, shortened
 
 _CHILD = os.path.join(os.path.dirname(__file__), "confined_child.py")
-# Environment variables that the separate process gets. Other variables may contain secrets.
-_NAMES = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+# Environment variables that the separate process receives. Other variables may contain secrets.
+_VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
 class Confined:
-    """A function in a separate process, which starts at the first call (30 ms plus imports) and serves all calls."""
+    """A function that runs in a separate process, which starts on the first call (30 ms plus imports) and is reused."""
 
     def __init__(self, file: str, function: str, seconds: float, gib: float):
         """Sets the function and its limits.
@@ -40,21 +40,21 @@ class Confined:
         """
         self._command = [sys.executable, "-P", _CHILD, file, function, str(seconds), str(int(gib * 2**30))]
         self._seconds, self._gib = seconds, gib
-        self._lock, self._process, self._owner = threading.Lock(), None, 0
-        self._ended: Optional[weakref.finalize] = None
+        self._lock, self._process, self._owner_pid = threading.Lock(), None, 0
+        self._finalizer: Optional[weakref.finalize] = None
 
     def call(self, what: str, **arguments: object) -> list:
         """Calls the function in the separate process and returns its result.
 
         Args:
-          what: description of the input and its origin, at the start of an error message.
-          arguments: JSON values, the keyword arguments of the function.
+          what: description of the input and where it comes from, which begins error messages.
+          arguments: the function's keyword arguments, which are JSON values.
 
         Raises:
           UserError: the input is invalid, or the call exceeds a limit.
         """
         with self._lock:
-            if self._process is None or self._owner != os.getpid():  # a fork must not use the pipes of its parent
+            if self._process is None or self._owner_pid != os.getpid():  # a fork must not use the pipes of its parent
                 self._start()
             process = self._process
             assert process is not None and process.stdin is not None and process.stdout is not None
@@ -77,14 +77,14 @@ class Confined:
 
     def _start(self) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        environment = {name: os.environ[name] for name in _NAMES if name in os.environ}
+        environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         self._process = subprocess.Popen(self._command, **pipes, env=environment, start_new_session=True)
-        self._owner, self._ended = os.getpid(), weakref.finalize(self, _end, self._process, os.getpid())
+        self._owner_pid, self._finalizer = os.getpid(), weakref.finalize(self, _kill, self._process, os.getpid())
 
     def close(self) -> None:
         """Ends the separate process; the next call starts a new one."""
-        if self._ended is not None:
-            self._ended()
+        if self._finalizer is not None:
+            self._finalizer()
         self._process = None
 
     def _reason(self, code: int) -> str:
@@ -93,7 +93,7 @@ class Confined:
         return f"took more than {self._gib:g} GiB of memory, or crashed (exit code {code}): simplify it"
 
 
-def _end(process: subprocess.Popen, owner: int) -> None:
+def _kill(process: subprocess.Popen, owner: int) -> None:
     if os.getpid() == owner:
         process.kill()
         process.communicate()

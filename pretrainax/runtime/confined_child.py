@@ -1,4 +1,4 @@
-"""The child process of `confined.Confined`: reads JSON lines with calls of one function, and writes the results.
+"""Runs as the child process of `confined.Confined`: reads calls of one function as JSON lines, and writes the results.
 
     python confined_child.py FILE FUNCTION SECONDS BYTES
 
@@ -26,8 +26,8 @@ def serve(file: str, name: str, seconds: float, size: int) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of a library must not mix with the results
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that output of a library does not mix with the results
     with contextlib.suppress(ValueError, OSError):  # macOS does not support this limit
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     for line in sys.stdin.buffer:
@@ -42,8 +42,8 @@ def serve(file: str, name: str, seconds: float, size: int) -> None:
             result = {"error": f"took more than {size / 2**30:g} GiB of memory"}
         content = json.dumps(result).encode() + b"\n"
         signal.setitimer(signal.ITIMER_REAL, 0)
-        out.write(content)
-        out.flush()
+        output.write(content)
+        output.flush()
 
 
 if __name__ == "__main__":

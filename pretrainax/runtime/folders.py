@@ -1,4 +1,4 @@
-"""Opens the local folder of a run: the workdir itself or, for an object store, a local copy in each process."""
+"""Opens a run's local folder: the workdir itself or, for an object store, a local copy for each process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from pretrainax.storage import places
 
 @contextlib.contextmanager
 def local_folder(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
-    """Yields the local folder in which a run trains, as `places.working_copy` does; process 0 opens the folder first.
+    """Yields the local folder in which a run trains (see `places.working_copy`); process 0 opens it first.
 
-    Call this function directly after `host.start_jax`.
+    Call this right after `host.start_jax`.
     """
     if not is_url(workdir):
         yield workdir

@@ -1,12 +1,12 @@
 """Measures how a run spends its time, from its first start to its end, including all restarts.
 
-Goodput is the time of new steps divided by the total time. Steps that are repeated after a restart do not count.
+Goodput is the time spent on new steps divided by the total time. Steps repeated after a restart do not count as new.
 
-A "start" is one process of the run, from its beginning to its last write of goodput.json. Every second of a start
-belongs to one part: a key of PARTS, or the part of a user's callback. The time between two starts is the part "down".
+A "start" is one process of the run, from its beginning to its last write of goodput.json. Every second of a start is
+counted toward one part: a key of PARTS, or a user callback's own part. The time between two starts is the part "down".
 
-`goodput.json` in the workdir has the seconds of each start by part. The run rewrites the whole file at each log, so
-after a kill the time since the last log counts as time between starts. If the workdir is in an object store, the last
+`goodput.json` in the workdir contains the seconds per part of each start. The run rewrites the file at each log, so if
+it is killed, the time since the last log counts as time between starts. If the workdir is in an object store, the last
 entry also has "last_sent": the newest step with a complete checkpoint in the object store at that time.
 """
 
@@ -40,20 +40,20 @@ PARTS = {
 
 
 class Goodput:
-    """Measures the time of this process; each second counts for the current part, which is "starting" at first."""
+    """Measures this process's time; each second counts toward the current part, which is initially "starting"."""
 
     def __init__(self, workdir: str, age: float = 0.0, primary: bool = True):
-        """Begins the measurement, and reads the earlier starts of the run.
+        """Starts the clock and reads the times of the run's earlier processes.
 
         Args:
           age: seconds since this process started.
-          primary: True for the one process of the run that reads and writes goodput.json.
+          primary: whether this is the primary process, which reads and writes goodput.json.
         """
         self.path, self.primary = os.path.join(workdir, "goodput.json"), primary
         self._earlier, self.damaged = _read(self.path) if primary else ([], 0)  # damaged: number of invalid entries
         self.furthest = max((start["step"] for start in self._earlier), default=0)  # highest step of all starts
         self._seconds = dict.fromkeys(PARTS, 0.0) | {"starting": age}
-        self._began, self._part, self._since = time.time() - age, "starting", time.perf_counter()
+        self._start_time, self._part, self._part_start = time.time() - age, "starting", time.perf_counter()
 
     def age(self) -> float:
         """Returns the seconds since this process started."""
@@ -61,23 +61,23 @@ class Goodput:
         return sum(self._seconds.values())
 
     def to(self, part: str) -> None:
-        """Counts the time from now on for `part`, until the next call."""
+        """Counts the time from this call until the next one toward `part`."""
         now = time.perf_counter()
-        self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now - self._since
-        self._part, self._since = part, now
+        self._seconds[self._part] = self._seconds.get(self._part, 0.0) + now - self._part_start
+        self._part, self._part_start = part, now
 
     @contextlib.contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """Counts the time inside this context for `part`, and the time after the context for the previous part."""
-        before = self._part
+        """Counts the time inside this context toward `part`, then resumes the previous part."""
+        previous_part = self._part
         self.to(part)
         try:
             yield
         finally:
-            self.to(before)
+            self.to(previous_part)
 
     def step(self, number: int) -> None:
-        """Counts the time from now on for step `number`, as "steps" or, if the step was done before, as "redone"."""
+        """Counts the following time as "steps", or as "redone" if an earlier process has already done step `number`."""
         part = "steps" if number > self.furthest else "redone"
         self.furthest = max(self.furthest, number)
         if part != self._part:
@@ -86,29 +86,29 @@ class Goodput:
     def save(self, done: bool = False) -> None:
         """Writes goodput.json.
 
-        done: True if the run has ended, so that the time until a later start (of an extended run) does not count.
+        done: whether the run is complete. If so, the time until it is started again to be extended does not count.
         """
         if not self.primary:
             return
         self.to(self._part)
-        start: dict = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
+        start: dict = {"began": self._start_time, "step": self.furthest, "done": done, "seconds": self._seconds}
         if places.is_working_copy(self.path):
             start["last_sent"] = places.last_uploaded_step(self.path)
         with contextlib.suppress(OSError):  # a full disk must not end the run
             write_atomically(self.path, json.dumps([*self._earlier, start], indent=1))
 
     def table(self) -> str:
-        """Returns a text with the goodput and a table of the seconds of each part, without parts below 0.05 s."""
+        """Formats the goodput and a table of the time spent in each part; omits parts below 0.05 s."""
         self.to(self._part)
-        starts = [*self._earlier, {"began": self._began, "done": False, "seconds": self._seconds}]
+        starts = [*self._earlier, {"began": self._start_time, "done": False, "seconds": self._seconds}]
         seconds = total(starts)
         all_seconds = sum(seconds.values())
-        rows = [(PARTS.get(part, part), of_part) for part, of_part in seconds.items() if of_part >= 0.05]
-        times = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
-        sent = f", {places.upload_status(self.path)}" if places.is_working_copy(self.path) else ""
+        rows = [(PARTS.get(part, part), part_seconds) for part, part_seconds in seconds.items() if part_seconds >= 0.05]
+        num_starts = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
+        upload_status = f", {places.upload_status(self.path)}" if places.is_working_copy(self.path) else ""
         return "\n".join(
             [
-                f"goodput {seconds['steps'] / all_seconds:.1%} of {elapsed(all_seconds)}, {times}{sent}",
+                f"goodput {seconds['steps'] / all_seconds:.1%} of {elapsed(all_seconds)}, {num_starts}{upload_status}",
                 text_table([(label, f"{elapsed(s):>10}", f"{s / all_seconds:6.1%}") for label, s in rows], indent="  "),
                 "",
             ]
@@ -116,9 +116,9 @@ class Goodput:
 
 
 def total(starts: list[dict]) -> dict[str, float]:
-    """Returns the seconds of each part, summed over all starts, and of the time between starts ("down").
+    """Sums the seconds in each part over all starts (processes), and adds the time between starts as "down".
 
-    The time after a start that ended the run does not count.
+    The time after a start that completed the run does not count.
     """
     parts = dict.fromkeys([*PARTS, *(part for start in starts for part in start["seconds"])])
     seconds = {part: sum(start["seconds"].get(part, 0.0) for start in starts) for part in parts}
@@ -129,7 +129,7 @@ def total(starts: list[dict]) -> dict[str, float]:
 
 
 def process_age() -> float:
-    """Returns the seconds since this process started, or 0 if the system is not Linux."""
+    """Returns the seconds since this process started, read from /proc, or 0 if the system is not Linux."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as f:
             ticks = int(f.read().rpartition(")")[2].split()[19])  # proc(5): starttime after boot, field 22
@@ -139,9 +139,9 @@ def process_age() -> float:
 
 
 def _read(path: str) -> tuple[list[dict], int]:
-    """Returns the valid starts in a goodput.json, and the number of invalid entries.
+    """Reads a goodput.json; returns its valid entries and the number of invalid ones.
 
-    A damaged file raises no error, because it must not stop the training.
+    A damaged file raises no error, because it must not stop training.
     """
     try:
         with open(path, encoding="utf-8") as f:
@@ -156,12 +156,12 @@ def _read(path: str) -> tuple[list[dict], int]:
 
 
 def _start(entry: Any) -> Optional[dict]:
-    """Returns an entry of goodput.json, with 0 s for missing parts; None if the entry is invalid."""
+    """Validates a goodput.json entry and sets missing parts to 0 s; returns None if the entry is invalid."""
     try:
         values = {name: entry[name] for name in ("began", "step", "done", "seconds")}
         values["seconds"] = dict.fromkeys(PARTS, 0.0) | values["seconds"]
         numbers = [values["began"], values["step"], *values["seconds"].values()]
     except (TypeError, KeyError):
         return None
-    good = all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) and isinstance(values["done"], bool)
-    return values if good else None
+    valid = all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) and isinstance(values["done"], bool)
+    return values if valid else None

@@ -1,4 +1,4 @@
-"""Sets up the process before the first array: allocator, compilation cache, and the processes of the run."""
+"""Sets up a process before it creates arrays: allocator, compilation cache, and connections to other processes."""
 
 import ctypes
 import logging
@@ -15,13 +15,13 @@ from pretrainax.runtime.cluster import PROCESS_VARIABLES, is_multi_process
 from pretrainax.runtime.libtpu import overlap_gathers
 from pretrainax.storage.copies import copy_of
 
-_FEW_FILES, _MANY_FILES = 128, 1 << 16  # limits on open files: enough for a small run; more than any run needs
+_MIN_FILES, _MAX_FILES = 128, 1 << 16  # limits on open files: the minimum for a small run; more than any run needs
 # Parameters of mallopt(3), from <malloc.h>.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def tune_malloc() -> None:
-    """Configures glibc's malloc (on Linux) so that the process keeps freed memory.
+    """Configures glibc's malloc (on Linux) to keep freed memory instead of returning it to the system.
 
     By default glibc maps and unmaps every block above 32 MB. A training step on a CPU then spends half of its time in
     page faults.
@@ -38,12 +38,12 @@ def tune_malloc() -> None:
 
 
 def raise_open_file_limit() -> None:
-    """Raises the limit on open files as far as the system allows; raises UserError if that is too low for a run."""
+    """Raises the limit on open files as far as the system allows; raises UserError if that is not enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    new_limit = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
-    if new_limit < _FEW_FILES:
+    new_limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if new_limit < _MIN_FILES:
         raise UserError(
-            f"the limit on open files is {new_limit}; a run needs at least {_FEW_FILES}: raise it with `ulimit -n`"
+            f"the limit on open files is {new_limit}; a run needs at least {_MIN_FILES}: raise it with `ulimit -n`"
         )
     if soft != resource.RLIM_INFINITY and soft < new_limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
@@ -58,7 +58,7 @@ def start_jax(experiment: Experiment) -> None:
 
 
 def enable_compilation_cache(cache_dir: str) -> None:
-    """Enables the persistent compilation cache; call this function before the first compilation.
+    """Enables the persistent compilation cache; must be called before the first compilation.
 
     The cache is in JAX_COMPILATION_CACHE_DIR, or in a folder of `cache_dir` if the variable is not set.
     """
@@ -70,7 +70,7 @@ def enable_compilation_cache(cache_dir: str) -> None:
 
 
 def start_devices() -> None:
-    """Starts JAX's devices of the platform JAX_PLATFORMS or, by default, of the fastest platform that is available.
+    """Initializes JAX's devices on the platform in JAX_PLATFORMS, by default the fastest available one.
 
     Raises:
       UserError: JAX cannot start the devices.
@@ -78,10 +78,10 @@ def start_devices() -> None:
     requested, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
 
     def is_no_failure(record: logging.LogRecord) -> bool:
-        """Logging filter: drops the traceback of a failed plugin, and stores the reason for the error message."""
-        failed = record.exc_info and record.exc_info[1]
-        reasons.extend([str(failed)] if failed else [])
-        return not failed
+        """Filters the log: drops a failed plugin's traceback, and stores the reason for the error message."""
+        error = record.exc_info and record.exc_info[1]
+        reasons.extend([str(error)] if error else [])
+        return not error
 
     log.addFilter(is_no_failure)
     try:
@@ -101,7 +101,7 @@ def start_devices() -> None:
 
 
 def _join_processes() -> None:
-    """Connects this process to the other processes of the run with `jax.distributed`, if the run has several processes.
+    """Connects this process to the other processes of the run, if any, with `jax.distributed`.
 
     JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID define the run. Without
     them, JAX detects SLURM, Open MPI, Kubernetes or the TPU.
@@ -130,9 +130,9 @@ def _join_processes() -> None:
 
 
 def _bind_address(address: str) -> Optional[str]:
-    """Returns the address on which process 0 listens: `address` if it is an address of this machine.
+    """Returns the address on which process 0 must listen, which is `address` if it is a loopback address.
 
-    Returns None otherwise, which selects JAX's default.
+    Returns None otherwise, which selects JAX's default: all interfaces.
     """
     host = address.rpartition(":")[0].strip("[]")
     return address if host == "localhost" or host.startswith("127.") or host == "::1" else None

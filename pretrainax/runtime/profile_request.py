@@ -1,4 +1,4 @@
-"""Handles SIGUSR1, which requests a profile of a run and never ends the run."""
+"""Handles SIGUSR1, which requests a profile of a run without ever ending it."""
 
 import contextlib
 import os
@@ -21,17 +21,17 @@ class ProfileRequest:
 
     def __init__(self):
         self.requested = False
-        self.refusal = ""  # why a profile is not possible now; "": a profile is possible
+        self.refusal = ""  # reason why no profile is possible now; "": a profile is possible
         self._receiver: Optional[subprocess.Popen] = None  # the process to which the signal is forwarded
 
     def listen(self) -> "ProfileRequest":
-        """Installs the handler in this process, and unblocks the signal; the handler also receives a pending signal."""
+        """Installs the signal handler and unblocks the signal, so that a pending signal is handled too."""
         signal.signal(SIGNAL, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [SIGNAL])
         return self
 
     def forward_to(self, child: subprocess.Popen) -> None:
-        """Forwards the signal to `child` from now on; also forwards a request for which no profile has begun."""
+        """Forwards all later signals to `child`, along with an earlier request if its profile has not begun."""
         self._receiver = child
         if self.requested:
             self.requested = False
@@ -49,7 +49,7 @@ class ProfileRequest:
 
 @contextlib.contextmanager
 def blocked_signal() -> Iterator[None]:
-    """Blocks SIGUSR1 in this process inside the context; a process that starts in it blocks SIGUSR1 until `listen`."""
+    """Blocks SIGUSR1 inside the context; a child process started inside it blocks the signal until `listen`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
     try:
         yield

@@ -5,11 +5,11 @@ of the folder contains the number of the first step of the profile, "step_1000".
 files into this folder:
 
     process_0.xplane.pb       the trace, with the compiled programs (xprof; pretrainax.profile)
-    process_0.trace.json.gz   the same for ui.perfetto.dev
-    process_0.memory.prof     the arrays on the devices at its end, and the code that allocated them (pprof)
+    process_0.trace.json.gz   the trace for ui.perfetto.dev
+    process_0.memory.prof     the device arrays at the end of the profile, and the code that allocated them (pprof)
 
-`config.train.profile_steps` requests a profile from all processes. SIGUSR1 requests a profile from the process that
-receives the signal, independent of the other processes.
+`config.train.profile_steps` requests a profile from all processes. SIGUSR1 requests a profile only
+from the process that receives the signal.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ON_REQUEST = 3  # number of steps in a profile that a signal requests
 
 
 class Files(NamedTuple):
-    """Paths of the files of one process in a profile."""
+    """Paths of the files that one process writes for a profile."""
 
     trace: str
     perfetto: str
@@ -39,7 +39,7 @@ class Files(NamedTuple):
 
 
 def files_of(directory: str, process: int) -> Files:
-    """Returns the paths of the files of a process in the folder of a profile."""
+    """Returns the paths of the files that process `process` writes into the profile folder `directory`."""
     return Files(
         *(os.path.join(directory, f"process_{process}.{end}") for end in ("xplane.pb", "trace.json.gz", "memory.prof"))
     )
@@ -48,7 +48,7 @@ def files_of(directory: str, process: int) -> Files:
 class Recorder:
     """Starts and stops the profiles of a run between steps, when the devices are idle.
 
-    The first step after the start of the process includes the compilation, so it is never in a profile.
+    A process's first step includes compilation, so it is never profiled.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class Recorder:
         report: Optional[Callable[[str], str]],
         note: Callable[[str], None],
     ):
-        """Sets the requested profiles, and logs which of the configured steps cannot be profiled.
+        """Stores the settings, and logs which of the configured steps cannot be profiled.
 
         Args:
-          steps: the steps of `train.profile_steps`; empty: none.
-          first, last: first and last step that this process trains.
-          request: the requests of SIGUSR1.
-          report: returns a summary of the trace file at a path; None: no summary.
+          steps: the steps in `train.profile_steps`, which may be empty.
+          first, last: the first and last steps that this process trains.
+          request: the handler of SIGUSR1.
+          report: returns a summary, given the path of a trace file. If None, traces are not summarized.
           note: logs a line.
         """
         self._workdir, self._first, self._last, self._request = workdir, first, last, request
         self._report, self._note = report, note
         self._configured = range(max(steps.start, first + 1), steps.stop)
         self._end = 0  # last step of the current profile; 0: no profile is active
-        self._start, self._current = 0, 0  # first step of the current profile; last step of the run so far
+        self._start, self._current = 0, 0  # first step of the current profile; newest step of the run
         self._traces = ""  # temporary folder of the profiler
         if steps and not self._configured:
             note(f"no profile of steps {_span(steps)}: this start runs steps {first} to {last}")
@@ -82,7 +82,7 @@ class Recorder:
             note(f"profile limited to steps {_span(self._configured)}: the first step of this start, {first}, compiles")
 
     def begins_at(self, step: int) -> bool:
-        """Returns True if a profile must begin before `step`, the next step."""
+        """Returns True if a profile must begin before the next step, `step`."""
         if self._end or step == self._first:
             return False
         return self._request.requested or bool(self._configured) and step == self._configured[0]
@@ -91,8 +91,8 @@ class Recorder:
         """Begins a profile whose first step is `step`."""
         is_configured = bool(self._configured) and step == self._configured[0]
         end = self._configured[-1] if is_configured else min(step + ON_REQUEST - 1, self._last)
-        self._configured = range(0) if is_configured else self._configured  # a rollback must not repeat it
-        with self._or_without("begun"):
+        self._configured = range(0) if is_configured else self._configured  # a rollback must not repeat the profile
+        with self._log_errors("begun"):
             os.makedirs(parent := os.path.join(self._workdir, FOLDER), exist_ok=True)
             profiles = os.path.dirname(os.path.dirname(parent))
             self._traces = tempfile.mkdtemp(prefix=".tracing", dir=profiles)  # files with this prefix are not uploaded
@@ -105,20 +105,20 @@ class Recorder:
         self._request.requested = False
 
     def set_step(self, step: int) -> None:
-        """Stores that `step` has been trained, for the name of an unfinished profile."""
+        """Records the newest step, which the log line about an unfinished profile names."""
         self._current = step
 
     def ends_at(self, step: int) -> bool:
-        """Returns True if a profile is active and must end after `step`, the last finished step."""
+        """Returns True if a profile is active and must end now, after the finished step `step`."""
         return bool(self._end) and step >= self._end
 
     def end(self, report: bool = True) -> None:
         """Stops the active profile and writes its files.
 
-        report: True also logs the summary of the trace, in process 0.
+        report: whether process 0 also logs a summary of the trace.
         """
         span, self._end, self._request.refusal = range(self._start, self._current + 1), 0, ""
-        with self._or_without("written"):
+        with self._log_errors("written"):
             jax.profiler.stop_trace()
             directory = os.path.join(self._workdir, FOLDER, f"step_{self._start}")
             files = files_of(directory, jax.process_index())
@@ -135,7 +135,7 @@ class Recorder:
         shutil.rmtree(self._traces, ignore_errors=True)
 
     def close(self) -> None:
-        """Ends an unfinished profile, and logs that a request of SIGUSR1 came too late."""
+        """Ends an unfinished profile; logs any pending SIGUSR1 request as too late."""
         if self._end:
             self.end(report=False)
         if self._request.requested:
@@ -143,10 +143,10 @@ class Recorder:
         self._request.requested, self._request.refusal = False, "no profile, the run has no more steps"
 
     @contextlib.contextmanager
-    def _or_without(self, what: str):
-        """Catches an error in the context and logs it in one line, so that a failed profile never ends the run.
+    def _log_errors(self, what: str):
+        """Suppresses errors inside the context and logs them in one line; a failed profile never ends the run.
 
-        what: "begun" or "written", for the log.
+        what: what failed, for the log line: "begun" or "written".
         """
         try:
             yield

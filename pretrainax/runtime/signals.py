@@ -8,16 +8,16 @@ import threading
 import time
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
-_SAME_SIGNAL_SECONDS = 0.5  # repeated signals within it count as one: Linux sends one per thread of a dead parent
+_SAME_SIGNAL_SECONDS = 0.5  # signals within this time count as one: Linux sends one per thread of a dead parent
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PARENT = "PRETRAINAX_PARENT"  # environment variable: process ID of the process that started this run
 _PR_SET_PDEATHSIG = 1  # constant of <sys/prctl.h>
 
 
 def end_with_parent() -> None:
-    """Ends this process if the environment variable PARENT is set and that process is dead.
+    """Ends this process if the environment variable PARENT is set but the parent process is dead.
 
-    On Linux, also ends this process when that process dies later.
+    On Linux, this process also ends if the parent process dies later.
     """
     if PARENT in os.environ:
         if sys.platform == "linux":
@@ -27,37 +27,38 @@ def end_with_parent() -> None:
 
 
 class PreemptionHandler:
-    """Catches the signals `ENDING`: the first one requests a save and an exit, a second one exits immediately.
+    """Handles the signals in `ENDING`: the first one requests a save and an exit, a second one exits immediately.
 
-    A terminal that closes may send SIGHUP twice, or after another signal. SIGHUP therefore never counts as the second
-    signal. `nohup` ignores SIGHUP, and this class keeps ignoring it then.
+    A closing terminal may send SIGHUP twice, or after another signal. SIGHUP therefore never counts as the second
+    signal. Under `nohup`, which ignores SIGHUP, the signal remains ignored.
 
-    `answer` is the message that the first signal prints.
+    `answer` is the message that the process prints after the first signal.
 
-    Python runs a signal handler only when the main thread returns to Python code. A main thread that waits for a device
-    may never return to Python. The signals therefore go through a pipe to a thread.
+    Python runs a signal handler only when the main thread returns to Python code, which may never happen while it waits
+    for a device. A separate thread therefore receives the signals through a pipe.
     """
 
     def __enter__(self):
         self.requested, self.answer = False, "saving after this step"
-        reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)
-        threading.Thread(target=self._listen, args=(reading,), name="signals", daemon=True).start()
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        caught = [s for s in ENDING if not (s == signal.SIGHUP and ignored)]
-        self._previous = {s: signal.signal(s, lambda *_: None) for s in caught}
-        self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        threading.Thread(target=self._listen, args=(read_end,), name="signals", daemon=True).start()
+        ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        handled_signals = [s for s in ENDING if not (s == signal.SIGHUP and ignores_hangup)]
+        self._previous = {s: signal.signal(s, lambda *_: None) for s in handled_signals}
+        self._previous_pipe = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_):
         signal.set_wakeup_fd(self._previous_pipe)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        os.close(self._writing)  # ends the thread
+        os.close(self._write_end)  # ends the thread
 
-    def _listen(self, reading: int) -> None:
+    def _listen(self, read_end: int) -> None:
+        """Reads signal numbers from the pipe: requests an exit at the first signal, exits at a second signal."""
         first_time = 0.0  # time of the first signal
-        with open(reading, "rb", buffering=0) as pipe:
+        with open(read_end, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] not in self._previous:
                     continue

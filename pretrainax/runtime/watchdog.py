@@ -1,4 +1,4 @@
-"""Watches the processes of one run: all stop after the same step, and no process waits for a dead process.
+"""Monitors a run's processes, so that all stop after the same step and none waits for a dead process.
 
     with watchdog.Watchdog() as peers:  # around all code that waits for other processes, right after `host.start_jax`
         for step in ...:
@@ -6,12 +6,12 @@
             peers.beat(step)
             leaving = peers.agree(preemption.requested)  # once per step, in every process
 
-Every second each process writes a record into the key-value store of `jax.distributed`, which runs in process 0.
+Every second, each process writes a status record into the key-value store of `jax.distributed`, run by process 0.
 Process 0 reads all records and writes its decision: which process is dead, when all stop, and whether all are done. The
-other processes read only the decision. All communication runs in threads next to the training, so a long compilation or
+other processes read only the decision. All communication runs in threads alongside training, so a long compilation or
 a slow save does not look like a dead process.
 
-Each process counts silence in ticks of its own thread instead of a clock. A clock may jump, and a process that was
+Each process measures silence in ticks of its own thread, not with a clock. A clock may jump, and a process that was
 itself stopped for a minute must not conclude that the other processes are dead.
 
 JAX has its own heartbeats; `jax.distributed.initialize(heartbeat_timeout_seconds=…)` sets their timeout (100 s).
@@ -19,8 +19,8 @@ Measured without a Watchdog, with two processes on CPUs and a heartbeat timeout 
 frozen, the other aborted (SIGABRT, exit code 134 in a shell) after 8.4 to 9.7 s, or after 0.7 s if process 0 was
 killed. It printed a C++ stack trace, and only process 0 printed the number of the dead process. JAX therefore ends a
 run that hangs, but without a useful exit code or the name of the machine. JAX does not send an error to the other
-processes and does not agree on a common last step. This module does both. The timeout of JAX stays at 100 s as a second
-safeguard.
+processes, and its processes do not agree on a common last step. This module does both. The timeout of JAX stays at
+100 s as a second safeguard.
 """
 
 import atexit
@@ -50,13 +50,13 @@ _GRACE = 2.0  # seconds in which another process may raise the same error as the
 
 
 class Watchdog:
-    """A context manager that sends heartbeats to the other processes, and ends this process if one of them is dead.
+    """A context manager that sends heartbeats to the other processes, and ends this process if one of them dies.
 
-    The exit code is then 1. A normal exit from the context waits until all processes exit from it. An exception ends
-    the other processes too, with the same exit code and a line that names this process. This process then exits without
-    waiting for the other processes. In a run of one process, the watchdog only checks for steps.
+    The exit code is then 1. On a normal exit, the context waits until all processes have left it. An exception ends
+    the other processes too, with the same exit code and a line that names this process, which then exits without
+    waiting for them. In a run of one process, the watchdog only checks that the steps make progress.
 
-    stuck_after: seconds without progress after which this process ends with exit code 1; 0: never.
+    stuck_after: seconds without progress after which this process ends with exit code 1, or 0 for no limit.
     """
 
     def __init__(self, stuck_after: float = 0.0):
@@ -73,16 +73,16 @@ class Watchdog:
         self._zero_first_calls = 0  # number of calls of `zero_first`
         self._calls = 0  # number of finished calls of `agree`
         self._stop_requested = False  # True if this process should stop
-        self._promised: Optional[int] = None  # `_calls` at a stop request; the next call waits for `_target`
-        self._target: Optional[int] = None  # number of the call after which all processes stop
+        self._calls_at_stop: Optional[int] = None  # `_calls` at a stop request; the next call waits for `_target`
+        self._target: Optional[int] = None  # number of the call of `agree` after which all processes stop
         self._ticks, self._last_step = 0, 0  # ticks of this process: current number; at the last step
-        self._heard: dict[int, tuple[int, int]] = {}  # process -> (its last tick, tick of this process at arrival)
+        self._last_heartbeats: dict[int, tuple[int, int]] = {}  # process -> (its last tick, our tick at arrival)
         self._records: dict[int, dict] = {}  # in process 0: the newest record of each process
         self._decision = {"tick": 0, "asked": False, "target": None, "all_done": False, "end": None}  # of process 0
 
     def __enter__(self) -> "Watchdog":
         if self._count > 1:
-            self._heard = {i: (-1, 0) for i in (range(1, self._count) if self._index == 0 else [0])}
+            self._last_heartbeats = {i: (-1, 0) for i in (range(1, self._count) if self._index == 0 else [0])}
             if self._index:
                 self._catch_abort()
             self._communication = threading.Thread(target=self._communicate, name="talking", daemon=True)
@@ -115,7 +115,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def zero_first(self) -> Iterator[None]:
-        """Runs the body of the context in process 0 first; the other processes run it after process 0 has finished."""
+        """Runs the body of the context in process 0 first, and then in the other processes."""
         self._zero_first_calls += 1
         key = f"{self._keys}/turn/{self._zero_first_calls}"
         if self._index:
@@ -125,9 +125,9 @@ class Watchdog:
             self._client.key_value_set(key, "done")
 
     def beat(self, step: Optional[int]) -> None:
-        """Records that `step` was dispatched, to detect a run that hangs; does not communicate.
+        """Records, without communication, that `step` was dispatched, so that a hanging run can be detected.
 
-        step: None means that no more steps follow, and the watchdog stops checking for progress.
+        step: number of the step. If None, no more steps follow, and the watchdog stops checking for progress.
         """
         self._step, self._last_step = step, self._ticks
 
@@ -136,11 +136,11 @@ class Watchdog:
         self._last_step = self._ticks
 
     def agree(self, stop: bool) -> bool:
-        """Returns True in all processes at the same call, soon after any process has passed `stop=True`.
+        """Returns True in the same call in all processes, soon after any of them has passed `stop=True`.
 
-        Every process calls this method once per step, and stops after the step if it returns True. It blocks only after
-        a process requests a stop. Then each process blocks in its next call and reports its number of finished calls.
-        All processes stop at the first call that none of them has finished.
+        Every process calls this method once per step, and stops after the step if the result is True. The method only
+        blocks after a stop request: each process then blocks in its next call and reports how many calls it has
+        finished. All processes stop at the first call that none of them has finished.
         """
         if self._count == 1:
             return stop
@@ -148,7 +148,7 @@ class Watchdog:
             if stop and not self._stop_requested:
                 self._stop_requested = True
                 self._wake.set()
-            while (self._stop_requested or self._promised is not None) and self._target is None:
+            while (self._stop_requested or self._calls_at_stop is not None) and self._target is None:
                 self._lock.wait(TICK)
             self._calls += 1
             return self._target is not None and self._calls >= self._target
@@ -156,6 +156,7 @@ class Watchdog:
     # --- the communication thread ----------------------------------------------------------------------------------
 
     def _communicate(self) -> None:
+        """Exchanges status records once per TICK, and ten times as often while the processes agree on the last step."""
         tick = 0
         while not self._finished.is_set():
             tick += 1
@@ -166,17 +167,18 @@ class Watchdog:
                     self._failure_sent.set()
             except jax.errors.JaxRuntimeError:
                 pass  # the store does not respond, which counts as silence of process 0
-            deciding = self._target is None and (self._stop_requested or self._promised is not None)
-            self._wake.wait(TICK / 10 if deciding else TICK)
+            is_deciding = self._target is None and (self._stop_requested or self._calls_at_stop is not None)
+            self._wake.wait(TICK / 10 if is_deciding else TICK)
             self._wake.clear()
 
     def _exchange(self, tick: int) -> None:
+        """Writes this process's status record, makes the decision in process 0, and applies the newest decision."""
         record = {
             "tick": tick,
             "host": socket.gethostname(),
             "step": self._step,
             "wanted": self._stop_requested,
-            "promised": self._promised,
+            "promised": self._calls_at_stop,
             "state": self._state,
             "failure": self._failure,
         }
@@ -186,12 +188,12 @@ class Watchdog:
         self._apply_decision(json.loads(self._client.key_value_try_get(f"{self._keys}/word")))
 
     def _decide(self, tick: int) -> None:
-        """Reads the records of all processes and writes the decision; runs in process 0."""
+        """Reads all processes' status records and writes the decision; runs only in process 0."""
         pairs = self._client.key_value_dir_get(f"{self._keys}/process/")
         self._records = {int(key.rpartition("/")[2]): json.loads(text) for key, text in pairs}
         records, decision = self._records.values(), self._decision
-        for index in self._heard.keys() & self._records.keys():
-            self._update_heard(index, self._records[index]["tick"])
+        for index in self._last_heartbeats.keys() & self._records.keys():
+            self._update_heartbeat(index, self._records[index]["tick"])
         running = [r for r in records if r["state"] == "running"]
         if any(r["wanted"] for r in running):
             decision["asked"] = True
@@ -206,11 +208,12 @@ class Watchdog:
         self._client.key_value_set(f"{self._keys}/word", json.dumps(decision), allow_overwrite=True)
 
     def _apply_decision(self, decision: dict) -> None:
+        """Stores process 0's decision for `agree` and `__exit__`; ends this process if the run must end."""
         if self._index:
-            self._update_heard(0, decision["tick"])
+            self._update_heartbeat(0, decision["tick"])
         with self._lock:
-            if decision["asked"] and self._promised is None:
-                self._promised = self._calls
+            if decision["asked"] and self._calls_at_stop is None:
+                self._calls_at_stop = self._calls
                 self._wake.set()
             self._target = decision["target"]
             self._lock.notify_all()
@@ -219,18 +222,19 @@ class Watchdog:
         if decision["end"] is not None:
             self._end(*decision["end"])
 
-    def _update_heard(self, index: int, tick: int) -> None:
-        if self._heard[index][0] != tick:
-            self._heard[index] = tick, self._ticks
+    def _update_heartbeat(self, index: int, tick: int) -> None:
+        if self._last_heartbeats[index][0] != tick:
+            self._last_heartbeats[index] = tick, self._ticks
 
     # --- the watching thread: it makes no call that may hang ---------------------------------------------------------
 
     def _watch(self) -> None:
+        """Counts ticks, detects silent processes, and checks this process's progress."""
         while not self._all_done.is_set():
             time.sleep(TICK)
             self._ticks += 1
-            for index, (_, heard) in self._heard.items():
-                if self._ticks - heard >= SILENCE:
+            for index, (_, heartbeat_tick) in self._last_heartbeats.items():
+                if self._ticks - heartbeat_tick >= SILENCE:
                     line = (
                         f"{self._name(index)} has sent no heartbeat for {round(SILENCE * TICK)} s: it was killed, is "
                         "frozen or has no network; run the same command to resume from the last checkpoint"
@@ -262,7 +266,7 @@ class Watchdog:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _end(self, line: str, code: int, grace: float) -> None:
-        """Ends this process after `grace` seconds with the message `line`, or with its own error if it has failed."""
+        """Ends this process after `grace` seconds with the message `line`, or with its own error if it has one."""
         time.sleep(grace)
         if self._state == "failed":
             time.sleep(10)  # the main thread prints the error and exits
@@ -273,7 +277,7 @@ class Watchdog:
     def _leave(self, code: Optional[int] = None) -> None:
         """Exits without JAX's exit handler, which is a barrier that would wait for dead processes.
 
-        code: exit code; None: the exit code of this process's own failure.
+        code: exit code. If None, uses the exit code of this process's own failure.
         """
         if self._index == 0:
             time.sleep(2 * TICK + _GRACE)  # the store ends with this process; all must read its last decision first
@@ -282,7 +286,7 @@ class Watchdog:
         os._exit(self._failure[1] if code is None else code)
 
     def _catch_abort(self) -> None:
-        """Replaces the abort by JAX, within 0.1 s of the end of process 0, by an error message and exit code 1."""
+        """Handles JAX's abort, which comes within 0.1 s of process 0's end, with an error message and exit code 1."""
 
         def explain(number: int) -> None:
             address = self._address.rpartition(":")
@@ -300,7 +304,7 @@ class Watchdog:
 
 
 def _may_follow_a_dead_process(error: Optional[BaseException]) -> bool:
-    """Returns True if a dead process may have caused an error: a collective failed, or a save that uses collectives."""
+    """Returns True if a dead process may have caused the error, i.e. a collective (or a save that uses one) failed."""
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__ or error.__context__
     return error is not None

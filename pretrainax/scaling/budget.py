@@ -5,9 +5,9 @@
     --law=besiroglu|hoffmann|FILE.json     the constants of the loss; --fit=runs/* writes FILE.json from your own runs
 
 The published constants were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
-so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families the FLOPs in the
-result are correct, but the result is only a starting point. `--fit` on a grid of small runs gives constants for the
-family of these runs.
+so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, the FLOPs in the
+result are correct, but the optimal run is only a starting point. To get constants for one of them, run `--fit` on a
+grid of small runs of that family.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of th
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The flags of `plan` for a budget: exactly one of BUDGETS, and options."""
+    """The flags with which `plan` is given a budget: exactly one of BUDGETS, and further options."""
 
     flops: Optional[float] = None  # training FLOPs of the whole run
     hours: Optional[float] = None  # duration of the run on the topology
     tokens: Optional[float] = None  # number of tokens of text that are available
-    fit: Optional[str] = None  # glob of workdirs, for a fit; its constants are written into the folder `to`
+    fit: Optional[str] = None  # glob of workdirs, for a fit, which writes its constants into the folder `to`
     family: str = "decoder"
     topology: Optional[str] = None  # in the format of `Topology.parse`
     law: str = "besiroglu"  # name in LAWS, or path of a JSON file that --fit writes
@@ -50,18 +50,18 @@ class Budget:
         """Returns the budget as a flag, such as "--flops=1e+21".
 
         Raises:
-          UserError: the number of BUDGETS that are set is not 1.
+          UserError: not exactly one of BUDGETS is set.
         """
-        given = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
-        given_flags = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in given.items()]
-        if len(given_flags) != 1:
+        set_fields = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
+        set_flags = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in set_fields.items()]
+        if len(set_flags) != 1:
             raise UserError(
-                f"set exactly one of --flops, --hours, --tokens and --fit; got {' '.join(given_flags) or 'none'}"
+                f"set exactly one of --flops, --hours, --tokens and --fit; got {' '.join(set_flags) or 'none'}"
             )
-        return given_flags[0]
+        return set_flags[0]
 
     def check_range(self) -> None:
-        """Raises UserError for a budget or an MFU out of range, or for hours without a topology."""
+        """Raises UserError if the budget or the MFU is out of range, or if hours are given without a topology."""
         if not 0 < (self.flops or self.hours or self.tokens or 0) < math.inf:
             raise UserError(f"{self.flag}: the budget must be above 0 and finite")
         if not 0 < self.mfu <= 1:
@@ -71,10 +71,10 @@ class Budget:
 
 
 def report(budget: Budget) -> str:
-    """Returns the text that `plan` prints for a budget: the report of a fit, or of the optimal run.
+    """Returns the text that `plan` prints for a budget: a report about the fit (with `--fit`) or the optimal run.
 
     Raises:
-      UserError: the number of BUDGETS that are set is not 1, or a value is out of range.
+      UserError: not exactly one of BUDGETS is set, or a value is out of range.
     """
     budget_flag = budget.flag
     if budget.fit is not None:
@@ -93,9 +93,9 @@ def report(budget: Budget) -> str:
 
 
 def define_flags() -> dict[str, flags.FlagHolder]:
-    """Defines the command-line flags of a budget and returns {name: flag holder}; names are the fields of `Budget`.
+    """Defines the command-line flags of a budget and returns their flag holders by name.
 
-    `plan` itself defines --topology.
+    The names are the fields of `Budget`, except for --topology, which `plan` itself defines.
     """
     holders = {
         "flops": flags.DEFINE_float("flops", None, "Budget: training FLOPs"),

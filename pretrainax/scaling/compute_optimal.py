@@ -1,8 +1,9 @@
 """Finds the model size and the number of tokens with the lowest loss for a budget of FLOPs.
 
-The models have real architectures, with whole layers and heads. `models.flops` counts the FLOPs per token of such an
-architecture. These include attention over the sequence, an encoder's head only at masked positions, and for an
-encoder-decoder the lengths of both stacks. Tokens are tokens of the text before the objective adds masks and sentinels.
+The models have real architectures, with whole layers and heads, whose FLOPs per token are counted by `models.flops`.
+These FLOPs include attention over the sequence. For an encoder, they include the head at masked positions only; for an
+encoder-decoder, they account for the sequence lengths of both stacks. Tokens are counted in the text, before the
+objective adds masks and sentinels.
 """
 
 import dataclasses
@@ -25,18 +26,18 @@ from pretrainax.sharding.param_paths import parameter_names
 
 _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
 
-# The batch size as a share of the critical batch size. GPT-3's eight sizes and Chinchilla used shares of 0.17 to 0.42;
-# these shares are from their batch sizes (tables 2.1 and 4) and the losses that Besiroglu's law predicts for them. With
-# a share of 0.25, a run needs a quarter more tokens than with small batches to reach the same loss (Kaplan et al. 2020,
-# equation 5.5).
+# The batch size as a fraction of the critical batch size. GPT-3's eight sizes and Chinchilla used fractions of 0.17 to
+# 0.42. These fractions follow from their batch sizes (tables 2.1 and 4) and from the losses that Besiroglu's law
+# predicts for these models. At a fraction of 0.25, a run needs a quarter more tokens than with small batches to reach
+# the same loss (Kaplan et al. 2020, equation 5.5).
 BATCH_SHARE = 0.25
 
 
 def count_parameters(config: ModelConfig) -> tuple[int, int]:
-    """Returns (number of all parameters, number of parameters without embeddings).
+    """Counts the parameters of a model; returns (all parameters, parameters without embeddings).
 
-    Embeddings are the tables of tokens, positions and token types, and an output matrix that is not tied. For a model
-    with a generator (ELECTRA), both numbers are of the discriminator alone.
+    Embeddings are the embedding tables of tokens, positions and token types, and an untied output matrix. For a model
+    with a generator (ELECTRA), both numbers count the discriminator alone.
     """
     params = models.abstract_params(discriminator_config(config) if config.generator else config)
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
@@ -45,14 +46,14 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
 
 
 class Recipe(NamedTuple):
-    """The properties of a family that do not depend on the size of the model."""
+    """The settings of a model family that do not depend on the size of the model."""
 
     config: str  # the config file of the printed command
-    preset: str  # the preset of this config in the zoo; all properties except the sizes come from this preset
+    preset: str  # the config's preset in the zoo, which sets all model fields except the sizes
     objective: Objective
     sequence_length: int
     spare_rows: int  # embedding rows beyond config.tokenizer.vocab_size: sentinels, padding
-    relative_rate: bool = False  # True: the optimizer scales updates by the size of each matrix
+    relative_rate: bool = False  # whether the optimizer scales updates by the size of each matrix
 
 
 RECIPES = {
@@ -63,7 +64,7 @@ RECIPES = {
 
 
 class Shape(NamedTuple):
-    """A model with its numbers of parameters and its training FLOPs per token."""
+    """A model config with its numbers of parameters and its training FLOPs per token."""
 
     config: ModelConfig
     parameters: int  # with embeddings
@@ -71,19 +72,30 @@ class Shape(NamedTuple):
     flops_per_token: float  # training FLOPs per token of text
 
     def size(self, law: LossLaw) -> float:
-        """Returns the number of parameters N as `law` defines it: with or without embeddings."""
+        """Returns the number of parameters N, with or without embeddings, as `law` defines it."""
         return self.parameters if law.with_embeddings else self.without_embeddings
 
 
 class Space:
     """The possible models of one family, from thousands of parameters to trillions.
 
-    The number of layers is a function of the width: 12 layers at width 768, 44 at 4,096. This function is a line
-    through the zoo's models of all families, in logarithms. Heads have width 64, or 128 from a model width of 2,048.
-    The class builds models of increasing width (`ladder`) and interpolates parameters and FLOPs between these models.
+    The number of layers is a function of the width: 12 layers at width 768, 44 at 4,096. This function is a straight
+    line in log-log space, fitted to the zoo's models of all families. Heads have width 64, or 128 in models of width
+    2,048 and above. The class builds models of increasing width (`ladder`) and interpolates parameters and FLOPs
+    between them.
     """
 
     def __init__(self, family: str, vocab_size: Optional[int], sequence_length: Optional[int]):
+        """Builds the models of `ladder`.
+
+        Args:
+          family: key of RECIPES.
+          vocab_size: number of embedding rows. Defaults to the value in the family's preset.
+          sequence_length: tokens per sequence. Defaults to the value in the family's recipe.
+
+        Raises:
+          UserError: the vocabulary or the sequence length is too small.
+        """
         self.recipe = RECIPES[family]
         self.base = zoo.preset(self.recipe.preset)
         self.vocab_size = vocab_size or self.base.vocab_size
@@ -100,9 +112,11 @@ class Space:
         self.ladder = [self.build(width, self.depth(width)) for width in widths]
 
     def depth(self, width: int) -> int:
+        """Returns the number of layers for a model width, at least 2."""
         return max(2, round(math.exp(np.polyval(self._depth, math.log(width)))))
 
     def build(self, width: int, layers: int) -> Shape:
+        """Builds the model with a given width and number of layers, and counts its parameters and FLOPs."""
         head = _head_width(width)
         config = dataclasses.replace(
             self.base,
@@ -118,7 +132,7 @@ class Space:
         return Shape(config, *count_parameters(config), cost)
 
     def cost(self, law: LossLaw, size):
-        """Returns the training FLOPs per token of text for models with N = `size` parameters, as `law` defines N.
+        """Computes the training FLOPs per token of text for models with N = `size` parameters (as `law` defines N).
 
         `size` may be a number or an array; the result has the same shape.
         """
@@ -126,7 +140,7 @@ class Space:
         return np.exp(np.interp(np.log(size), sizes, np.log([shape.flops_per_token for shape in self.ladder])))
 
     def optimum(self, law: LossLaw, flops: float) -> float:
-        """Returns the number of parameters N with the lowest loss for a run of `flops` FLOPs, as `law` defines N.
+        """Finds the number of parameters N (as `law` defines it) that gives the lowest loss for `flops` training FLOPs.
 
         The FLOPs per token are interpolated between the models of `ladder`.
         """
@@ -134,7 +148,7 @@ class Space:
         return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
 
     def flops_for(self, law: LossLaw, tokens: float) -> float:
-        """Returns the training FLOPs at which the compute-optimal run trains on `tokens` tokens."""
+        """Computes the training FLOPs at which the compute-optimal run trains on `tokens` tokens."""
         low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
 
         def excess(log_flops: float) -> float:
@@ -144,15 +158,15 @@ class Space:
         return math.exp(optimize.bisect(excess, low - 1e-3, high + 1e-3, xtol=1e-4))
 
     def nearest(self, law: LossLaw, size: float) -> Shape:
-        """Returns the model whose N is closest to `size`; the difference is at most about half a layer.
+        """Builds the model whose N is closest to `size`, with a difference of about half a layer's parameters at most.
 
         Raises:
           UserError: `size` is smaller than the smallest or larger than the largest model of `ladder`.
         """
-        least, most = self.ladder[0].size(law), self.ladder[-1].size(law)
-        if not 1.001 * least < size < most / 1.001:
+        low, high = self.ladder[0].size(law), self.ladder[-1].size(law)
+        if not 1.001 * low < size < high / 1.001:
             raise UserError(
-                f"the best model for this budget has less than {large_number(least)} or more than {large_number(most)} "
+                f"the best model for this budget has less than {large_number(low)} or more than {large_number(high)} "
                 "parameters, which is out of range: give another budget"
             )
         width = math.exp(np.interp(math.log(size), np.log([s.size(law) for s in self.ladder]), self._log_widths()))
@@ -171,13 +185,13 @@ def _head_width(width: float) -> int:
 
 
 def _round_width(width: float) -> int:
-    """Rounds a width to the nearest of eight widths per octave, which are multiples of 64, such as 2,560 and 10,240."""
+    """Rounds a width to the nearest multiple of 64 in a grid of eight widths per octave, such as 2,560 and 10,240."""
     step = max(64, 2 ** math.floor(math.log2(width)) // 8)
     return step * max(1, round(width / step))
 
 
 def published(shape: Shape) -> str:
-    """Returns a line about the published model of the same family whose number of parameters is nearest to `shape`."""
+    """Describes, in one line, the published model of the same family that is closest in number of parameters."""
     name, config = min(
         _zoo_models(shape.config.family),
         key=lambda row: abs(math.log(_approximate_size(row[1]) / _approximate_size(shape.config))),
@@ -189,16 +203,20 @@ def published(shape: Shape) -> str:
 
 
 def _zoo_models(family: str) -> list[tuple[str, ModelConfig]]:
-    """Returns (preset name, config) of the zoo's models of a family.
+    """Returns (preset name, config) for each of the zoo's models of a family.
 
-    Models with shared layers, with a generator, or with different sizes of encoder and decoder are left out.
+    Models with shared layers, with a generator, or with an encoder and decoder of different sizes are omitted.
     """
-    rows = ((name, zoo.preset(name)) for name in zoo.PRESETS)
-    return [(name, c) for name, c in rows if c.family == family and not (c.share_layers or c.generator or c.decoder)]
+    presets = ((name, zoo.preset(name)) for name in zoo.PRESETS)
+    return [
+        (name, config)
+        for name, config in presets
+        if config.family == family and not (config.share_layers or config.generator or config.decoder)
+    ]
 
 
 def _approximate_size(config: ModelConfig) -> float:
-    """Returns the approximate number of parameters, from the FLOPs of one token; an exact count takes 0.1 s."""
+    """Approximates the number of parameters from the FLOPs per token, because an exact count takes 0.1 s."""
     tables = 0 if config.tie_embeddings else config.vocab_size * config.embedding_width
     return tables + flops_per_step(config, 1, 1, 1) / 6
 
@@ -207,7 +225,7 @@ class Plan(NamedTuple):
     """The optimal run for a budget."""
 
     shape: Shape
-    size: float  # number of parameters N as the law defines N
+    size: float  # number of parameters N, as the law defines N
     examples: int  # examples (rows) per update
     steps: int
     tokens: float  # tokens of text in total
@@ -216,16 +234,16 @@ class Plan(NamedTuple):
 
 
 def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] = None) -> Plan:
-    """Returns the optimal run for a budget of training FLOPs.
+    """Computes the optimal run for a budget of training FLOPs.
 
     Args:
-      tokens: number of tokens that the run reads; None: as many as the FLOPs allow. With a number, the model is still
-        the optimal model for `flops`, and the run may need more or fewer FLOPs.
+      tokens: number of tokens to train on. Defaults to as many as the FLOPs allow. If given, the model is still the
+        optimal one for `flops`, but the run may need more or fewer FLOPs.
     """
     shape = space.nearest(law, space.optimum(law, flops))
     size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
-    batch = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))
-    examples = 2 ** max(0, round(math.log2(batch / space.lengths.raw)))
+    batch_tokens = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))
+    examples = 2 ** max(0, round(math.log2(batch_tokens / space.lengths.raw)))
     steps = max(1, round(tokens / (examples * space.lengths.raw)))
     tokens = float(steps * examples * space.lengths.raw)
     return Plan(shape, size, examples, steps, tokens, tokens * shape.flops_per_token, law.loss(size, tokens))

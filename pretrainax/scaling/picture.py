@@ -1,4 +1,4 @@
-"""Draws law.png: the runs of a fit and the fitted law, in the style of curves.png (the picture of a run's metrics)."""
+"""Draws law.png, which shows a fitted law and its runs, in the style of curves.png (the plot of a run's metrics)."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 
 
 def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Run]) -> None:
-    """Draws two panels into a PNG file: losses over tokens, and contours of the loss over parameters and tokens.
+    """Draws two panels in a PNG file: the loss over tokens, and contours of the loss over parameters and tokens.
 
-    The first panel has one color per model size. The second panel shows the optimal N and D for each number of FLOPs.
+    The first panel uses one color per model size. The second also shows the optimal N and D for each number of FLOPs.
 
     Args:
       path: the file to write.
-      resampled: laws of the bootstrap. The picture shades the central 95 % of their optima.
-      runs: the runs of the fit, drawn as points.
+      resampled: the laws fitted to bootstrap resamples. The plot shades the central 95 % of their optima.
+      runs: the runs that the law was fitted to, drawn as points.
     """
     sizes, tokens, losses = (
         np.array([getattr(r, name) for r in runs], float) for name in ("parameters", "tokens", "loss")
@@ -30,7 +30,7 @@ def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequen
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 5.6), dpi=150)
         grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
-        left, right = (picture.add_subplot(grid[0, i]) for i in range(2))
+        loss_panel, plane_panel = (picture.add_subplot(grid[0, i]) for i in range(2))
         picture.text(
             LEFT, 0.93, f"Loss by parameters and tokens, {len(runs)} runs", fontsize=16, fontweight="bold", va="center"
         )
@@ -40,9 +40,9 @@ def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequen
         formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N: parameters without embeddings, D: tokens of text"
         formula += "; shaded: 95 % of resamples"
         picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
-        _draw_losses(left, law, sizes, tokens, losses, token_grid)
-        _draw_plane(right, law, resampled, sizes, tokens, token_grid)
-        for panel in (left, right):
+        _draw_losses(loss_panel, law, sizes, tokens, losses, token_grid)
+        _draw_plane(plane_panel, law, resampled, sizes, tokens, token_grid)
+        for panel in (loss_panel, plane_panel):
             panel.set_xscale("log")
             panel.set_xlabel("tokens")
             panel.minorticks_off()
@@ -52,6 +52,7 @@ def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequen
 
 
 def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None:
+    """Draws the loss over tokens: the law as a curve and the runs as points, one color per model size."""
     panel.set_title("validation loss, nats per target; dashed: E")
     for i, size in enumerate(sorted(set(sizes))):
         color, is_size = _COLORS[i % len(_COLORS)], sizes == size
@@ -63,6 +64,7 @@ def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None
 
 
 def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> None:
+    """Draws contours of the loss over tokens and parameters, the optimal N and D with their interval, and the runs."""
     panel.set_title("parameters; grey: equal loss, blue: lowest loss for 6 N D FLOPs")
     size_grid = np.geomspace(sizes.min() / 2, sizes.max() * 4, 400)
     panel.set_xscale("log")  # scales must be set before the contours, because the labels depend on them
@@ -73,9 +75,11 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> No
     lines = panel.contour(token_grid, size_grid, loss, levels=10, colors="#9aa5b1", linewidths=0.9)
     panel.clabel(lines, fmt="%.2f", fontsize=8, inline_spacing=2)
     flops = np.geomspace(6 * size_grid[0] * token_grid[0] / 1e3, 6 * size_grid[-1] * token_grid[-1] * 1e3, 200)
-    best = [np.log(one.optimum(flops)) for one in resampled]  # [2, C] each: N and D
-    middle = np.log(token_grid)
-    low, high = np.quantile([np.interp(middle, d, n) for n, d in best], [0.025, 0.975], axis=0)
+    log_optima = [
+        np.log(resampled_law.optimum(flops)) for resampled_law in resampled
+    ]  # log of (N, D), [2, C] for each law
+    log_tokens = np.log(token_grid)
+    low, high = np.quantile([np.interp(log_tokens, d, n) for n, d in log_optima], [0.025, 0.975], axis=0)
     panel.fill_between(token_grid, np.exp(low), np.exp(high), color=TRAINING, alpha=0.2, linewidth=0)
     best_size, best_tokens = law.optimum(flops)
     panel.plot(best_tokens, best_size, color=TRAINING, linewidth=2)
@@ -86,7 +90,7 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> No
 
 
 def _count(value: float, _: object = None) -> str:
-    """Returns a number with three digits and a unit, such as "10 M"."""
+    """Formats a number with three digits and a unit, such as "10 M"."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{name}"

@@ -1,9 +1,9 @@
 """Published scaling laws: the loss of a Transformer by parameters N, tokens D and training FLOPs C.
 
 Sources: Kaplan et al. 2020 (arXiv 2001.08361), Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"), Besiroglu et al.
-2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"). Losses are in nats per token. All
-papers measured causal decoders, each paper with its own corpus and tokenizer. Absolute losses of different papers are
-therefore not comparable; differences of losses are.
+2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"). Losses are in nats per token. All papers
+measured causal decoders, each with its own corpus and tokenizer. The losses themselves are therefore not comparable
+between papers; differences between losses are.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
 
 @dataclasses.dataclass(frozen=True)
 class LossLaw:
-    """A law for the loss: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
+    """A scaling law for the loss: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
 
     N is the number of parameters, D the number of training tokens, and L the loss in nats per token.
     """
@@ -31,11 +31,11 @@ class LossLaw:
     B: float
     beta: float
     source: str
-    with_embeddings: bool = True  # True: N includes the embedding tables (Hoffmann et al. 2022, appendix F)
-    family: str = "decoder"  # model family of the runs that the law was fitted to
+    with_embeddings: bool = True  # whether N includes the embedding tables (Hoffmann et al. 2022, appendix F)
+    family: str = "decoder"  # model family of the runs to which the law was fitted
 
     def loss(self, parameters, tokens):
-        """Returns the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast."""
+        """Computes the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast."""
         return self.E + self.A / np.power(parameters, self.alpha) + self.B / np.power(tokens, self.beta)
 
     @property
@@ -44,7 +44,7 @@ class LossLaw:
         return self.beta / (self.alpha + self.beta)
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Returns the (parameters N, tokens D) with the lowest loss for 6 N D = `flops` (equation 4)."""
+        """Computes the (parameters N, tokens D) that give the lowest loss subject to 6 N D = `flops` (equation 4)."""
         g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
         parameters = g * (flops / 6) ** self.exponent
         return parameters, flops / (6 * parameters)
@@ -52,7 +52,7 @@ class LossLaw:
 
 @dataclasses.dataclass(frozen=True)
 class Frontier:
-    """A law for the optimal size only, without a loss: N_opt = coefficient * C^exponent and D_opt = C / (6 N_opt).
+    """A scaling law for the optimal size, but not the loss: N_opt = coefficient * C^exponent, D_opt = C / (6 N_opt).
 
     C is the number of training FLOPs, N_opt the optimal number of parameters, and D_opt the optimal number of tokens.
     """
@@ -63,18 +63,19 @@ class Frontier:
 
     @classmethod
     def through(cls, first: tuple[float, float], last: tuple[float, float], source: str) -> "Frontier":
-        """Returns the law whose N_opt passes through two points (FLOPs, parameters)."""
+        """Builds the law whose N_opt passes through two points (FLOPs, parameters)."""
         exponent = math.log(last[1] / first[1]) / math.log(last[0] / first[0])
         return cls(first[1] / first[0] ** exponent, exponent, source)
 
     def optimum(self, flops: float) -> tuple[float, float]:
+        """Computes the (parameters N, tokens D) of the optimal run subject to 6 N D = `flops`."""
         parameters = self.coefficient * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
 
 # NOTE Equation 10 of Hoffmann et al. rounds alpha and beta to 0.34 and 0.28. With the rounded values, the optimum has
-# 1.6 times the tokens of the paper's own table A3 (at 10^9 parameters). The digits below are from the paper's TeX, as
-# quoted by Besiroglu et al. (table 1). Besiroglu et al. fitted the runs of Hoffmann et al. again: the original fit had
+# 1.6 times the tokens of the paper's own table A3 (at 10^9 parameters). The digits below come from the paper's TeX, as
+# quoted by Besiroglu et al. (table 1). Besiroglu et al. refitted the runs of Hoffmann et al.: the original fit had
 # stopped early, and its optimal sizes contradicted approaches 1 and 2. The new fit agrees with both approaches.
 # NOTE For approaches 1 and 2 the paper gives exponents (0.50 and 0.49, table 2) but no coefficients. The laws below
 # pass through the first and the last row of the paper's tables of projected optimal sizes.
@@ -89,7 +90,7 @@ LAWS: Mapping[str, LossLaw | Frontier] = {
 
 
 def law_of(name: str) -> LossLaw:
-    """Returns a law for the loss, by its name in LAWS or from a JSON file that `--fit` writes.
+    """Loads a law for the loss, by its name in LAWS or from a JSON file that `--fit` wrote.
 
     Args:
       name: a name such as "besiroglu", or a path that ends in ".json".
@@ -97,11 +98,11 @@ def law_of(name: str) -> LossLaw:
     Raises:
       UserError: the name or the file does not exist, or the file does not contain a law.
     """
-    known = {key for key, law in LAWS.items() if isinstance(law, LossLaw)}
-    if name in known:
+    law_names = {key for key, law in LAWS.items() if isinstance(law, LossLaw)}
+    if name in law_names:
         return LAWS[name]
     if not name.endswith(".json"):
-        raise UserError(f"--law={name}: {nearest(name, known)}; or a .json file that --fit writes")
+        raise UserError(f"--law={name}: {nearest(name, law_names)}; or a .json file that --fit writes")
     try:
         return _law(read_object(name))
     except UserError as e:
@@ -111,6 +112,7 @@ def law_of(name: str) -> LossLaw:
 
 
 def _law(values: dict) -> LossLaw:
+    """Parses the contents of a JSON file that `--fit` wrote."""
     constants = {key: float(values["constants"][key]) for key in ("E", "A", "alpha", "B", "beta")}
     if not all(math.isfinite(x) and x > 0 for x in constants.values()):
         raise ValueError(f"constants must be positive and finite, but are {constants}")
@@ -122,27 +124,27 @@ def _law(values: dict) -> LossLaw:
 
 
 def kaplan_loss_by_parameters(parameters: float) -> float:
-    """Returns the loss of a model with N = `parameters`, trained to convergence on enough text (equation 1.1)."""
+    """Computes the loss of a model with N = `parameters`, trained to convergence on enough text (equation 1.1)."""
     return (8.8e13 / parameters) ** 0.076
 
 
 def kaplan_loss_by_tokens(tokens: float) -> float:
-    """Returns the loss of a sufficiently large model trained on `tokens` tokens, with early stopping (equation 1.2)."""
+    """Computes the loss of a sufficiently large model trained on `tokens` tokens with early stopping (equation 1.2)."""
     return (5.4e13 / tokens) ** 0.095
 
 
 def kaplan_loss_by_flops(flops: float) -> float:
-    """Returns the compute-optimal loss for `flops`, at batch sizes far below `critical_batch_size` (equation 1.3)."""
+    """Computes the compute-optimal loss for `flops`, at batch sizes far below `critical_batch_size` (equation 1.3)."""
     return (3.1e8 * PF_DAY / flops) ** 0.050
 
 
 def kaplan_loss(parameters: float, tokens: float) -> float:
-    """Returns the loss of a model trained on `tokens` tokens, with early stopping (equation 1.5 and table 2)."""
+    """Computes the loss of a model trained on `tokens` tokens, with early stopping (equation 1.5 and table 2)."""
     return ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
 
 
 def critical_batch_size(loss: float) -> float:
-    """Returns the critical batch size B_crit for reaching a loss, in tokens per update (equation 1.4, table 5).
+    """Computes the critical batch size B_crit for reaching a loss, in tokens per update (equation 1.4, table 5).
 
     With a batch size B, a run needs 1 + B / B_crit times as many tokens as with small batches to reach the same loss
     (equation 5.5). At B_crit, a run therefore needs twice the minimum number of tokens, and also twice the minimum
@@ -151,18 +153,18 @@ def critical_batch_size(loss: float) -> float:
     return 2.1e8 / loss ** (1 / 0.21)
 
 
-# Number of parameters of the largest model of Kaplan et al. Their rule for the learning rate is for "most" models and
-# fails above 1e10 parameters.
+# Number of parameters of the largest model of Kaplan et al. Their learning-rate rule is for "most" models and fails
+# above 1e10 parameters.
 LARGEST_KAPLAN = 1.5e9
 
 
 def kaplan_learning_rate(parameters: float) -> float:
-    """Returns the peak learning rate of Adam for N = `parameters` (equation D.1); 0 from 1.2e10 parameters on."""
+    """Computes Adam's peak learning rate for N = `parameters` (equation D.1); 0 for 1.2e10 parameters or more."""
     return max(0.003239 - 0.0001395 * math.log(parameters), 0.0)
 
 
 def deepseek_learning_rate(flops: float) -> float:
-    """Returns the peak learning rate of AdamW for a run of `flops` FLOPs (Bi et al. 2024, equation 1).
+    """Computes AdamW's peak learning rate for a run of `flops` FLOPs (Bi et al. 2024, equation 1).
 
     The authors fitted this rule to runs of 1e17 to 2e19 FLOPs and used it for models of up to 67e9 parameters.
     """
@@ -170,12 +172,14 @@ def deepseek_learning_rate(flops: float) -> float:
 
 
 def learning_rate(parameters: float) -> float:
-    """Returns the peak learning rate that the printed command uses, for a number of parameters without embeddings.
+    """Computes the peak learning rate in the command that `plan` prints, from the number of parameters.
 
-    Up to the size of Kaplan's largest model, this is `kaplan_learning_rate`. For larger models, the rate falls with the
-    exponent of Bi et al. for FLOPs. The FLOPs of optimal runs are proportional to N^2.
+    `parameters` does not count embeddings. Up to the size of Kaplan's largest model, the result is
+    `kaplan_learning_rate`. For larger models, the learning rate falls with the exponent that Bi et al. measured for
+    FLOPs, given that the FLOPs of optimal runs are proportional to N^2.
 
-    NOTE The rate of Bi et al. is about three times as high, with batches of twice the tokens (their equation 1).
+    NOTE The learning rate of Bi et al. is about three times as high, with batches of twice as many tokens (their
+    equation 1).
     """
-    beyond = max(parameters / LARGEST_KAPLAN, 1.0)
-    return kaplan_learning_rate(parameters / beyond) * beyond ** (2 * -0.1250)
+    excess = max(parameters / LARGEST_KAPLAN, 1.0)
+    return kaplan_learning_rate(parameters / excess) * excess ** (2 * -0.1250)

@@ -28,23 +28,24 @@ _FINEWEB = ((10e9, "sample-10BT"), (100e9, "sample-100BT"), (350e9, "sample-350B
 
 
 def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
-    """Returns the report: the optimal run, other sizes and laws for the same FLOPs, and the training command.
+    """Formats the report: the optimal run, other sizes and laws for the same FLOPs, and the training command.
 
     Args:
-      said: the flag of the budget, "--flops=1e+21".
+      said: the flag that sets the budget, such as "--flops=1e+21".
       plan: the optimal run.
-      topology: devices for the hours and the price of the run; None leaves both out.
-      mfu: assumed share of the peak FLOP/s that the run reaches on the topology.
+      topology: the devices for which to estimate hours and price. If None, the report omits both.
+      mfu: the fraction of the peak FLOP/s that the run is assumed to reach on the topology.
     """
     rows = [("budget", said.lstrip("-").replace("=", " ")), *_run_rows(plan, space, law)]
     if topology is not None:
         rows += _cost(plan, topology, mfu)
     family = plan.shape.config.family
-    parts = [text_table(rows), _caveat(family, law), _neighbours(plan, space, law), _other_laws(plan)]
-    return "\n\n".join([*filter(None, parts), _command(plan, space)]) + "\n"
+    sections = [text_table(rows), _caveat(family, law), _neighbours(plan, space, law), _other_laws(plan)]
+    return "\n\n".join([*filter(None, sections), _command(plan, space)]) + "\n"
 
 
 def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str]]:
+    """Yields (label, text) for the run's hours and price, and a NOTE if the devices do not divide the batch evenly."""
     hours, devices = plan.flops / topology.flops_at(mfu) / 3600, topology.num_devices
     price = topology.chip.price and f", {hours * devices * topology.chip.price:,.0f} USD on demand"
     yield "time", f"{three_digits(hours)} hours on {topology} at {mfu:.0%} MFU, assumed (set by --mfu){price or ''}"
@@ -53,18 +54,22 @@ def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str
 
 
 def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
+    """Yields (label, text) for each property of the optimal run."""
     shape, config = plan.shape, plan.shape.config
-    note = "" if law.with_embeddings else " without embeddings, as in the law"
+    without_embeddings = "" if law.with_embeddings else " without embeddings, as in the law"
     layers = config.format_size("num_layers")
     length = f"{space.sequence_length:,}"
     if config.family == "encoder_decoder":
         length = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
-    critical = critical_batch_size(plan.loss)
-    rate = learning_rate(shape.without_embeddings)
+    b_crit = critical_batch_size(plan.loss)
+    peak = learning_rate(shape.without_embeddings)
     kaplan, deepseek = kaplan_learning_rate(shape.without_embeddings), deepseek_learning_rate(plan.flops)
     yield "law", law.source
     yield "parameters", f"{large_number(shape.parameters)}; {large_number(shape.without_embeddings)} without embeddings"
-    yield "tokens", f"{large_number(plan.tokens)} of text, {plan.tokens / plan.size:.1f} per parameter{note}"
+    yield (
+        "tokens",
+        f"{large_number(plan.tokens)} of text, {plan.tokens / plan.size:.1f} per parameter{without_embeddings}",
+    )
     yield (
         "FLOPs",
         f"{plan.flops:.3g} in total; {shape.flops_per_token:.3g} per token, which is "
@@ -80,13 +85,13 @@ def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str
         "batch",
         f"{plan.examples:,} sequences of {length} tokens: {large_number(plan.examples * space.lengths.raw)} tokens of "
         "text, "
-        f"{plan.examples * space.lengths.raw / critical:.0%} of the critical batch size {large_number(critical)} "
+        f"{plan.examples * space.lengths.raw / b_crit:.0%} of the critical batch size {large_number(b_crit)} "
         "(Kaplan et al. 2020, equation 1.4)",
     )
     yield "steps", f"{plan.steps:,}"
     yield (
         "learning rate",
-        f"peak {rate:.2g}, for Adam (Kaplan et al. 2020, eq. D.1: {kaplan:.2g}; Bi et al. 2024, eq. 1: {deepseek:.2g})",
+        f"peak {peak:.2g}, for Adam (Kaplan et al. 2020, eq. D.1: {kaplan:.2g}; Bi et al. 2024, eq. 1: {deepseek:.2g})",
     )
     yield (
         "expected loss",
@@ -95,6 +100,7 @@ def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str
 
 
 def _caveat(family: str, law: LossLaw) -> str:
+    """Returns a NOTE if the law was measured on another model family; otherwise ""."""
     if family == law.family:
         return ""
     return (
@@ -106,19 +112,19 @@ def _caveat(family: str, law: LossLaw) -> str:
 
 
 def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
-    """Returns a table of models with half and twice the optimal number of parameters, for the same FLOPs.
+    """Formats a table of models with half, once and twice the optimal number of parameters, for the same FLOPs.
 
-    The last column is the share of these FLOPs with which the optimal model reaches the same loss.
+    The last column is the fraction of these FLOPs with which an optimal model would reach the same loss.
     """
     rows = [("", "parameters", "tokens", "tokens per parameter", "loss", "more", "worth")]
-    best = law.loss(plan.size, plan.flops / space.cost(law, plan.size))
+    lowest_loss = law.loss(plan.size, plan.flops / space.cost(law, plan.size))
     for name, factor in (("half", 0.5), ("this", 1.0), ("double", 2.0)):
         size = factor * plan.size
         tokens = plan.flops / space.cost(law, size)
         loss = law.loss(size, tokens)
         worth = _worth(space, law, plan.flops, loss)
-        amounts = large_number(size), large_number(tokens), f"{tokens / size:.1f}"
-        rows.append((name, *amounts, f"{loss:.3f}", f"{loss - best:+.3f}", worth))
+        cells = large_number(size), large_number(tokens), f"{tokens / size:.1f}"
+        rows.append((name, *cells, f"{loss:.3f}", f"{loss - lowest_loss:+.3f}", worth))
     return (
         "Other sizes at the same FLOPs (more: loss above the optimum; worth: share of the FLOPs with which the best\n"
         "size reaches this loss):\n" + text_table(rows, "<>")
@@ -126,6 +132,8 @@ def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
 
 
 def _worth(space: Space, law: LossLaw, flops: float, loss: float) -> str:
+    """Computes the fraction of `flops` with which an optimal model reaches `loss`, formatted as a percentage."""
+
     def excess(share: float) -> float:
         size = space.optimum(law, share * flops)
         return law.loss(size, share * flops / space.cost(law, size)) - loss
@@ -134,6 +142,7 @@ def _worth(space: Space, law: LossLaw, flops: float, loss: float) -> str:
 
 
 def _other_laws(plan: Plan) -> str:
+    """Formats a table of the optimal run under each published law, and this run's loss as predicted by Kaplan's law."""
     rows = [("law", "parameters", "tokens", "tokens per parameter", "loss")]
     for law in LAWS.values():
         size, tokens = law.optimum(plan.flops)
@@ -156,7 +165,7 @@ def _other_laws(plan: Plan) -> str:
 
 
 def _command(plan: Plan, space: Space) -> str:
-    """Returns the shell command that trains the optimal run, with notes about data and learning rate."""
+    """Formats the shell command that trains the optimal run, with notes about data and learning rate."""
     config, recipe = plan.shape.config, space.recipe
     model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}
     model |= {name: getattr(config, name) for name in ("num_kv_heads", "head_dim") if getattr(config, name)}
@@ -186,7 +195,7 @@ def _command(plan: Plan, space: Space) -> str:
 
 
 def _fineweb(tokens: float) -> HuggingFace:
-    """Returns the smallest sample of FineWeb (Penedo et al. 2024) with `tokens` tokens or more; else all of FineWeb."""
+    """Selects FineWeb's smallest sample (Penedo et al. 2024) with at least `tokens` tokens, or else all of FineWeb."""
     name = next((name for size, name in _FINEWEB if size >= tokens), None)
     return HuggingFace(path="HuggingFaceFW/fineweb", name=name, streaming=True)
 

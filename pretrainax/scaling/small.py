@@ -1,8 +1,8 @@
 """Scales a paper's run down to a laptop, with the same architecture, objective and optimizer.
 
 `configs/gpt2.py:tiny` is `configs/gpt2.py` with fewer and narrower layers, a vocabulary of 8,192 tokens learned from
-the corpus, shorter rows and fewer steps. transformers loads an exported small model with the same class as the large
-model. Numbers of parameters:
+the corpus, shorter sequences and fewer steps. After export, transformers loads the small model with the same class as
+the large one. Numbers of parameters:
 
 | | layers | width | GPT-2 | LLaMA | BERT | ModernBERT | T5 |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -22,7 +22,7 @@ VOCABULARY = 8192  # size of the vocabulary; 1 MB of text is enough to learn it
 
 
 class Size(NamedTuple):
-    """The sizes of a small model, and of the run that trains this model."""
+    """The dimensions of a small model, and the sequence length, number of steps and learning rate of its run."""
 
     num_layers: int  # layers of each stack
     d_model: int  # heads have width 64; the feed-forward has width 4 * d_model, or 2 * d_model if gated
@@ -41,7 +41,7 @@ SIZES = {
 
 
 def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str], Experiment]:
-    """Returns a function like `get_config` that also has the variants "tiny", "mini" and "midi" (SIZES).
+    """Wraps `get_config` so that it also accepts the variants "tiny", "mini" and "midi" (SIZES).
 
     These variants are the default run of `get_config`, scaled down.
     """
@@ -59,12 +59,12 @@ def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str],
 
 
 def scale_down(run: Experiment, size: Size) -> Experiment:
-    """Changes a run to the given size in place, removes its phases, and returns the run.
+    """Scales a run's config down to the given size in place, removes its training phases, and returns it.
 
     Args:
       run: the config of a paper's run.
     """
-    model, every = run.model, size.steps // 10
+    model, interval = run.model, size.steps // 10
     model.parts = tuple(part.scaled(size.d_model, model.d_model) for part in model.parts)
     model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
     model.d_ff, model.num_heads = (2 if model.gated else 4) * size.d_model, size.d_model // 64
@@ -73,12 +73,12 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         model.position.max_length = AUTO
     run.tokenizer.vocab_size = VOCABULARY
     run.data.sequence_length = size.sequence_length
-    if not run.optimizer.is_scale_invariant:  # a relative rate is suitable for every size
+    if not run.optimizer.is_scale_invariant:  # a relative learning rate suits every size
         run.optimizer.learning_rate = size.learning_rate
-    run.schedule.warmup_steps = every
+    run.schedule.warmup_steps = interval
     if isinstance(run.schedule, WarmupStableDecay):
-        run.schedule.decay_steps = 2 * every
+        run.schedule.decay_steps = 2 * interval
     run.train.steps, run.train.global_batch_size, run.train.remat = size.steps, 32, "none"
-    run.train.log_every, run.evaluate.every, run.checkpoint.every = every // 5, every, every
+    run.train.log_every, run.evaluate.every, run.checkpoint.every = interval // 5, interval, interval
     run.evaluate.batches, run.phases = 20, ()
     return run

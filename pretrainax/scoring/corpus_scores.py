@@ -1,4 +1,4 @@
-"""Computes perplexity, bits per token and bits per byte on a source of text, with standard errors over documents."""
+"""Computes perplexity, bits per token and bits per byte on a data source, with standard errors over documents."""
 
 import collections
 import itertools
@@ -18,7 +18,7 @@ from pretrainax.scoring.results import Result, ratio
 from pretrainax.scoring.scoring_examples import AS_IN_TRAINING, Method, Scoring, method_of
 
 SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
-Watch = Callable[[Iterable[Document]], Iterable[Document]]  # yields the documents it gets, and may show their count
+Watch = Callable[[Iterable[Document]], Iterable[Document]]  # yields its documents unchanged, and may display progress
 
 
 def score_source(
@@ -29,37 +29,39 @@ def score_source(
     scoring: Scoring = AS_IN_TRAINING,
     watch: Watch = iter,
 ) -> list[Result]:
-    """Returns perplexity, bits per token and bits per byte of a model on a source of text.
+    """Computes perplexity, bits per token and bits per byte of a model on a data source of text.
 
-    For a mixture, the results for each part are followed by the results for all parts together. The scores do not
-    include the tokens that end documents, unlike the validation loss of a run. The metrics of an encoder are
-    pseudo-log-likelihoods, and their names begin with "pseudo_". The names of the metrics of a denoising model begin
-    with "target_".
+    For a mixture, the results for each component are followed by the results for the whole mixture. Unlike the
+    validation loss of a run, the scores do not include end-of-document tokens. The metrics of an encoder are
+    pseudo-log-likelihoods, and their names begin with "pseudo_". The metric names of a denoising model begin with
+    "target_".
 
     Args:
       split: "valid", "train", or "all" for both.
-      documents: maximum number of documents of each part, from the start of the split; None: all documents.
-      watch: a function that yields the documents it gets, for a progress display; called once per part.
+      documents: maximum number of documents of each component, from the start of the split. None means all documents.
+      watch: wraps an iterable of documents and yields them unchanged, to display progress; called once per component.
 
     Raises:
-      UserError: there is no text, or the model cannot score text.
+      UserError: the source has no text to score, or the model cannot score text.
     """
     method = method_of(loaded, scoring)
-    parts = source.components()
-    counted = [_count(loaded, method, part, split, documents, watch) for part in parts]
+    components = source.components()
+    totals_by_component = [
+        _score_component(loaded, method, component, split, documents, watch) for component in components
+    ]
     name = f"{source}, {SPLITS[split]}" + (f", at most {documents:,} documents" if documents else "")
-    how = "; ".join(filter(None, (method.description, method.explanation)))
+    description = "; ".join(filter(None, (method.description, method.explanation)))
     results = []
-    if len(parts) > 1:
-        for part, totals in zip(parts, counted, strict=True):
-            results += totals.results(method.prefix, name, how, str(part))
-    return results + _together(counted).results(method.prefix, name, how)
+    if len(components) > 1:
+        for component, totals in zip(components, totals_by_component, strict=True):
+            results += totals.results(method.prefix, name, description, str(component))
+    return results + _combine(totals_by_component).results(method.prefix, name, description)
 
 
 def read_source(text: str, experiment: Experiment) -> Source:
-    """Returns the data source for the flag --source; raises UserError for an invalid source.
+    """Parses the value of the flag --source into a data source; raises UserError if it is invalid.
 
-    The message names fields of the source as --source.FIELD.
+    The error message refers to fields of the source as --source.FIELD.
     """
     source = Source.parse(text)
     source.config_path = "--source"
@@ -68,15 +70,15 @@ def read_source(text: str, experiment: Experiment) -> Source:
     return source
 
 
-class _Counted(NamedTuple):
-    """The negative log-likelihoods and sizes of D documents."""
+class _Totals(NamedTuple):
+    """The negative log-likelihoods, token counts and byte counts of D documents."""
 
-    nats: np.ndarray  # [D] float64, negative log-likelihoods
+    nats: np.ndarray  # [D] float64, negative log-likelihood of each document
     tokens: np.ndarray  # [D] numbers of predicted tokens
     bytes: np.ndarray  # [D] bytes of the predicted text
-    other: collections.Counter[str]  # counts of exceptions, such as skipped documents
+    extra_counts: collections.Counter[str]  # counts of special cases, such as skipped documents
 
-    def results(self, prefix: str, source: str, how: str, part: str = "") -> list[Result]:
+    def results(self, prefix: str, source: str, description: str, part: str = "") -> list[Result]:
         per_token, per_byte = ratio(self.nats, self.tokens), ratio(self.nats, self.bytes)
         perplexity = math.exp(min(per_token.value, 700.0))  # float64 overflows above exp(709)
         metrics = {
@@ -85,45 +87,46 @@ class _Counted(NamedTuple):
             "bits_per_byte": per_byte.times(1 / math.log(2)),
         }
         counts = {"documents": len(self.nats), "tokens": int(self.tokens.sum()), "bytes": int(self.bytes.sum())}
-        counts |= {name: count for name, count in sorted(self.other.items()) if count}
-        return [Result(source, prefix + name, *value, counts, how, part) for name, value in metrics.items()]
+        counts |= {name: count for name, count in sorted(self.extra_counts.items()) if count}
+        return [Result(source, prefix + name, *value, counts, description, part) for name, value in metrics.items()]
 
 
-def _count(
+def _score_component(
     loaded: LoadedModel, method: Method, source: Source, split: str, documents: Optional[int], watch: Watch
-) -> _Counted:
-    skipped, other, sizes = collections.Counter(), collections.Counter(), []
+) -> _Totals:
+    skipped, extra_counts, sizes = collections.Counter(), collections.Counter(), []
     nats, tokens = collections.defaultdict(float), collections.Counter()
 
-    def questions() -> Iterator[tuple[int, Example]]:
+    def numbered_examples() -> Iterator[tuple[int, Example]]:
         for number, document in enumerate(watch(itertools.islice(documents_of(source, split, skipped), documents))):
-            asked = method.examples_for(document)
-            sizes.append(asked.bytes)
-            other.update({"unknown tokens": asked.unknown, "documents in pieces": asked.pieces > 1})
-            other["pairs cut"] += asked.is_cut
-            yield from ((number, example) for example in asked.examples)
+            scoring = method.examples_for(document)
+            sizes.append(scoring.bytes)
+            extra_counts.update({"unknown tokens": scoring.unknown, "documents in pieces": scoring.pieces > 1})
+            extra_counts["pairs cut"] += scoring.is_cut
+            yield from ((number, example) for example in scoring.examples)
 
-    for answer in score_examples(loaded, questions()):
-        nats[answer.number] += answer.nats
-        tokens[answer.number] += answer.tokens
-    scored = [number for number in range(len(sizes)) if tokens[number]]
-    other["documents with nothing to predict left out"] = len(sizes) - len(scored)
-    other.update({f"{reason} skipped": count for reason, count in skipped.items()})
-    if not scored:
-        seen = ", ".join(f"{count:,} {reason}" for reason, count in other.items() if count) or "no document"
+    for score in score_examples(loaded, numbered_examples()):
+        nats[score.number] += score.nats
+        tokens[score.number] += score.tokens
+    scored_numbers = [number for number in range(len(sizes)) if tokens[number]]
+    extra_counts["documents with nothing to predict left out"] = len(sizes) - len(scored_numbers)
+    extra_counts.update({f"{reason} skipped": count for reason, count in skipped.items()})
+    if not scored_numbers:
+        summary = ", ".join(f"{count:,} {reason}" for reason, count in extra_counts.items() if count) or "no document"
         raise UserError(
-            f"{source} holds no text to score ({SPLITS[split]}: {seen}); select a split with --split={'|'.join(SPLITS)}"
+            f"{source} holds no text to score ({SPLITS[split]}: {summary}); select a split with "
+            f"--split={'|'.join(SPLITS)}"
         )
-    arrays = ([by_number[i] for i in scored] for by_number in (nats, tokens, sizes))
-    return _Counted(*map(np.array, arrays), other)
+    arrays = ([values[i] for i in scored_numbers] for values in (nats, tokens, sizes))
+    return _Totals(*map(np.array, arrays), extra_counts)
 
 
 def documents_of(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
-    """Yields the documents of a split that are not empty.
+    """Yields the nonempty documents of a split.
 
     Args:
       split: "valid", "train", or "all" for both.
-      skipped: the numbers of skipped documents are added to it, by reason.
+      skipped: a counter of skipped documents by reason, which this function increments.
     """
     for name in ("train", "valid") if split == "all" else (split,):
         for shard in source.shards(name):
@@ -134,6 +137,6 @@ def documents_of(source: Source, split: str, skipped: collections.Counter) -> It
                     skipped["empty documents"] += 1
 
 
-def _together(parts: Sequence[_Counted]) -> _Counted:
-    nats, tokens, sizes, other = zip(*parts, strict=True)
-    return _Counted(*map(np.concatenate, (nats, tokens, sizes)), sum(other, collections.Counter()))
+def _combine(totals: Sequence[_Totals]) -> _Totals:
+    nats, tokens, sizes, extra_counts = zip(*totals, strict=True)
+    return _Totals(*map(np.concatenate, (nats, tokens, sizes)), sum(extra_counts, collections.Counter()))

@@ -1,8 +1,8 @@
-"""Computes the likelihood of each text: `score(loaded, texts)`.
+"""Computes the log-likelihood of documents: `score(loaded, texts)`.
 
-The module `scoring.scoring_examples` converts documents to examples. Examples of similar length form a batch, and the
-model computes the log-probabilities of the targets in the batch. Logits are computed for a few tokens at a time, to
-save memory. The score of a document does not depend on the other documents.
+`scoring.scoring_examples` converts documents to examples. Examples of similar length are batched, and the model
+computes the log-probabilities of the targets of a batch. To save memory, logits are computed for a few tokens at a
+time. A document's score does not depend on the other documents.
 """
 
 import dataclasses
@@ -15,32 +15,32 @@ import numpy as np
 
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import Batch, Example
-from pretrainax.inference.framing import longest
+from pretrainax.inference.framing import max_input_length
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.scoring.scoring_examples import PseudoLikelihood, Scoring, method_of
 
-_LOGITS = 1024  # number of predictions whose logits are in memory at the same time
+_MAX_PREDICTIONS = 1024  # number of predictions whose logits are in memory at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The score of one text. nats / tokens is the loss, and nats / log(2) / bytes is the number of bits per byte."""
+    """The score of a text: nats / tokens is the loss, and nats / log(2) / bytes is the number of bits per byte."""
 
     nats: float  # negative log-probability of the predicted tokens
     tokens: int  # number of predicted tokens
     bytes: int  # UTF-8 bytes of the predicted text
-    method: str  # the method: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
+    method: str  # scoring method: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
 
 
 class ExampleScore(NamedTuple):
-    """The score of one example."""
+    """The score of a single example."""
 
     number: int  # index of the text that the example belongs to
     nats: float  # negative log-probability of the weighted targets
     tokens: int  # number of weighted targets
-    best: int  # number of weighted targets that are the most likely token at their position
+    best: int  # number of weighted targets that are the model's most likely token
 
 
 def score(
@@ -52,17 +52,18 @@ def score(
     by_word: bool = False,
     seed: Optional[int] = None,
 ) -> list[Score]:
-    """Returns the score of each text; for a pair (source, target), the score of the target, given the source.
+    """Computes the score of each text; for a pair (source, target), scores the target given the source.
 
-    Pairs need an encoder-decoder.
+    Pairs require an encoder-decoder.
 
     Args:
-      context: tokens that the model reads at a time; None: the sequence length of training. For an imported model, None
-        is its maximum input length.
-      stride: for decoders: tokens between the starts of two windows over a text that is longer than the context. Each
-        token is predicted once, with at least `context - stride` tokens before it. None: half the context.
-      by_word: for encoders: True also masks the following tokens of the same word.
-      seed: for denoising models: seed of the corruption; None: 0.
+      context: number of tokens that the model reads at a time. The default is the sequence length of training or, for
+        an imported model, its maximum input length.
+      stride: for decoders: number of tokens between the starts of consecutive windows over a text that is longer than
+        the context. Each token is predicted once, with at least `context - stride` tokens before it. The default is
+        half the context.
+      by_word: for encoders: whether to also mask the subsequent tokens of the same word.
+      seed: for denoising models: seed of the corruption. The default is 0.
 
     Raises:
       UserError: an option is out of range or has no effect on this model, or a text is too long for an encoder.
@@ -70,22 +71,27 @@ def score(
     if isinstance(texts, str):
         raise UserError(f"texts is one text: give a list of them, [{texts[:20]!r}]")
     method = method_of(loaded, Scoring(context, stride, by_word, seed))
-    asked = []
+    scorings = []
     for number, text in enumerate(texts):
-        asked.append(method.examples_for(text))
-        if isinstance(method, PseudoLikelihood) and asked[-1].pieces > 1:
+        scorings.append(method.examples_for(text))
+        if isinstance(method, PseudoLikelihood) and scorings[-1].pieces > 1:
             raise UserError(
                 f"text {number} has {len(loaded.tokenizer.encode(text)):,} tokens, and this encoder takes at most "
-                f"{method.longest:,} at a time: give shorter texts"
+                f"{method.max_input_length:,} at a time: give shorter texts"
             )
     nats, tokens = np.zeros((2, len(texts)))
-    questions = ((number, example) for number, question in enumerate(asked) for example in question.examples)
-    for answer in score_examples(loaded, questions):
-        nats[answer.number] += answer.nats
-        tokens[answer.number] += answer.tokens
+    numbered_examples = ((number, example) for number, scoring in enumerate(scorings) for example in scoring.examples)
+    for example_score in score_examples(loaded, numbered_examples):
+        nats[example_score.number] += example_score.nats
+        tokens[example_score.number] += example_score.tokens
     return [
-        Score(float(n), int(t), text.bytes, method.description + (f", in {text.pieces} pieces" * (text.pieces > 1)))
-        for n, t, text in zip(nats, tokens, asked, strict=True)
+        Score(
+            float(n),
+            int(t),
+            scoring.bytes,
+            method.description + (f", in {scoring.pieces} pieces" * (scoring.pieces > 1)),
+        )
+        for n, t, scoring in zip(nats, tokens, scorings, strict=True)
     ]
 
 
@@ -93,16 +99,16 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
     """Yields the score of each example, in any order.
 
     Args:
-      questions: pairs of a text index and an example; consumed lazily.
+      questions: pairs (text index, example); consumed lazily.
     """
-    numbers: list[int] = []  # text index of each example that was consumed so far
+    text_indices: list[int] = []  # text index of each example consumed so far
 
-    def taken() -> Iterator[Example]:
+    def examples() -> Iterator[Example]:
         for number, example in questions:
-            numbers.append(number)
+            text_indices.append(number)
             yield example
 
-    for rows, batch in batches(taken(), loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
+    for rows, batch in batches(examples(), loaded.mesh, max_input_length(loaded), loaded.tokenizer.vocabulary.pad):
         weights = batch.pop("loss_weights")  # with weights in the batch, the model would also compute the loss
         log_probs, is_best = jax.device_get(loaded.compute(target_log_probabilities, batch))  # [B, N]
         nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
@@ -111,30 +117,31 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
                 f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
             )
         best = (is_best & (weights > 0)).sum(axis=1)
-        for row, value, tokens, hits in zip(rows, nats.tolist(), weights.sum(axis=1), best, strict=False):
-            yield ExampleScore(numbers[row], value, int(tokens), int(hits))
+        for row, value, tokens, num_best in zip(rows, nats.tolist(), weights.sum(axis=1), best, strict=False):
+            yield ExampleScore(text_indices[row], value, int(tokens), int(num_best))
 
 
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns the log-probability of each target, and whether no token is more likely than the target.
+    """Computes the log-probability of each target, and whether the target is the most likely token.
 
-    This is a function for `LoadedModel.compute`.
+    Meant to be passed to `LoadedModel.compute`.
 
     Returns:
-      Log-probabilities in nats, float32 [B, N], and a bool array [B, N].
+      Log-probabilities in nats, float32 [B, N], and a bool array [B, N]: True if no token is more likely than the
+      target.
     """
     output = outputs.heads["lm"]
 
     def column_scores(xs):
         features, targets = xs  # [B, D], [B]
         logits = output.replace(features=features[:, None]).logits()[:, 0]  # [B, V]
-        hits = jnp.arange(logits.shape[-1])[None] == targets[:, None]
-        # A gather would collect the logits of all devices along the vocabulary axis.
-        target_logits = jnp.where(hits, logits, 0.0).sum(-1)
+        is_target = jnp.arange(logits.shape[-1])[None] == targets[:, None]
+        # A gather would collect the logits from all devices along the vocabulary axis.
+        target_logits = jnp.where(is_target, logits, 0.0).sum(-1)
         return target_logits - jax.nn.logsumexp(logits, axis=-1), target_logits == logits.max(-1)
 
     rows, columns = batch["targets"].shape
-    batch_size = max(min(_LOGITS // rows, columns), 1)
+    batch_size = max(min(_MAX_PREDICTIONS // rows, columns), 1)
     # [B, N, …] -> [N, B, …]
     columns_first = jnp.swapaxes(output.features, 0, 1), batch["targets"].T
     log_probs, is_best = jax.lax.map(column_scores, columns_first, batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Computes the metrics of a task on a source of records, from the outputs of the task head and the labels."""
+"""Computes the metrics of a task on a data source of records, from the predictions of the task head and the labels."""
 
 import collections
 import itertools
@@ -24,32 +24,35 @@ def score_records(
     records: Optional[int] = None,
     watch: Watch = iter,
 ) -> list[Result]:
-    """Returns the metrics of a task on a source of records, as in the validation of a run, but without the loss.
+    """Computes the metrics of a task on a data source of records, as during validation, but without the loss.
 
     Args:
-      experiment: config with the task as its objective, and the sequence length.
+      experiment: config whose objective is the task; defines the sequence length.
       split: "valid", "train", or "all" for both.
-      records: maximum number of records, from the start of the split; None: all records.
-      watch: a function that yields the records it gets, for a progress display.
+      records: maximum number of records, from the start of the split. None means all records.
+      watch: wraps an iterable of records and yields them unchanged, to display progress.
 
     Raises:
-      UserError: the model has no head for the task, or there is no valid record.
+      UserError: the model has no head for the task, or the source has no valid record.
     """
-    task, skipped, cut = task_of(loaded, experiment), collections.Counter(), 0
+    task, skipped, num_truncated = task_of(loaded, experiment), collections.Counter(), 0
     documents = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
-    answers, notes, count = [], [], 0
+    predictions, notes, num_records = [], [], 0
     task_records = (item for item in documents if isinstance(item, Record) and not task.is_skipped(item))
-    for each in task_outputs(loaded, task, task_records, even=True):
-        answers.append(each.predictions)
-        notes += each.notes
-        count, cut = count + 1, cut + each.is_cut
-    if not count:
-        seen = "".join(f", {number:,} {reason}" for reason, number in skipped.items() if number)
+    for output in task_outputs(loaded, task, task_records, even=True):
+        predictions.append(output.predictions)
+        notes += output.notes
+        num_records, num_truncated = num_records + 1, num_truncated + output.is_cut
+    if not num_records:
+        skip_summary = "".join(f", {count:,} {reason}" for reason, count in skipped.items() if count)
         raise UserError(
-            f"{source} holds no record ({SPLITS[split]}{seen}); select a split with --split={'|'.join(SPLITS)}"
+            f"{source} holds no record ({SPLITS[split]}{skip_summary}); select a split with --split={'|'.join(SPLITS)}"
         )
-    whole = jax.tree.map(lambda *parts: np.concatenate(parts), *answers)
-    counts = {"records": count, "records cut short": cut} if cut else {"records": count}
-    counts |= {f"{reason} skipped": number for reason, number in skipped.items()}
-    name, how = f"{source}, {SPLITS[split]}", f"{type(task).__name__}, as in a run's own validation"
-    return [Result(name, metric, value, None, counts, how) for metric, value in task.metrics(whole, notes).items()]
+    all_predictions = jax.tree.map(lambda *arrays: np.concatenate(arrays), *predictions)
+    counts = {"records": num_records, "records cut short": num_truncated} if num_truncated else {"records": num_records}
+    counts |= {f"{reason} skipped": count for reason, count in skipped.items()}
+    name, method = f"{source}, {SPLITS[split]}", f"{type(task).__name__}, as in a run's own validation"
+    return [
+        Result(name, metric, value, None, counts, method)
+        for metric, value in task.metrics(all_predictions, notes).items()
+    ]

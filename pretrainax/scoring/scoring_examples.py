@@ -1,7 +1,7 @@
-"""Converts a text to examples with which a model scores the text; `loss_weights` select the predictions that count.
+"""Converts documents to examples from which a model scores them; `loss_weights` select the scored predictions.
 
-A decoder predicts each token from the tokens before it. An encoder predicts each token from all other tokens. A
-denoising model predicts the tokens that its objective removes. `method_of` returns the method for the family and the
+A decoder predicts each token from the preceding tokens. An encoder predicts each token from all other tokens. A
+denoising model predicts the tokens that its objective removes. `method_of` selects the method for the family and the
 objective of a model.
 """
 
@@ -16,22 +16,26 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example
 from pretrainax.data.objectives import Objective, SequenceToSequence
-from pretrainax.data.objectives.base import Text
+from pretrainax.data.objectives.base import ObjectiveInput
 from pretrainax.data.objectives.masking_units import WholeWords
 from pretrainax.data.objectives.prefix import DecoderOnly
 from pretrainax.data.sources import NoSource
 from pretrainax.data.sources.base import Document
-from pretrainax.inference.framing import before_text, longest
+from pretrainax.inference.framing import leading_token_ids, max_input_length
 from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """The options of scoring. Options that have no effect on the family of a model raise UserError."""
+    """The options of scoring; options without effect on a model's family raise UserError in `method_of`."""
 
-    context: Optional[int] = None  # tokens that the model reads at a time; None: the default of `context_length`
-    stride: Optional[int] = None  # decoders: tokens between the starts of two windows; None: half the context
-    by_word: bool = False  # encoders: also masks the following tokens of the same word
+    context: Optional[int] = (
+        None  # number of tokens that the model reads at a time; None: the default of `context_length`
+    )
+    stride: Optional[int] = (
+        None  # decoders: number of tokens between the starts of consecutive windows; None: half the context
+    )
+    by_word: bool = False  # encoders: whether to also mask the subsequent tokens of the same word
     seed: Optional[int] = None  # denoising models: seed of the corruption; None: 0
 
 
@@ -39,20 +43,20 @@ AS_IN_TRAINING = Scoring()
 
 
 class ScoringExamples(NamedTuple):
-    """The examples that score one text, or one pair of source and target."""
+    """The examples from which a model scores one text, or one pair of source and target."""
 
-    examples: Iterable[Example]  # not padded; `loss_weights` are 1 for predictions that count, otherwise 0
+    examples: Iterable[Example]  # not padded; `loss_weights` are 1 for scored predictions, otherwise 0
     bytes: int  # UTF-8 bytes of the predicted text
-    unknown: int = 0  # number of unknown tokens; their likelihood is not the likelihood of the text
-    pieces: int = 1  # number of pieces of the text that are scored independently
+    unknown: int = 0  # number of unk tokens, whose likelihood is not the likelihood of the text
+    pieces: int = 1  # number of chunks of the text, which are scored independently
     is_cut: bool = False  # True if the source or the target of a pair is truncated
 
 
 class Method:
-    """Base class of the scoring methods. The attribute `description` is a description of the method for users."""
+    """Base class of the scoring methods; the attribute `description` describes the method to users."""
 
-    prefix: ClassVar[str] = ""  # prefix of metric names, if the metrics are not a likelihood of the whole text
-    explanation: ClassVar[str] = ""  # meaning of the metrics with this prefix
+    prefix: ClassVar[str] = ""  # prefix of the metric names, if the scores are not likelihoods of whole documents
+    explanation: ClassVar[str] = ""  # explanation of the metrics with this prefix, for users
     options: ClassVar[tuple[str, ...]] = ()  # supported fields of `Scoring`, in addition to the context
     description: str
 
@@ -61,7 +65,7 @@ class Method:
             value = getattr(scoring, field.name)
             if field.name not in ("context", *self.options) and value != field.default:
                 raise UserError(
-                    f"{field.name}={value} changes nothing for this {_family(loaded)}, which is scored "
+                    f"{field.name}={value} changes nothing for this {_family_name(loaded)}, which is scored "
                     f"{self.manner}: leave it out"
                 )
         self.tokenizer, self.vocabulary = loaded.tokenizer, loaded.tokenizer.vocabulary
@@ -71,10 +75,10 @@ class Method:
     manner: ClassVar[str]  # the first words of `description`, without numbers
 
     def examples_for(self, document: Document) -> ScoringExamples:
-        """Returns the examples that score a text, or the target of a pair (source, target).
+        """Builds the examples that score a text, or the target of a pair (source, target).
 
         Raises:
-          UserError: the model does not support pairs, or supports only pairs.
+          UserError: the model does not support pairs, or `document` is a text and the model supports only pairs.
         """
         if isinstance(document, tuple):
             raise UserError(
@@ -82,20 +86,20 @@ class Method:
                 "give texts"
             )
         text = document if isinstance(document, str) else document.decode()
-        return self._about(text, self.tokenizer.encode(text))
+        return self._examples_for_text(text, self.tokenizer.encode(text))
 
-    def _about(self, text: str, ids: np.ndarray) -> ScoringExamples:
+    def _examples_for_text(self, text: str, ids: np.ndarray) -> ScoringExamples:
         raise NotImplementedError
 
-    def _unknown(self, ids: np.ndarray) -> int:
+    def _count_unknown(self, ids: np.ndarray) -> int:
         return 0 if self.vocabulary.unk is None else int((ids == self.vocabulary.unk).sum())
 
 
 class LeftToRight(Method):
-    """Predicts each token from the tokens before it.
+    """Predicts each token from the preceding tokens.
 
-    A text that is longer than the context is read in overlapping windows. Each token is predicted once. The window of a
-    token begins at least `context - stride` tokens before it, or at the start of the text.
+    A text that is longer than the context is read in overlapping windows. Each token is predicted once. Its window
+    begins at least `context - stride` tokens before the token, or at the start of the text.
     """
 
     options = ("stride",)
@@ -114,29 +118,29 @@ class LeftToRight(Method):
         self.description = f"{self.manner}, in windows of {self.context:,} tokens every {self.stride:,}{first_token}"
         self._spellings = self.tokenizer.spellings()
 
-    def _about(self, text, ids):
+    def _examples_for_text(self, text, ids):
         size = len(text.encode())
         if self.start is None and len(ids):
-            first = self._spellings[ids[0]]  # some tokenizers add a space at the start of a text
+            first = self._spellings[ids[0]]  # some tokenizers add a space before a text
             size -= min(len(first if text[:1].isspace() else first.removeprefix(b" ")), size)
-        return ScoringExamples(self._windows(ids), size, self._unknown(ids))
+        return ScoringExamples(self._window_examples(ids), size, self._count_unknown(ids))
 
-    def _windows(self, ids: np.ndarray) -> Iterator[Example]:
-        read = ids if self.start is None else np.concatenate([[self.start], ids]).astype(np.int32)
-        predicted = 0
-        for begin in range(0, len(read) - 1, self.stride):
-            end = min(begin + self.context, len(read) - 1)
-            yield causal_example(read[begin : predicted + 1], read[predicted + 1 : end + 1])
-            predicted = end
-            if end == len(read) - 1:
+    def _window_examples(self, ids: np.ndarray) -> Iterator[Example]:
+        tokens = ids if self.start is None else np.concatenate([[self.start], ids]).astype(np.int32)
+        last_predicted = 0
+        for begin in range(0, len(tokens) - 1, self.stride):
+            end = min(begin + self.context, len(tokens) - 1)
+            yield causal_example(tokens[begin : last_predicted + 1], tokens[last_predicted + 1 : end + 1])
+            last_predicted = end
+            if end == len(tokens) - 1:
                 return
 
 
 class PseudoLikelihood(Method):
     """Predicts each token from all other tokens, with only this token masked (Salazar et al. 2020, section 2.1).
 
-    The option `by_word` also masks the following tokens of the same word, so that they do not reveal the predicted
-    token (Kauf and Ivanova 2023: PLL-word-l2r).
+    The option `by_word` also masks the subsequent tokens of the same word, so that they do not reveal the predicted
+    token (PLL-word-l2r, Kauf and Ivanova 2023).
     """
 
     prefix = "pseudo_"
@@ -153,35 +157,35 @@ class PseudoLikelihood(Method):
             raise UserError(f"{loaded.origin}: the tokenizer has no {', '.join(missing)}; encoders need it for scoring")
         if self.context < 3:
             raise UserError(f"context={self.context}: a token between [CLS] and [SEP] needs at least 3")
-        self._words = WholeWords().bind(self.tokenizer) if scoring.by_word else None
+        self._whole_words = WholeWords().bind(self.tokenizer) if scoring.by_word else None
         self.description = (
             f"{self.manner}, {'word by word, left to right' if scoring.by_word else 'token by token'}{self.limit}"
         )
 
     @property
-    def longest(self) -> int:
-        """Returns the maximum number of tokens of a text that is scored in one piece."""
+    def max_input_length(self) -> int:
+        """Returns the length in tokens of the longest text that the model can score in a single chunk."""
         return self.context - 2
 
-    def _about(self, text, ids):
-        pieces = [ids[i : i + self.longest] for i in range(0, len(ids), self.longest)]
-        examples = (example for piece in pieces for example in self._masked(piece))
-        return ScoringExamples(examples, len(text.encode()), self._unknown(ids), max(len(pieces), 1))
+    def _examples_for_text(self, text, ids):
+        chunks = [ids[i : i + self.max_input_length] for i in range(0, len(ids), self.max_input_length)]
+        examples = (example for chunk in chunks for example in self._masked_examples(chunk))
+        return ScoringExamples(examples, len(text.encode()), self._count_unknown(ids), max(len(chunks), 1))
 
-    def _masked(self, piece: np.ndarray) -> Iterator[Example]:
-        row = np.concatenate([[self.vocabulary.cls], piece, [self.vocabulary.sep]]).astype(np.int32)
-        begins = np.ones(len(row), bool) if self._words is None else self._words.starts(row)
-        begins[-1] = True
-        starts = np.flatnonzero(begins)
+    def _masked_examples(self, chunk: np.ndarray) -> Iterator[Example]:
+        row = np.concatenate([[self.vocabulary.cls], chunk, [self.vocabulary.sep]]).astype(np.int32)
+        begins_word = np.ones(len(row), bool) if self._whole_words is None else self._whole_words.starts(row)
+        begins_word[-1] = True
+        word_starts = np.flatnonzero(begins_word)
         for position in range(1, len(row) - 1):
-            yield masked_example(row, position, starts[starts > position][0], self.vocabulary.mask)
+            yield masked_example(row, position, word_starts[word_starts > position][0], self.vocabulary.mask)
 
 
 class Targets(Method):
-    """Predicts the targets that the training objective makes from a text, or the target of a pair (source, target).
+    """Predicts the targets that the training objective creates from a text, or the target of a pair (source, target).
 
-    The seed and the text determine the corruption. The predictions include sentinels and end tokens. These tokens have
-    no bytes; they encode the lengths of the removed spans.
+    The corruption depends only on the seed and the text. The predictions include sentinels and end tokens, which encode
+    the lengths of the removed spans but do not count as bytes.
     """
 
     prefix = "target_"
@@ -195,8 +199,8 @@ class Targets(Method):
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
         super().__init__(loaded, scoring)
         objective, self.seed = loaded.experiment.objective.bind(self.tokenizer), scoring.seed or 0
-        parts = [(w, o) for w, o in objective.components() if isinstance(o, Objective)]
-        self.text_objectives = [(w, o) for w, o in parts if o.unit not in ("pairs", "records")]
+        components = [(w, o) for w, o in objective.components() if isinstance(o, Objective)]
+        self.text_objectives = [(w, o) for w, o in components if o.unit not in ("pairs", "records")]
         self.pair_objectives = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
         start = objective.components()[0][1].decoder_start(self.vocabulary)
         if (
@@ -204,7 +208,7 @@ class Targets(Method):
             and loaded.experiment.model.family == "encoder_decoder"
             and start == self.vocabulary.pad
         ):
-            self.pair_objectives = [SequenceToSequence()]  # in the format of T5's pretraining
+            self.pair_objectives = [SequenceToSequence()]  # pairs in the format of T5's pretraining
         name = type(objective).__name__
         if not self.text_objectives and not self.pair_objectives:
             raise UserError(
@@ -217,46 +221,53 @@ class Targets(Method):
         self._name = name
 
     def examples_for(self, document):
-        return self._about_pair(*document) if isinstance(document, tuple) else super().examples_for(document)
+        return self._examples_for_pair(*document) if isinstance(document, tuple) else super().examples_for(document)
 
-    def _about(self, text, ids):
+    def _examples_for_text(self, text, ids):
         if not self.text_objectives:
             raise UserError(f"this model was trained by {self._name}, on pairs: give (source, target), not a text")
         rng = np.random.default_rng([self.seed % 2**64, zlib.crc32(ids.tobytes())])
         weights = np.array([weight for weight, _ in self.text_objectives])
         examples = []
-        while len(ids) > 1:  # corruption needs a token to remove and a token to leave
+        while len(ids) > 1:  # corruption requires a token to remove and a token to keep
             objective = self.text_objectives[rng.choice(len(weights), p=weights / weights.sum())][1]
-            piece = ids[: objective.lengths(self.context).raw]
-            ids = ids[len(piece) :]
-            room = max(min(self.context, len(piece) + 2), objective.shortest)
-            objective.check_vocabulary(self.vocabulary, room)  # raises UserError if it has too few sentinels
-            examples.append(self._example(objective, piece, np.array([len(piece)]), rng))
-        unknown = sum(self._unknown(example["targets"][example["loss_weights"] > 0]) for example in examples)
-        return ScoringExamples(examples, sum(map(self._bytes, examples)), unknown, max(len(examples), 1))
+            chunk = ids[: objective.lengths(self.context).raw]
+            ids = ids[len(chunk) :]
+            max_length = max(min(self.context, len(chunk) + 2), objective.shortest)
+            objective.check_vocabulary(
+                self.vocabulary, max_length
+            )  # raises UserError if the vocabulary has too few sentinels
+            examples.append(self._example(objective, chunk, np.array([len(chunk)]), rng))
+        unknown = sum(self._count_unknown(example["targets"][example["loss_weights"] > 0]) for example in examples)
+        return ScoringExamples(examples, sum(map(self._count_bytes, examples)), unknown, max(len(examples), 1))
 
-    def _about_pair(self, source: str, target: str) -> ScoringExamples:
+    def _examples_for_pair(self, source: str, target: str) -> ScoringExamples:
         if not self.pair_objectives:
             raise UserError(f"this model was trained by {self._name}, which does not support pairs: give texts")
         (objective,) = self.pair_objectives[:1]
-        sides = [np.append(ids, self.vocabulary.separator) for ids in self.tokenizer.encode_batch([source, target])]
-        rooms = objective.max_pair_lengths(objective.lengths(self.context))
-        cut = [s if len(s) <= room else np.append(s[: room - 1], s[-1]) for s, room in zip(sides, rooms, strict=True)]
-        is_cut = any(len(a) < len(b) for a, b in zip(cut, sides, strict=True))
-        both = np.concatenate(cut).astype(np.int32)
-        example = self._example(objective, both, np.cumsum([len(side) for side in cut]), np.random.default_rng(0))
-        size = self._bytes(example) if is_cut else len(target.encode())
-        return ScoringExamples([example], size, self._unknown(cut[1]), is_cut=is_cut)
+        sequences = [np.append(ids, self.vocabulary.separator) for ids in self.tokenizer.encode_batch([source, target])]
+        max_lengths = objective.max_pair_lengths(objective.lengths(self.context))
+        truncated = [
+            sequence if len(sequence) <= max_length else np.append(sequence[: max_length - 1], sequence[-1])
+            for sequence, max_length in zip(sequences, max_lengths, strict=True)
+        ]
+        is_cut = any(len(a) < len(b) for a, b in zip(truncated, sequences, strict=True))
+        tokens = np.concatenate(truncated).astype(np.int32)
+        example = self._example(
+            objective, tokens, np.cumsum([len(sequence) for sequence in truncated]), np.random.default_rng(0)
+        )
+        size = self._count_bytes(example) if is_cut else len(target.encode())
+        return ScoringExamples([example], size, self._count_unknown(truncated[1]), is_cut=is_cut)
 
     def _example(self, objective: Objective, ids: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> Example:
-        return objective.example(Text(ids, np.ones(len(ids), np.int32), parts), rng, self.vocabulary)
+        return objective.example(ObjectiveInput(ids, np.ones(len(ids), np.int32), parts), rng, self.vocabulary)
 
-    def _bytes(self, example: Example) -> int:
+    def _count_bytes(self, example: Example) -> int:
         return int(self.tokenizer.text_table.num_bytes[example["targets"][example["loss_weights"] > 0]].sum())
 
 
 def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
-    """Returns the scoring method of a model.
+    """Selects the scoring method for a model.
 
     Raises:
       UserError: the model does not predict tokens, or an option is out of range or has no effect on the model.
@@ -276,10 +287,10 @@ def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
 
 
 def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
-    """Returns an example of a decoder that predicts the ids `answer` after the ids `before`.
+    """Builds a decoder example that predicts the token ids `answer` after the token ids `before`.
 
     Args:
-      sees_prefix: True for a prefix LM, which reads `before` bidirectionally.
+      sees_prefix: whether attention within `before` is bidirectional, as in a prefix LM.
     """
     tokens = np.concatenate([before, answer])
     positions = np.arange(len(tokens) - 1, dtype=np.int32)
@@ -294,12 +305,12 @@ def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = F
 
 
 def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
-    """Returns an example of an encoder that predicts the token at `place` of a row.
+    """Builds an encoder example that predicts the token at position `place` of a sequence.
 
     Args:
-      row: ids [T] with special tokens.
-      end: the positions from `place` to `end` - 1 have masks.
-      mask: id of the mask.
+      row: token ids [T], special tokens included.
+      end: the positions from `place` to `end` - 1 are masked.
+      mask: id of the mask token.
     """
     tokens = row.copy()
     tokens[place:end] = mask
@@ -315,36 +326,36 @@ def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
 
 
 def context_length(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
-    """Returns the number of tokens that a model reads at a time when it scores text.
+    """Resolves the number of tokens that a model reads at a time when it scores text.
 
     Args:
-      wanted: this number; None: the sequence length of training. Imported models do not record this length, so None is
-        the maximum input length if they have one.
+      wanted: the requested number. None selects the sequence length of training. Imported models do not record this
+        length; for them, None selects the maximum input length, if there is one.
 
     Raises:
       UserError: `wanted` is out of range.
     """
-    most, trained = longest(loaded), loaded.experiment.data.sequence_length
+    max_length, trained_length = max_input_length(loaded), loaded.experiment.data.sequence_length
     if wanted is None:
         is_imported = isinstance(loaded.experiment.data.source, NoSource)
-        return most if is_imported and most else min(trained, most or trained)
-    if not 1 <= wanted <= (most or math.inf):
-        allowed = f" to {most}, the positions that this model has" if most else " on"
+        return max_length if is_imported and max_length else min(trained_length, max_length or trained_length)
+    if not 1 <= wanted <= (max_length or math.inf):
+        allowed = f" to {max_length}, the positions that this model has" if max_length else " on"
         raise UserError(f"context={wanted}: it must be from 1{allowed}")
     return wanted
 
 
 def start_token(loaded: LoadedModel) -> Optional[int]:
-    """Returns the id that a decoder reads before a scored text; None if it reads none.
+    """Returns the id of the token that a decoder reads before a scored text, or None if there is none.
 
-    Without this id, the first token of the text is not predicted.
+    Without this token, the first token of the text is not predicted.
     """
-    return next(iter(before_text(loaded.experiment, loaded.tokenizer.vocabulary, is_needed=True)), None)
+    return next(iter(leading_token_ids(loaded.experiment, loaded.tokenizer.vocabulary, is_needed=True)), None)
 
 
 def _objectives(loaded: LoadedModel) -> list[tuple[float, Objective]]:
     return loaded.experiment.objective.components()
 
 
-def _family(loaded: LoadedModel) -> str:
+def _family_name(loaded: LoadedModel) -> str:
     return loaded.experiment.model.family.replace("_", "-")

@@ -1,8 +1,8 @@
-"""Converts a span to examples in the training format of a model: model inputs, and targets that predict the span.
+"""Converts a span to examples in the training format of a model, whose weighted targets predict the span.
 
-`forms_of` returns the formats of a model, which depend on its family and its training objective. A form creates
-examples from the ids of a span and the ids of its context. The sum of the log-probabilities of the weighted targets is
-the log-probability of the span.
+`span_formats` returns the formats that a model supports, which depend on its family and its training objective. A
+format builds examples from the token ids of a span and of its context. The sum of the log-probabilities of the weighted
+targets is the log-probability of the span.
 """
 
 import dataclasses
@@ -41,57 +41,57 @@ class Ids(NamedTuple):
     left: np.ndarray
     span: np.ndarray
     right: np.ndarray
-    is_start: bool = False  # True if a document begins with `left`
+    is_start: bool = False  # True if `left` is the start of a document
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class SpanFormat:
     """A format in which a model predicts a span.
 
-    `examples_for` returns examples. The targets with weight 1 are the ids of the span, followed by the token that ends
-    the span if `predicts_end` is True.
+    `examples_for` builds the examples of a span. The targets with weight 1 are the token ids of the span, followed by
+    the tokens that end the span if `predicts_end` is True.
     """
 
     given: str  # context that the model reads: LEFT or BOTH
-    marks: int  # maximum number of ids in a row in addition to the span and its context
-    predicts_end: bool  # True: the model predicts the end of the span; False: it gets the number of tokens
+    num_special_tokens: int  # maximum number of token ids in an input in addition to the span and its context
+    predicts_end: bool  # True: the model predicts the end of the span; False: the model is given the number of tokens
     examples_for: Callable[[Ids], list[Example]]
 
     def fitted(self, ids: Ids, longest: int) -> Ids:
-        """Returns `ids` with the context truncated so that a row has at most `longest` ids.
+        """Truncates the context in `ids` so that an input has at most `longest` token ids.
 
-        The context next to the span remains.
+        The context closest to the span is kept.
 
         Raises:
-          UserError: the span leaves no room for one token of context on each side that the form reads.
+          UserError: `longest` is too small for the span and one token of each context that the format reads.
         """
-        room = longest - self.marks - len(ids.span)
-        sides = 1 + (self.given == BOTH)
-        if room < sides:
+        capacity = longest - self.num_special_tokens - len(ids.span)
+        num_contexts = 1 + (self.given == BOTH)
+        if capacity < num_contexts:
             raise UserError(
                 f"a span of {len(ids.span)} tokens leaves no room for its context in the {longest} tokens that the "
                 "model reads: use shorter spans (mean_bytes)"
             )
-        right = 0 if self.given == LEFT else min(len(ids.right), max(room // 2, room - len(ids.left)))
-        left = ids.left[-(room - right) :]
+        right = 0 if self.given == LEFT else min(len(ids.right), max(capacity // 2, capacity - len(ids.left)))
+        left = ids.left[-(capacity - right) :]
         return Ids(left, ids.span, ids.right[:right], ids.is_start and len(left) == len(ids.left))
 
 
-def forms_of(loaded: LoadedModel) -> list[Form]:
-    """Returns the forms in which a model can predict a span, at most one for each value of `given`.
+def span_formats(loaded: LoadedModel) -> list[SpanFormat]:
+    """Returns the formats in which a model can predict a span: at most one for each value of `given`.
 
-    If a model supports several forms with the same context, the first one is used.
+    If a model supports several formats with the same context, only the first one is returned.
 
     Raises:
-      UserError: the model supports no form.
+      UserError: the model supports no format.
     """
     family, objective = loaded.experiment.model.family, loaded.experiment.objective
     if family == "encoder":
         forms = _encoder_forms(loaded)
     else:
-        parts = objective.bind(loaded.tokenizer).components()
-        forms = (form for _, part in parts for form in _objective_forms(part, loaded))
-    by_given: dict[str, Form] = {}
+        components = objective.bind(loaded.tokenizer).components()
+        forms = (form for _, component in components for form in _objective_forms(component, loaded))
+    by_given: dict[str, SpanFormat] = {}
     for form in forms:
         by_given.setdefault(form.given, form)
     if not by_given:
@@ -102,118 +102,130 @@ def forms_of(loaded: LoadedModel) -> list[Form]:
     return list(by_given.values())
 
 
-def _encoder_forms(loaded: LoadedModel) -> Iterator[Form]:
+def _encoder_forms(loaded: LoadedModel) -> Iterator[SpanFormat]:
     model, vocabulary = loaded.experiment.model, loaded.tokenizer.vocabulary
     predicts_tokens = not model.replaced_token_head or model.generator is not None
     if predicts_tokens and None not in (vocabulary.mask, vocabulary.cls, vocabulary.sep):
-        yield Form(BOTH, 2, False, lambda ids: _masked(ids, vocabulary))
+        yield SpanFormat(BOTH, 2, False, lambda ids: _masked_examples(ids, vocabulary))
 
 
-def _objective_forms(part: Objective, loaded: LoadedModel) -> Iterator[Form]:
+def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[SpanFormat]:
     vocabulary = loaded.tokenizer.vocabulary
-    objective = part.objective if isinstance(part, DecoderOnly) else part
+    objective = component.objective if isinstance(component, DecoderOnly) else component
     if isinstance(objective, SpanCorruption):
-        yield Form(
-            BOTH, objective.mode_tokens + 6, True, lambda ids: [_span_corruption(ids, part, objective, vocabulary)]
+        yield SpanFormat(
+            BOTH,
+            objective.mode_tokens + 6,
+            True,
+            lambda ids: [_span_corruption_example(ids, component, objective, vocabulary)],
         )
     elif isinstance(objective, SequentialDenoising):
-        yield Form(
-            LEFT, objective.mode_tokens + 1, False, lambda ids: [_continuation(ids, part, objective, vocabulary)]
+        yield SpanFormat(
+            LEFT,
+            objective.mode_tokens + 1,
+            False,
+            lambda ids: [_continuation_example(ids, component, objective, vocabulary)],
         )
     elif isinstance(objective, Denoising) and objective.infilling_rate:
-        yield Form(BOTH, 3, True, lambda ids: [_denoising(ids, part, vocabulary)])
+        yield SpanFormat(BOTH, 3, True, lambda ids: [_denoising_example(ids, component, vocabulary)])
     elif isinstance(objective, FillInTheMiddle):
-        yield Form(BOTH, 4, True, lambda ids: [_fill_in_middle(ids, objective.spm_rate == 1, vocabulary)])
+        yield SpanFormat(BOTH, 4, True, lambda ids: [_fill_in_middle_example(ids, objective.spm_rate == 1, vocabulary)])
         if objective.fim_rate < 1:
             yield _causal_form(loaded)
     elif isinstance(objective, CausalLM):
         yield _causal_form(loaded, isinstance(objective, PrefixLM))
 
 
-def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> Form:
+def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> SpanFormat:
     start, separator = start_token(loaded), loaded.tokenizer.vocabulary.separator
 
     def examples_for(ids: Ids) -> list[Example]:
-        # In training, a separator is before each document, but a BOS token is before each row.
+        # In training, a separator precedes each document, but a BOS token precedes each sequence.
         has_start = start is not None and (ids.is_start or start != separator)
-        return [causal_example(_joined([start] if has_start else [], ids.left), ids.span, sees_prefix)]
+        return [causal_example(_concatenate([start] if has_start else [], ids.left), ids.span, sees_prefix)]
 
-    return Form(LEFT, 1, False, examples_for)
+    return SpanFormat(LEFT, 1, False, examples_for)
 
 
 # --- examples of each form ------------------------------------------------------------------------------------------
 
 
-def _joined(*parts: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
-    return np.concatenate([np.asarray(part, np.int32) for part in parts])
+def _concatenate(*arrays: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
+    return np.concatenate([np.asarray(array, np.int32) for array in arrays])
 
 
-def _masked(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
-    """Returns an example for each token of the span, which predicts this token.
+def _masked_examples(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
+    """Builds an example for each token of the span, which predicts this token.
 
-    The input has masks for the predicted token and all later tokens of the span. All other tokens are visible.
+    The predicted token and all later tokens of the span are masked. All other tokens are visible.
     """
-    whole = _joined([vocabulary.cls], *ids[:3], [vocabulary.sep])
+    row = _concatenate([vocabulary.cls], *ids[:3], [vocabulary.sep])
     start, end = 1 + len(ids.left), 1 + len(ids.left) + len(ids.span)
-    return [masked_example(whole, position, end, vocabulary.mask) for position in range(start, end)]
+    return [masked_example(row, position, end, vocabulary.mask) for position in range(start, end)]
 
 
-def _fill_in_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the span between the two contexts, and the end-of-text token after it.
+def _fill_in_middle_example(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:
+    """Builds a fill-in-the-middle example: it predicts the span, followed by the vocabulary's separator token.
 
     Args:
-      suffix_first: True if the right context is before the left context in the input, as in training.
+      suffix_first: whether the right context precedes the left context in the input (suffix-prefix-middle).
     """
-    before, after, between = ([i] for i in vocabulary.sentinels[:3])
+    prefix_mark, suffix_mark, middle_mark = ([i] for i in vocabulary.sentinels[:3])
     if suffix_first:
-        context = _joined(before, after, ids.right, between, ids.left)
+        context = _concatenate(prefix_mark, suffix_mark, ids.right, middle_mark, ids.left)
     else:
-        context = _joined(before, ids.left, after, ids.right, between)
-    return causal_example(context, _joined(ids.span, [vocabulary.separator]))
+        context = _concatenate(prefix_mark, ids.left, suffix_mark, ids.right, middle_mark)
+    return causal_example(context, _concatenate(ids.span, [vocabulary.separator]))
 
 
-def _span_corruption(ids: Ids, part: Objective, objective: SpanCorruption, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the span at the first sentinel, and the second sentinel, which ends the span.
+def _span_corruption_example(
+    ids: Ids, component: Objective, objective: SpanCorruption, vocabulary: Vocabulary
+) -> Example:
+    """Builds a span-corruption example: it predicts the span, and the second sentinel, which ends the span.
 
     In training, a text always ends with a removed span. Therefore the EOS token is also removed here, as a second span
-    whose tokens have weight 0.
+    with weight 0.
     """
-    tokens = _joined(*ids[:3], [vocabulary.eos])
+    tokens = _concatenate(*ids[:3], [vocabulary.eos])
     is_removed = np.zeros(len(tokens), bool)
     is_removed[len(ids.left) : len(ids.left) + len(ids.span)] = is_removed[-1] = True
     inputs, targets = corrupt(tokens, is_removed, vocabulary)
-    return _weighted(objective.read_first(inputs), targets, slice(1, len(ids.span) + 2), part, vocabulary)
+    return _weighted_example(
+        objective.prepend_mode(inputs), targets, slice(1, len(ids.span) + 2), component, vocabulary
+    )
 
 
-def _continuation(ids: Ids, part: Objective, objective: SequentialDenoising, vocabulary: Vocabulary) -> Example:
-    """Returns an example of sequential denoising: it predicts the span as the continuation of the left context."""
-    inputs = objective.read_first(_joined(ids.left, [vocabulary.eos]))
-    return _weighted(inputs, ids.span, slice(None), part, vocabulary)
+def _continuation_example(
+    ids: Ids, component: Objective, objective: SequentialDenoising, vocabulary: Vocabulary
+) -> Example:
+    """Builds an example of sequential denoising: it predicts the span as the continuation of the left context."""
+    inputs = objective.prepend_mode(_concatenate(ids.left, [vocabulary.eos]))
+    return _weighted_example(inputs, ids.span, slice(None), component, vocabulary)
 
 
-def _denoising(ids: Ids, part: Objective, vocabulary: Vocabulary) -> Example:
-    """Returns an example that predicts the text from the start of the span to EOS.
+def _denoising_example(ids: Ids, component: Objective, vocabulary: Vocabulary) -> Example:
+    """Builds a denoising example (BART): it predicts the text from the start of the span to EOS.
 
-    The text after the span marks the end of the span.
+    The predicted right context marks the end of the span.
     """
     bos, eos = [vocabulary.bos], [vocabulary.eos]
-    inputs, targets = _joined(bos, ids.left, [vocabulary.mask], ids.right, eos), _joined(bos, *ids[:3], eos)
-    return _weighted(inputs, targets, slice(1 + len(ids.left), None), part, vocabulary)
+    inputs, targets = _concatenate(bos, ids.left, [vocabulary.mask], ids.right, eos), _concatenate(bos, *ids[:3], eos)
+    return _weighted_example(inputs, targets, slice(1 + len(ids.left), None), component, vocabulary)
 
 
-def _weighted(
-    inputs: np.ndarray, targets: np.ndarray, weighted: slice, part: Objective, vocabulary: Vocabulary
+def _weighted_example(
+    inputs: np.ndarray, targets: np.ndarray, weighted: slice, component: Objective, vocabulary: Vocabulary
 ) -> Example:
-    """Returns an encoder-decoder example with weight 1 for the targets in `weighted`, and weight 0 for the rest.
+    """Builds an encoder-decoder example with weight 1 for the targets in `weighted`, and weight 0 for all others.
 
     For the objective `DecoderOnly`, the example is converted to a decoder example.
 
     Args:
-      inputs, targets: ids that the encoder reads, and ids that the decoder predicts.
-      part: the training objective.
+      inputs, targets: token ids that the encoder reads, and token ids that the decoder predicts.
+      component: the training objective, or the component of a mixture of objectives.
     """
-    start = part.decoder_start(vocabulary)
+    start = component.decoder_start(vocabulary)
     example = encoder_decoder_example(inputs, targets, start=0 if start is None else start)  # DecoderOnly drops start
     example["loss_weights"] = np.zeros(len(targets), np.float32)
     example["loss_weights"][weighted] = 1
-    return to_decoder_example(example) if isinstance(part, DecoderOnly) else example
+    return to_decoder_example(example) if isinstance(component, DecoderOnly) else example

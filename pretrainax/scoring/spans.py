@@ -1,31 +1,33 @@
-"""Bits per byte of held-out spans: a metric that compares encoders, encoder-decoders and decoders of any tokenizer.
+"""Computes bits per byte of held-out spans, a metric comparable across model families and tokenizers.
 
-`score_spans(loaded, texts)` scores the spans that `SpanChoice` selects by bytes, so that every model gets the same
-spans, with up to `context` bytes on each side. The cost of a span is a code length: the number of bits that encode the
-span and its end, given the model and the context,
+`score_spans(loaded, texts)` scores spans that `SpanChoice` selects by bytes, so that every model is scored on the same
+spans, with up to `context` bytes of left and of right context. The cost of a span is a code length: the number of bits
+that encode the span and its end, given the model and the context,
 
-    bits = - log2 p(ids of the span | context) + length + unknown
+    bits = - log2 p(token ids of the span | context) + length + unknown
 
-The metric is the sum of the bits divided by the sum of the UTF-8 bytes of the original text. The terms are:
+The metric is the sum of the bits divided by the UTF-8 bytes of the original spans. The terms are:
 
-  p        The product of the probabilities of the ids of the span. A decoder reads the left side. An encoder-decoder
-           reads both sides, with a sentinel instead of the span, and predicts the ids and then the sentinel that ends
-           them. An encoder reads both sides, with masks instead of the predicted id and the ids after it. Decoders that
-           fill in the middle, and prefix LMs that denoise, use the format of their training.
+  p        The product of the probabilities of the token ids of the span. A decoder reads the left context. An
+           encoder-decoder reads both contexts, with a sentinel instead of the span, and predicts the ids and then the
+           sentinel that ends the span. An encoder reads both contexts; the predicted id and all later ids of the span
+           are masked. Decoders that fill in the middle, and prefix LMs that denoise, use their training format.
   length   Encoder-decoders, and decoders that fill in the middle, predict the end of the span. Their probabilities of
-           all spans of any length add up to 1, so nothing is added. Other models get the number of ids, and their
-           probabilities of all spans with this number add up to 1. For these models, - log2 q(number) bits are added.
-           q is the frequency of the number in the spans of all other documents, smoothed for numbers that never occur.
-  unknown  A word that contains the tokenizer's unknown id adds 8 bits for each of its bytes.
+           all spans of any length sum to 1, so nothing is added. All other models are given the number n of ids, and
+           their probabilities of all spans with n ids sum to 1. For these models, - log2 q(n) bits are added. q(n) is
+           the frequency of n in the spans of all other documents, smoothed for values that never occur.
+  unknown  A word that contains the tokenizer's unk id adds 8 bits for each of its bytes.
 
-These terms include everything that is needed to encode the ids. No model gets information about the span for free, and
-over many spans, no model can have a cost below the entropy of the text. The metric has three limits:
+These terms include all information that is needed to encode the ids. No model gets information about the span for free.
+Over many spans, no model can have a cost below the entropy of the text. The metric has three limitations:
 
-- The metric is an upper bound for the text: of all id sequences that decode to a span, only the tokenizer's own is
-  counted. The three parts of a text are tokenized separately, and their concatenated ids decode to the text.
+- The metric is an upper bound of the cost of the text. Many id sequences decode to the same span, but the metric counts
+  only the sequence that the tokenizer returns. The left context, the span and the right context are tokenized
+  separately; their concatenated ids decode to the text.
 - A tokenizer that changes the text (case, accents, white space) encodes less, and nothing is added for the lost
-  information. `share_changed` is the share of bytes in spans that their ids do not reproduce: check it first.
-- "Left side" and "both sides" are different problems: both sides give more information and a lower cost.
+  information. `share_changed` is the fraction of bytes in spans that their ids do not reproduce. Check it first.
+- Scores given the left context and scores given both contexts are not comparable: both contexts contain more
+  information, so the cost is lower.
 """
 
 import collections
@@ -46,25 +48,25 @@ from pretrainax.scoring.likelihood import score_examples
 from pretrainax.scoring.results import Estimate, Result, ratio
 from pretrainax.scoring.scoring_examples import context_length
 from pretrainax.scoring.span_choice import Span, SpanChoice, words
-from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
+from pretrainax.scoring.span_forms import BOTH, Ids, SpanFormat, span_formats
 from pretrainax.tokenization.base import Tokenizer
 
-_FULL_STOP = "."  # added before each text, so that no tokenizer adds a space; nearly always a separate token
-Watch = Callable[[Iterable], Iterable]  # yields the items it gets, and may show their count
+_FULL_STOP = "."  # prepended to each text, so that no tokenizer adds a space; nearly always a token of its own
+Watch = Callable[[Iterable], Iterable]  # yields its items unchanged, and may display progress
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanScores:
-    """The costs of S spans in bits, for one model and one form. All arrays have the shape [S]."""
+    """The costs in bits of S spans for one model and one span format; all arrays have shape [S]."""
 
     origin: str  # description of the model
-    form: Form
+    form: SpanFormat
     spans: list[Span]
-    token_bits: np.ndarray  # float64, - log2 of the probability of the ids, and of the end if the model predicts it
-    length: np.ndarray  # float64, bits for the number of ids; 0 if the model predicts the end
+    token_bits: np.ndarray  # float64, - log2 p of the ids, including the end of the span if the model predicts the end
+    length: np.ndarray  # float64, bits for the number of ids; 0 if the model predicts the end of the span
     unknown: np.ndarray  # float64, bits for words with unknown ids
     is_changed: np.ndarray  # bool: True if the ids do not decode to the span
-    is_cut: np.ndarray  # bool: True if the context was truncated to the length that the model reads
+    is_cut: np.ndarray  # bool: True if the context was truncated to the model's input length
 
     @property
     def bits(self) -> np.ndarray:
@@ -84,13 +86,13 @@ class SpanScores:
 
     @property
     def fingerprint(self) -> str:
-        """Returns a hash of the spans and their contexts, to compare the spans of two models."""
+        """Returns a hash of spans and contexts, used to check that two models were scored on the same spans."""
         return hashlib.blake2b(repr(self.spans).encode(), digest_size=4).hexdigest()
 
     def results(self, source: str) -> list[Result]:
         """Returns the bits per byte and their components as evaluation results.
 
-        Components that are 0 for all spans are left out.
+        Omits components that are 0 for all spans.
 
         Args:
           source: name of the evaluation data.
@@ -98,47 +100,51 @@ class SpanScores:
         counts = {"documents": len(np.unique(self.documents)), "spans": len(self.spans), "bytes": int(self.bytes.sum())}
         if self.is_cut.any():
             counts["spans with surroundings cut"] = int(self.is_cut.sum())
-        end = "the model predicts its end" if self.form.predicts_end else "with the cost of its number of tokens"
-        how = f"spans chosen by bytes ({self.fingerprint}), given {self.form.given}: {end}"
-        parts = {"bits_per_byte": self.bits, "bits_per_byte_for_length": self.length}
-        parts |= {"bits_per_byte_for_unknown_words": self.unknown, "share_changed": self.is_changed * self.bytes}
+        length_note = (
+            "the model predicts its end" if self.form.predicts_end else "with the cost of its number of tokens"
+        )
+        method = f"spans chosen by bytes ({self.fingerprint}), given {self.form.given}: {length_note}"
+        components = {"bits_per_byte": self.bits, "bits_per_byte_for_length": self.length}
+        components |= {"bits_per_byte_for_unknown_words": self.unknown, "share_changed": self.is_changed * self.bytes}
         return [
-            Result(source, f"span_{name}", *self.per_byte(values), counts, how, self.form.given, self.origin)
-            for name, values in parts.items()
+            Result(source, f"span_{name}", *self.per_byte(values), counts, method, self.form.given, self.origin)
+            for name, values in components.items()
             if name == "bits_per_byte" or values.any()
         ]
 
     def per_byte(self, values: np.ndarray) -> Estimate:
-        """Returns the sum of `values` [S] divided by the bytes of all spans, with the standard error over documents."""
-        _, number = np.unique(self.documents, return_inverse=True)
-        return ratio(np.bincount(number, values), np.bincount(number, self.bytes))
+        """Divides the sum of `values` [S] by the size in bytes of all spans; adds the standard error over documents."""
+        _, document_index = np.unique(self.documents, return_inverse=True)
+        return ratio(np.bincount(document_index, values), np.bincount(document_index, self.bytes))
 
 
 def score_spans(
     loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None, watch: Watch = iter
 ) -> list[SpanScores]:
-    """Returns the costs of the spans of all documents, once for each form that the model supports.
+    """Selects the spans of all documents, and computes their costs for each span format that the model supports.
 
     Args:
       texts: the documents.
-      choice: the selection of spans; None: the default settings.
-      watch: a function that yields the spans it gets, for a progress display; called once per form.
+      choice: the selection of spans. None means the default settings.
+      watch: wraps an iterable with one item per span and yields the items unchanged, to display progress; called once
+        per format.
 
     Raises:
-      UserError: no text has a span, the model supports no form, or a span is longer than the model reads.
+      UserError: no text has a span, the model supports no span format, or a span exceeds the model's input length.
     """
     choice = choice or SpanChoice()
     spans = list(choice.spans(texts))
     if not spans:
         raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise share")
     ids = encode(loaded.tokenizer, spans)
-    return [_score_form(loaded, form, spans, ids, watch) for form in forms_of(loaded)]
+    return [_score_form(loaded, form, spans, ids, watch) for form in span_formats(loaded)]
 
 
 def difference(one: SpanScores, other: SpanScores) -> Estimate:
-    """Returns the cost of `one` minus the cost of `other` in bits per byte, with the standard error over documents.
+    """Computes the cost of `one` minus the cost of `other` in bits per byte, with the standard error over documents.
 
-    The standard error is for paired samples: it does not include the difficulty of a document that both models share.
+    The standard error is for paired samples: it excludes differences in difficulty between documents, which affect both
+    models.
 
     Raises:
       UserError: the spans of the two models differ.
@@ -152,23 +158,25 @@ def difference(one: SpanScores, other: SpanScores) -> Estimate:
 
 
 def documents_of_source(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
-    """Yields the documents of a source as strings; raises UserError for pairs.
+    """Yields the documents of a data source as strings; raises UserError for pairs of source and target.
 
     Args:
       split: "valid", "train", or "all" for both.
-      documents: maximum number of documents of each part of a mixture; None: all documents.
+      documents: maximum number of documents of each component of a mixture. None means all documents.
     """
-    for part in source.components():
-        for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
+    for component in source.components():
+        for document in itertools.islice(documents_of(component, split, collections.Counter()), documents):
             if isinstance(document, tuple):
-                raise UserError(f"{part} has pairs of source and target, but spans need texts: use a source of texts")
+                raise UserError(
+                    f"{component} has pairs of source and target, but spans need texts: use a source of texts"
+                )
             yield document if isinstance(document, str) else document.decode()
 
 
 def difference_results(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
-    """Returns the paired differences `one` - `other` in bits per byte, for all pairs of their forms.
+    """Computes the paired differences `one` - `other` in bits per byte, for all pairs of the two models' formats.
 
-    A form is a context in which a model predicts the span: the left side, or both sides.
+    Formats differ in the context from which a model predicts the span: the left context, or both contexts.
 
     Args:
       source: name of the evaluation data.
@@ -181,51 +189,63 @@ def difference_results(one: Sequence[SpanScores], other: Sequence[SpanScores], s
     return results
 
 
-def _score_form(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
+def _score_form(loaded: LoadedModel, form: SpanFormat, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
     longest = context_length(loaded)
-    fitted = [form.fitted(span_ids, longest) for span_ids in ids]
+    truncated_ids = [form.fitted(span_ids, longest) for span_ids in ids]
     token_bits = np.zeros(len(spans))
-    questions = ((i, example) for i, span_ids in enumerate(watch(fitted)) for example in form.examples_for(span_ids))
-    for answer in score_examples(loaded, questions):
-        token_bits[answer.number] += answer.nats / math.log(2)
+    numbered_examples = (
+        (i, example) for i, span_ids in enumerate(watch(truncated_ids)) for example in form.examples_for(span_ids)
+    )
+    for score in score_examples(loaded, numbered_examples):
+        token_bits[score.number] += score.nats / math.log(2)
     numbers = np.array([len(span_ids.span) for span_ids in ids])
     documents = np.array([span.document for span in spans])
-    whole = [len(full.left) + len(full.right) * (form.given == BOTH) for full in ids]
+    full_lengths = [len(full.left) + len(full.right) * (form.given == BOTH) for full in ids]
     return SpanScores(
         origin=loaded.origin,
         form=form,
         spans=spans,
         token_bits=token_bits,
         length=np.zeros(len(spans)) if form.predicts_end else length_bits(numbers, documents),
-        unknown=np.array([_unknown_bits(loaded.tokenizer, *both) for both in zip(spans, ids, strict=True)]),
-        is_changed=np.array([_is_changed(loaded.tokenizer, *both) for both in zip(spans, ids, strict=True)]),
-        is_cut=np.array([len(span_ids.left) + len(span_ids.right) for span_ids in fitted]) < whole,
+        unknown=np.array(
+            [_unknown_bits(loaded.tokenizer, *span_and_ids) for span_and_ids in zip(spans, ids, strict=True)]
+        ),
+        is_changed=np.array(
+            [_is_changed(loaded.tokenizer, *span_and_ids) for span_and_ids in zip(spans, ids, strict=True)]
+        ),
+        is_cut=np.array([len(span_ids.left) + len(span_ids.right) for span_ids in truncated_ids]) < full_lengths,
     )
 
 
 def encode(tokenizer: Tokenizer, spans: Sequence[Span]) -> list[Ids]:
-    """Returns the ids of each span and of its two sides, tokenized separately; concatenated, they decode to the text.
+    """Tokenizes each span, its left context and its right context separately; the joined ids decode to the text.
 
-    Each part is tokenized after a full stop, because some tokenizers add a space at the start of a text.
+    Each string is tokenized after a full stop, whose ids are then removed, because some tokenizers add a space before a
+    text.
     """
-    stop = tokenizer.encode(_FULL_STOP)
+    stop_ids = tokenizer.encode(_FULL_STOP)
     texts = [text for span in spans for text in (span.left, span.text, span.right)]
-    alone, after_stop = tokenizer.encode_batch(texts), tokenizer.encode_batch([_FULL_STOP + text for text in texts])
+    encoded_alone, encoded_after_stop = (
+        tokenizer.encode_batch(texts),
+        tokenizer.encode_batch([_FULL_STOP + text for text in texts]),
+    )
     encoded = []
     for i, span in enumerate(spans):
         parts = []
         for n in range(3 * i, 3 * i + 3):
-            begins_alone = (span.is_start and n == 3 * i) or not np.array_equal(after_stop[n][: len(stop)], stop)
-            parts.append(alone[n] if begins_alone else after_stop[n][len(stop) :])
+            use_alone = (span.is_start and n == 3 * i) or not np.array_equal(
+                encoded_after_stop[n][: len(stop_ids)], stop_ids
+            )
+            parts.append(encoded_alone[n] if use_alone else encoded_after_stop[n][len(stop_ids) :])
         encoded.append(Ids(*parts, is_start=span.is_start))
     return encoded
 
 
 def length_bits(numbers: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Returns the cost of the number of ids of each span in bits, float64 [S].
+    """Computes the cost in bits of the number of ids of each span, float64 [S].
 
-    The probability of a number k is its frequency in the spans of all other documents plus one pseudo-count. The
-    pseudo-count is distributed over all k with the weights 1 / (k (k + 1)), so that every number has a finite cost.
+    The probability of a number k is estimated from the spans of all other documents, plus a pseudo-count of 1 in total.
+    The pseudo-count is distributed over all k with the weights 1 / (k (k + 1)), so that every number has a finite cost.
 
     Args:
       numbers: number of ids of each span, int [S].
@@ -242,10 +262,10 @@ def length_bits(numbers: np.ndarray, documents: np.ndarray) -> np.ndarray:
 
 
 def _unknown_bits(tokenizer: Tokenizer, span: Span, ids: Ids) -> float:
-    unknown = tokenizer.vocabulary.unk
-    if unknown is None or unknown not in ids.span:
+    unk = tokenizer.vocabulary.unk
+    if unk is None or unk not in ids.span:
         return 0.0
-    return 8.0 * sum(len(word.encode()) for word in words(span.text) if unknown in tokenizer.encode(word))
+    return 8.0 * sum(len(word.encode()) for word in words(span.text) if unk in tokenizer.encode(word))
 
 
 def _is_changed(tokenizer: Tokenizer, span: Span, ids: Ids) -> bool:

@@ -25,17 +25,17 @@ ACTIVATION_SPEC = logical_spec("batch", "length")  # the PartitionSpec of an act
 
 
 def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> NamedSharding:
-    """Returns the sharding of an array [B, …] or [B, T, …] of a batch.
+    """Returns the sharding of a batch array [B, …] or [B, T, …].
 
-    BATCH_AXES split the rows, and LENGTH_AXIS splits the length if its size divides the length.
+    BATCH_AXES split the rows. LENGTH_AXIS splits the length if its size divides the length.
     """
-    parts = mesh.shape[LENGTH_AXIS]
-    splits = parts > 1 and len(shape) > 1 and shape[1] % parts == 0
-    return NamedSharding(mesh, ACTIVATION_SPEC if splits else logical_spec("batch"))
+    length_shards = mesh.shape[LENGTH_AXIS]
+    splits_length = length_shards > 1 and len(shape) > 1 and shape[1] % length_shards == 0
+    return NamedSharding(mesh, ACTIVATION_SPEC if splits_length else logical_spec("batch"))
 
 
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises UserError if the mesh does not fit the config: pipeline stages, experts, batch size or attention."""
+    """Raises UserError if the mesh does not fit a config's pipeline stages, experts, batch size or attention."""
     check_stages(experiment, mesh.shape)
     if mesh.shape[EXPERT_AXIS] > 1 and experiment.model.experts is None:
         raise UserError(
@@ -43,18 +43,18 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
             f"(config.model.experts is None): set it to 1, and config.mesh.{FSDP_AXIS} or {DATA_AXIS} to more"
         )
     rows, accumulate = experiment.train.global_batch_size, experiment.train.accumulate
-    parts = accumulate * math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    if rows % parts:
-        splits = [axis for axis in BATCH_AXES if axis in (DATA_AXIS, FSDP_AXIS) or mesh.shape[axis] > 1]
-        sizes = " × ".join(f"config.mesh.{axis} {mesh.shape[axis]}" for axis in splits)
+    batch_divisor = accumulate * math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if rows % batch_divisor:
+        split_axes = [axis for axis in BATCH_AXES if axis in (DATA_AXIS, FSDP_AXIS) or mesh.shape[axis] > 1]
+        sizes = " × ".join(f"config.mesh.{axis} {mesh.shape[axis]}" for axis in split_axes)
         raise UserError(
-            f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
+            f"config.train.global_batch_size {rows} is not a multiple of {batch_divisor}: "
             f"config.train.accumulate {accumulate} × {sizes}"
         )
-    why = experiment.model.unsupported("sequence parallelism")
-    if why and mesh.shape[LENGTH_AXIS] > 1:
+    obstacle = experiment.model.unsupported("sequence parallelism")
+    if obstacle and mesh.shape[LENGTH_AXIS] > 1:
         raise UserError(
-            f"config.mesh.{LENGTH_AXIS} is {mesh.shape[LENGTH_AXIS]}, and config.model {why}: set it to 1, and "
+            f"config.mesh.{LENGTH_AXIS} is {mesh.shape[LENGTH_AXIS]}, and config.model {obstacle}: set it to 1, and "
             f"config.mesh.{DATA_AXIS} to more"
         )
     for name in ("attention_sinks", "sparse_attention"):
@@ -63,37 +63,37 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
                 f"config.model.{name} is set, which attention does not support on a mesh that splits the length: set "
                 f"config.mesh.{LENGTH_AXIS}={mesh.shape[LENGTH_AXIS]} to 1"
             )
-    rate, length_parts = experiment.model.attention_dropout_rate, mesh.shape[LENGTH_AXIS]
-    if rate and length_parts > 1:
+    dropout_rate, length_shards = experiment.model.attention_dropout_rate, mesh.shape[LENGTH_AXIS]
+    if dropout_rate and length_shards > 1:
         raise UserError(
-            f"config.model.attention_dropout_rate is {rate}, and attention has no dropout on a mesh that splits the "
-            f"length: set it to 0, or config.mesh.{LENGTH_AXIS}={length_parts} to 1"
+            f"config.model.attention_dropout_rate is {dropout_rate}, and attention has no dropout on a mesh that "
+            f"splits the length: set it to 0, or config.mesh.{LENGTH_AXIS}={length_shards} to 1"
         )
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Returns the global batch, arrays [B, …] on the devices, from the rows [b, …] of this process's share.
+    """Builds the global batch of device arrays [B, …] from the rows [b, …] that this process loaded.
 
-    The copies to the devices are asynchronous.
+    The transfers to the devices are asynchronous.
     """
     share = batch_share(mesh, jax.process_index())
     return {name: _put(share, rows, mesh) for name, rows in batch.items()}
 
 
 def _put(share: BatchShare, rows: np.ndarray, mesh: Mesh) -> jax.Array:
-    shape, size = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)  # size: rows per part
+    shape, rows_per_part = (len(rows) * share.count, *rows.shape[1:]), len(rows) // len(share.parts)
 
     def device_rows(index) -> np.ndarray:
-        first = share.parts.index((index[0].start or 0) // size) * size
-        return rows[(slice(first, first + size), *index[1:])]
+        start = share.parts.index((index[0].start or 0) // rows_per_part) * rows_per_part
+        return rows[(slice(start, start + rows_per_part), *index[1:])]
 
     return jax.make_array_from_callback(shape, batch_sharding(mesh, shape), device_rows)
 
 
 def batch_spec(shape: Sequence[int]) -> Optional[P]:
-    """Returns the PartitionSpec of an array [B, …] of a batch on the mesh of `jax.set_mesh`.
+    """Returns the PartitionSpec of a batch array [B, …] on the mesh set by `jax.set_mesh`.
 
-    Returns None if no mesh is set, or if the mesh does not divide the number of rows.
+    Returns None if no mesh is set, or if the number of rows is not a multiple of the devices along BATCH_AXES.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or shape[0] % axis_size(BATCH_AXES):
@@ -102,27 +102,28 @@ def batch_spec(shape: Sequence[int]) -> Optional[P]:
 
 
 def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
-    """Returns the sum of `x` over devices, for use inside `jax.shard_map`.
+    """Sums `x` over devices and scatters the sum over FSDP_AXIS, inside `jax.shard_map`.
 
     Args:
-      spec: sums over the mesh axes in this spec.
-      axis: the axis of the result that is scattered over FSDP_AXIS.
+      x: this device's summand.
+      spec: the mesh axes to sum over, in addition to FSDP_AXIS.
+      axis: the axis of the sum that is scattered over FSDP_AXIS.
     """
     if axis_size(FSDP_AXIS) > 1:
         x = jax.lax.psum_scatter(x, FSDP_AXIS, scatter_dimension=axis, tiled=True)
-    others = [name for name in jax.tree.leaves(tuple(spec)) if name != FSDP_AXIS and axis_size(name) > 1]
-    return jax.lax.psum(x, others) if others else x
+    other_axes = [name for name in jax.tree.leaves(tuple(spec)) if name != FSDP_AXIS and axis_size(name) > 1]
+    return jax.lax.psum(x, other_axes) if other_axes else x
 
 
 def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
-    """Constrains an activation to the sharding `spec` on the mesh of `jax.set_mesh`; no effect without a mesh.
+    """Constrains an activation to the sharding `spec` on the mesh set by `jax.set_mesh`; a no-op without a mesh.
 
-    If the mesh does not divide the first axis, that axis is not split, because inference may have few rows. The
-    compiler pads other axes, so target lengths need not be a multiple of the mesh axis.
+    If the mesh does not divide the first axis, that axis is not split, because an inference batch may have few rows.
+    The compiler pads the other axes, so target lengths need not be multiples of the mesh axis size.
 
-    Parameters are split along axes that activations have too, such as the width. Without constraints, the compiler
-    would give activations the shardings of parameters: with fsdp, each device would hold all rows of the batch and a
-    part of the width.
+    Parameters are split along axes that activations also have, such as the width. Without constraints, the compiler
+    would shard activations like parameters: with fsdp, each device would hold all rows of the batch and a slice of the
+    width.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x

@@ -7,8 +7,8 @@
 - `sequence` splits the length of the rows.
 - `tensor` splits attention heads, the hidden units of feed-forward layers, and the vocabulary.
 
-The axes of an array have logical names ("batch", "d_model"), and only AXIS_RULES maps these names to mesh axes. To
-rename or add a mesh axis, change this file and the fields of `config.mesh`.
+Array axes have logical names ("batch", "d_model"), and only AXIS_RULES maps these names to mesh axes. To rename or add
+a mesh axis, change this file and the fields of `config.mesh`.
 """
 
 from typing import Optional, Union
@@ -25,12 +25,12 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "batch": BATCH_AXES,
     "length": LENGTH_AXIS,
     "tokens": TOKEN_AXES,  # rows and length merged into one axis
-    # Parameters. An axis that the mesh may split has the name of a field of config.model, for error messages.
+    # Parameters. Axes that the mesh may split are named after fields of config.model, for error messages.
     "d_ff": TENSOR_AXIS,
     "d_model": FSDP_AXIS,
     "embedding_dim": TENSOR_AXIS,
     "experts": EXPERT_AXIS,
-    "layers": PIPELINE_AXIS,  # the blocks of a stack, in one array
+    "layers": PIPELINE_AXIS,  # the blocks of a stack, stacked in one array
     "latent": FSDP_AXIS,  # the latent dimension of latent attention, which has no heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
@@ -46,12 +46,12 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
 
 
 def add_axis(name: str, axis: Optional[str]) -> None:
-    """Adds a logical axis `name` to AXIS_RULES, with the mesh axis that splits it; None: the axis is not split."""
+    """Adds the logical axis `name` to AXIS_RULES, split by the mesh axis `axis`, or not split if `axis` is None."""
     AXIS_RULES[name] = axis
 
 
 def logical_spec(*names: Optional[str]) -> P:
-    """Returns the PartitionSpec of an array with the given logical axes; an axis with the name None is not split."""
+    """Returns the PartitionSpec of an array with the logical axes `names`; an axis named None is not split."""
     return P(*(None if name is None else AXIS_RULES[name] for name in names))
 
 

@@ -1,4 +1,4 @@
-"""Builds the device mesh: the size of each axis, the arrangement of devices, and the batch rows of each process."""
+"""Builds the device mesh: axis sizes, the arrangement of devices, and each process's batch rows."""
 
 import functools
 import math
@@ -18,13 +18,14 @@ Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jax 
 
 
 def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) -> Mesh:
-    """Returns the device mesh with the axes AXES.
+    """Builds the device mesh with the axes AXES.
 
     Args:
-      devices: None: all devices of all processes.
+      config: the size of each mesh axis.
+      devices: the devices of the mesh, by default all devices of all processes.
 
     Raises:
-      UserError: as in `mesh_sizes`, or `config.slices` differs from the number of TPU slices of the devices.
+      UserError: as in `mesh_sizes`, or `config.slices` differs from the devices' number of TPU slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices), len({device.process_index for device in devices}))
@@ -33,7 +34,7 @@ def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) ->
 
 
 def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """Returns a mesh without devices, for tracing.
+    """Builds an abstract mesh without devices, for tracing.
 
     Args:
       sizes: the number of devices along each of AXES.
@@ -45,56 +46,64 @@ def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
 
 
 def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, int]:
-    """Returns the number of devices along each of AXES; an axis of size -1 in the config gets the remaining devices.
+    """Computes the number of devices along each axis in AXES, replacing -1 with the number of remaining devices.
 
     Args:
-      devices, processes: the total numbers.
+      config: the size of each mesh axis.
+      devices, processes: the total number of devices and of processes.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices; the devices of a batch row do not fit the
-        devices of a process (one number must divide the other); or `config.slices` does not divide the axis `data`.
+      UserError: a size is invalid, the product of the sizes is not the number of devices, the number of devices per
+        batch row neither divides nor is a multiple of the number per process, or `config.slices` does not divide the
+        size of the axis `data`.
     """
     sizes = {axis: getattr(config, axis) for axis in AXES}
-    got = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
-    free = [axis for axis, size in sizes.items() if size == -1]
-    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise UserError(f"{got}: sizes are at least 1, and at most one of them is -1 (all remaining devices)")
-    if free:
-        sizes[free[0]] = max(devices // math.prod(s for s in sizes.values() if s != -1), 1)
+    settings = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise UserError(f"{settings}: sizes are at least 1, and at most one of them is -1 (all remaining devices)")
+    if open_axes:
+        sizes[open_axes[0]] = max(devices // math.prod(s for s in sizes.values() if s != -1), 1)
     if math.prod(sizes.values()) != devices:
-        raise UserError(f"{got}: the product must be the number of devices, which is {devices}")
-    per_row, per_process = math.prod(sizes[axis] for axis in AXES if axis not in BATCH_AXES), devices // processes
-    if per_row % per_process and per_process % per_row:
-        others = " × ".join(f"config.mesh.{axis}" for axis in AXES if axis not in BATCH_AXES)
+        raise UserError(f"{settings}: the product must be the number of devices, which is {devices}")
+    devices_per_row, devices_per_process = (
+        math.prod(sizes[axis] for axis in AXES if axis not in BATCH_AXES),
+        devices // processes,
+    )
+    if devices_per_row % devices_per_process and devices_per_process % devices_per_row:
+        row_axes = " × ".join(f"config.mesh.{axis}" for axis in AXES if axis not in BATCH_AXES)
         raise UserError(
-            f"{got}: {others} is {per_row}, it must divide the {per_process} devices of a process, or be a multiple of "
-            "their number: a process has whole rows of the batch, or a part of one share of the rows"
+            f"{settings}: {row_axes} is {devices_per_row}, it must divide the {devices_per_process} devices of a "
+            "process, or be a multiple of their number: a process has whole rows of the batch, or a part of one share "
+            "of the rows"
         )
     if sizes[DATA_AXIS] % config.slices:
-        raise UserError(f"{got}: config.mesh.{DATA_AXIS} must be a multiple of config.mesh.slices {config.slices}")
+        raise UserError(f"{settings}: config.mesh.{DATA_AXIS} must be a multiple of config.mesh.slices {config.slices}")
     return sizes
 
 
 def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> np.ndarray:
-    """Returns the devices as an array of shape `sizes`, with the slices along the first axis.
+    """Arranges the devices in an array of shape `sizes`, with the slices along the first axis.
 
-    Within a slice, devices that are close in the network are neighbors in the array. A process loads the batch rows of
-    its own devices. With this order, two processes may have to load the same rows although a different order avoids it.
-    In that case, the devices are ordered host by host instead. This may happen on a torus if the devices of a row span
-    several small hosts.
+    Within a slice, devices that are close in the network are neighbors in the array. Each process loads the batch rows
+    of its own devices. In network order, two processes may have to load the same rows, for example on a torus if the
+    devices of a row span several small hosts. In that case, the devices are sorted by host instead.
     """
-    within = (sizes[0] // slices, *sizes[1:])
-    arrange = functools.partial(mesh_utils.create_device_mesh, within, allow_split_physical_axes=True)
-    parts = [arrange(part) for part in _devices_of_slices(devices, slices)]
-    parts_of_process, count = _row_parts(np.concatenate(parts)), math.prod(sizes[: len(BATCH_AXES)])
-    shares = set(parts_of_process.values())
-    if len(shares) < min(len(parts_of_process), count) or sum(map(len, shares)) > count:
-        parts = [np.array(sorted(p.flat, key=lambda d: (d.process_index, d.id))).reshape(within) for p in parts]
-    return np.concatenate(parts)
+    slice_shape = (sizes[0] // slices, *sizes[1:])
+    arrange = functools.partial(mesh_utils.create_device_mesh, slice_shape, allow_split_physical_axes=True)
+    slice_arrays = [arrange(slice_devices) for slice_devices in _devices_of_slices(devices, slices)]
+    parts_of_process, num_parts = _row_parts(np.concatenate(slice_arrays)), math.prod(sizes[: len(BATCH_AXES)])
+    distinct_parts = set(parts_of_process.values())
+    if len(distinct_parts) < min(len(parts_of_process), num_parts) or sum(map(len, distinct_parts)) > num_parts:
+        slice_arrays = [
+            np.array(sorted(array.flat, key=lambda d: (d.process_index, d.id))).reshape(slice_shape)
+            for array in slice_arrays
+        ]
+    return np.concatenate(slice_arrays)
 
 
 def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
-    """Returns {process index: parts of a batch that its devices hold}.
+    """Maps each process index to the numbers of the batch parts that the process's devices hold.
 
     The mesh splits the rows of a batch into equal parts, which are numbered from 0.
 
@@ -109,28 +118,30 @@ def _row_parts(devices: np.ndarray) -> dict[int, tuple[int, ...]]:
 
 
 class BatchShare(NamedTuple):
-    """The share of each batch that a process reads: share `index` of `count` equal shares of the rows.
+    """The rows of each batch that a process loads: share `index` of `count` equal shares of the rows.
 
-    If the devices of several processes hold different parts of the length or width of the same rows, these processes
-    read the same share.
+    Processes whose devices hold different slices of the same rows (along the length or width) load the same share.
     """
 
-    index: int
-    count: int
-    parts: tuple[int, ...]  # the numbers of the parts in the share (see `_row_parts`), in order
+    index: int  # from 0
+    count: int  # number of shares
+    parts: tuple[int, ...]  # the numbers of the batch parts in the share (see `_row_parts`), in order
 
 
 def batch_share(mesh: Mesh, process: int) -> BatchShare:
-    """Returns the share of each batch that the process with index `process` reads."""
+    """Returns the share of each batch that the process with index `process` loads."""
     parts = _row_parts(mesh.devices)
     shares = list(dict.fromkeys(parts.values()))
     return BatchShare(shares.index(parts[process]), len(shares), parts[process])
 
 
 def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Device]]:
-    """Returns the devices of each of `count` slices.
+    """Groups the devices into `count` slices; returns each slice's devices.
 
-    Devices that are not TPUs, and TPUs of a single slice, are split into equal ranges.
+    Devices other than TPUs, and TPUs of a single slice, are split into `count` consecutive groups of equal size.
+
+    Raises:
+      UserError: the TPUs belong to several slices, but not to `count` of them.
     """
     slices = {}
     for device in devices:
@@ -144,21 +155,21 @@ def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Devic
 
 
 def axis_size(axes: Union[str, tuple[str, ...]]) -> int:
-    """Returns the number of devices along one or more axes of the mesh set by `jax.set_mesh`; 1 if no mesh is set."""
+    """Returns the number of devices along axes of the mesh set by `jax.set_mesh`, or 1 if no mesh is set."""
     sizes = jax.sharding.get_abstract_mesh().shape
     return math.prod(sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
 def free_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those of the given mesh axes that are not manual axes of an enclosing `jax.shard_map`."""
-    taken = jax.sharding.get_abstract_mesh().manual_axes
-    return tuple(axis for axis in axes if axis not in taken)
+    """Returns the mesh axes in `axes` that are not manual axes of an enclosing `jax.shard_map`."""
+    manual_axes = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in axes if axis not in manual_axes)
 
 
 def platform() -> str:
-    """Returns "cpu", "gpu" or "tpu": the platform of the mesh of `jax.set_mesh`; without a mesh, of this machine.
+    """Returns the platform of the mesh set by `jax.set_mesh`, or of this machine if no mesh is set.
 
-    The platform of an abstract mesh may differ from the platform of this machine.
+    The platform is "cpu", "gpu" or "tpu". An abstract mesh may have a different platform than this machine.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

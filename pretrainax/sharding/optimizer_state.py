@@ -1,9 +1,9 @@
-"""Shards an optimizer state: each array of the state has the sharding of the parameter to which it belongs.
+"""Shards an optimizer state by giving each state array the sharding of the parameter that it belongs to.
 
-Paths in an optimizer state are arbitrary, so `optax.tree_utils.tree_map_params` finds the parameter of each array. An
-array may have the shape of its parameter (moments), some of the parameter's axes (Adafactor's statistics), or two axes
-of the parameter merged into one (heads). An array of a different shape, such as a factor [D, D] of Shampoo, is
-replicated, unless it is a `Placed`, which contains the names of its axes.
+Paths in an optimizer state are arbitrary, so `optax.tree_utils.tree_map_params` finds each array's parameter. An array
+may have its parameter's shape (moments), some of the parameter's axes (Adafactor's statistics), or two of the
+parameter's axes merged into one (heads). An array of any other shape, such as a Shampoo factor [D, D], is replicated
+unless it is a `Placed`, which contains the names of its axes.
 """
 
 import functools
@@ -24,7 +24,7 @@ from pretrainax.sharding.rules import named_sharding, param_specs
 
 @flax.struct.dataclass
 class Placed:
-    """An array of an optimizer state with its logical axes (keys of AXIS_RULES): ("layers", "d_model", None)."""
+    """An optimizer state array with its logical axes (keys of AXIS_RULES), such as ("layers", "d_model", None)."""
 
     array: PyTree  # the array, or its shape or sharding
     axes: tuple[Optional[str], ...] = flax.struct.field(pytree_node=False)
@@ -33,8 +33,8 @@ class Placed:
 def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of the optimizer state.
 
-    Arrays without a parameter, such as counters, are replicated, and so are arrays whose axes are not axes of their
-    parameter.
+    Arrays that belong to no parameter, such as counters, are replicated, as are arrays whose axes do not match those
+    of their parameter.
 
     Args:
       params: arrays or shapes.
@@ -46,7 +46,7 @@ def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> 
 
 
 def replicated_bytes(optimizer: optax.GradientTransformation, params: PyTree) -> int:
-    """Returns the bytes of the state arrays that are replicated because their axes are not axes of their parameter."""
+    """Returns the size in bytes of the state arrays that are replicated because they do not match their parameter."""
 
     def size(array: jax.ShapeDtypeStruct, spec: Optional[P]) -> int:
         return array.size * array.dtype.itemsize if spec is None else 0
@@ -54,31 +54,33 @@ def replicated_bytes(optimizer: optax.GradientTransformation, params: PyTree) ->
     return sum(jax.tree.leaves(_map_state(optimizer, params, size, 0)))
 
 
-def _map_state(optimizer: optax.GradientTransformation, params: PyTree, function: Callable, others: object) -> PyTree:
-    """Maps the arrays of an optimizer state, without allocating them.
+def _map_state(optimizer: optax.GradientTransformation, params: PyTree, function: Callable, default: object) -> PyTree:
+    """Applies a function to an optimizer state's arrays, without allocating them.
 
     Args:
-      function: (array, PartitionSpec or None) -> result, for arrays that belong to a parameter.
-      others: the result for arrays that belong to no parameter.
+      optimizer: the transformation whose state is mapped.
+      params: the parameters, as arrays or shapes.
+      function: maps (array, PartitionSpec or None) to the result, for arrays that belong to a parameter.
+      default: the result for arrays that belong to no parameter.
     """
     init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run `init`, but the devices may be absent
 
-    def each(array: PyTree, param: PyTree, spec: P) -> PyTree:
+    def map_array(array: PyTree, param: PyTree, spec: P) -> PyTree:
         if isinstance(array, optax.MaskedNode):  # no array for this parameter
             return array
         if isinstance(array, list):  # several arrays for this parameter
-            return [each(x, param, spec) for x in array]
+            return [map_array(x, param, spec) for x in array]
         if isinstance(array, Placed):
             return Placed(function(array.array, logical_spec(*array.axes)), array.axes)
         return function(array, _spec_of(array, param, spec))
 
     return optax.tree_utils.tree_map_params(
         init,
-        each,
+        map_array,
         init(params),
         params,
         param_specs(params),
-        transform_non_params=lambda _: others,
+        transform_non_params=lambda _: default,
         is_leaf=lambda x: isinstance(x, (optax.MaskedNode, list, Placed)),
     )
 
@@ -96,10 +98,11 @@ def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, par
 
 
 def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
-    """Returns the PartitionSpec of one array of the state; None if its axes are not axes of its parameter.
+    """Returns the PartitionSpec of one state array, or None if its axes do not match those of its parameter.
 
     Args:
-      param, spec: the parameter of the array, and the PartitionSpec of this parameter.
+      array: the state array, or its shape.
+      param, spec: the parameter to which the array belongs, and this parameter's PartitionSpec.
     """
     if array.shape == param.shape:
         return spec
@@ -116,10 +119,10 @@ def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
 
 
 def _views(shape: tuple[int, ...], splits: tuple) -> Iterator[tuple[tuple[int, ...], tuple]]:
-    """Yields the shape of a parameter, (L, D, H, K), and shapes with two merged axes, such as (L, D, H · K).
+    """Yields a parameter's shape, (L, D, H, K), and its shapes with two axes merged, such as (L, D, H · K).
 
-    Each shape comes with the mesh axes that split each of its axes. Only an axis that is not split is merged, with the
-    axis before it.
+    Each shape comes with a tuple of the mesh axes that split its axes. An axis is merged into the one before it, and
+    only if the mesh does not split it.
     """
     yield shape, splits
     for i in range(1, len(shape)):

@@ -1,4 +1,4 @@
-"""Defines the partition rules, a table from parameter paths to logical axes, and computes shardings from this table."""
+"""Defines the partition rules, which map parameter paths to logical axes, and computes shardings from these rules."""
 
 import math
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 
 # End of a parameter's path -> the logical axes of the parameter, which AXIS_RULES maps to mesh axes. The first match
-# wins. Vectors of width D have the axis "features": they are small, and replicated. A kernel has the axes that are
-# given to its `Linear`; in a stack, the axis "layers" comes first. Modules with further parameters add rows with
+# wins. Vectors of width D have the axis "features": they are small, so they are replicated. A kernel has the axes of
+# its `Linear`; in a stack, the axis "layers" comes first. Modules with additional parameters add rows with
 # `add_partition_rules`.
 PARTITION_RULES = [
     (r"(decoder_)?token_embedding/embedding", "vocab_size d_model"),
@@ -36,16 +36,17 @@ PARTITION_RULES = [
 ]
 
 
-_EXPERT_FIELDS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}  # axis of experts -> config.model field
+# logical axis of an expert parameter -> field of config.model that sets the size of the axis
+_EXPERT_FIELDS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}
 
 
 def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
-    """Adds rows (regular expression, logical axes) to PARTITION_RULES, for modules with further parameters."""
+    """Adds rows (regular expression, logical axes) to PARTITION_RULES, for modules with additional parameters."""
     PARTITION_RULES.extend(rows)
 
 
 def param_specs(params: PyTree) -> PyTree:
-    """Returns a PartitionSpec for each leaf of `params` (arrays or shapes).
+    """Computes the PartitionSpec of each leaf of `params` (arrays or shapes) from PARTITION_RULES.
 
     Raises:
       ValueError: PARTITION_RULES has no row for a parameter, or the row and the parameter have different ranks.
@@ -55,40 +56,48 @@ def param_specs(params: PyTree) -> PyTree:
 
 
 def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Returns the `named_sharding` of each leaf of `params` (arrays or shapes).
+    """Computes the `named_sharding` of each leaf of `params` (arrays or shapes).
 
     Raises:
-      UserError: the mesh does not divide the size of an axis; the message lists the fields of config.model that set
-        such sizes.
+      UserError: the mesh does not divide the size of an axis; the message lists the config.model fields that set the
+        sizes of such axes.
       ValueError: as in `param_specs`.
     """
     names = parameter_names(params)
     problems, leaves = {}, list(zip(names, jax.tree.leaves(params), axes_of_leaves(params), strict=True))
-    has_two = {"encoder", "decoder"} <= {name.partition("/")[0] for name in names}
-    before = ("encoder/", "token_embedding/") if has_two else ()  # paths without sizes of the second stack
+    has_two_stacks = {"encoder", "decoder"} <= {name.partition("/")[0] for name in names}
+    first_stack_paths = (
+        ("encoder/", "token_embedding/") if has_two_stacks else ()
+    )  # no axis of these parameters has a size of the second stack
     first_sizes = {
-        pair for path, x, axes in leaves if path.startswith(before) for pair in zip(axes, x.shape, strict=True)
+        pair
+        for path, array, axes in leaves
+        if path.startswith(first_stack_paths)
+        for pair in zip(axes, array.shape, strict=True)
     }
     for path, leaf, axes in leaves:
-        for size, axis, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
-            parts = math.prod(mesh.shape[name] for name in splits)
-            if size % parts:
-                by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
-                field = _field(path, axes, axis, of_second=has_two and (axis, size) not in first_sizes)
-                hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
-                problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
+        for size, axis, mesh_names in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
+            shards = math.prod(mesh.shape[name] for name in mesh_names)
+            if size % shards:
+                divisor = " × ".join(
+                    f"config.mesh.{name} {mesh.shape[name]}" for name in mesh_names if mesh.shape[name] > 1
+                )
+                field = _field(path, axes, axis, is_second_stack=has_two_stacks and (axis, size) not in first_sizes)
+                hint = f" (pad it to {-(-size // shards) * shards})" if field == "vocab_size" else ""
+                problems[field, mesh_names] = f"config.model.{field} {size} is not a multiple of {divisor}{hint}"
     if problems:
         raise UserError("; ".join(problems.values()))
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), param_specs(params))
 
 
-def _field(path: str, axes: tuple[str, ...], axis: str, of_second: bool) -> str:
-    """Returns the name of the field of config.model that sets the size of an axis of a parameter.
+def _field(path: str, axes: tuple[str, ...], axis: str, is_second_stack: bool) -> str:
+    """Returns the name of the config.model field that sets the size of a parameter's axis.
 
     Args:
       path, axes: the path and the logical axes of the parameter.
-      of_second: the size belongs to the second stack of an encoder-decoder: no axis of this name in the first stack has
-        this size.
+      axis: the logical axis.
+      is_second_stack: whether the size belongs to the second stack of an encoder-decoder, i.e. no axis of this name in
+        the first stack has this size.
     """
     if "generator/" in path and hasattr(Generator, axis):
         return f"generator.{axis}"
@@ -96,33 +105,36 @@ def _field(path: str, axes: tuple[str, ...], axis: str, of_second: bool) -> str:
         return _EXPERT_FIELDS[axis]
     if axis == "d_ff" and "mlp_after/" in path:
         return "experts.dense_after"
-    return f"decoder.{axis}" if of_second and axis in DecoderSizes.__dataclass_fields__ else axis
+    return f"decoder.{axis}" if is_second_stack and axis in DecoderSizes.__dataclass_fields__ else axis
 
 
 def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
-    """Returns shardings like `tree_shardings`, but axes that the mesh does not divide are not split.
+    """Computes shardings like `tree_shardings`, but leaves axes unsplit if the mesh does not divide them.
 
-    These shardings are for arrays that are read once and then converted to other arrays.
+    These shardings are meant for arrays that are read once and then converted to other arrays.
     """
 
     def sharding(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:
-        parts = [math.prod(mesh.shape[name] for name in _names(entry)) for entry in spec]
-        entries = (entry if size % n == 0 else None for size, entry, n in zip(x.shape, spec, parts, strict=True))
+        shard_counts = [math.prod(mesh.shape[name] for name in _names(entry)) for entry in spec]
+        entries = (
+            entry if size % shards == 0 else None
+            for size, entry, shards in zip(x.shape, spec, shard_counts, strict=True)
+        )
         return named_sharding(mesh, P(*entries))
 
     return jax.tree.map(sharding, params, param_specs(params))
 
 
 def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
-    """Returns a `jax.ShapeDtypeStruct` with shape, dtype and sharding for each leaf of `tree` (arrays or shapes)."""
+    """Converts each leaf of `tree` (arrays or shapes) to a `jax.ShapeDtypeStruct` with a sharding."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
 def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
-    """Returns the sharding of a PartitionSpec, without mesh axes of size 1 and without trailing Nones.
+    """Converts a PartitionSpec to a sharding, without mesh axes of size 1 and without trailing Nones.
 
-    The results of compiled functions have this form. If the form of a state's shardings differed, JAX would compile the
-    training step a second time.
+    JAX normalizes the output shardings of compiled functions in the same way. If the training state's shardings were
+    different, JAX would compile the training step a second time.
     """
     entries = []
     for entry in spec:
@@ -139,13 +151,15 @@ def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
-    """Returns the logical axes of each leaf of `params` (arrays or shapes), in tree order.
+    """Looks up the logical axes of each leaf of `params` (arrays or shapes) in PARTITION_RULES, in tree order.
 
     Raises:
       ValueError: as in `param_specs`.
     """
-    rows = [tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))]
-    for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), rows, strict=True):
+    axes_by_leaf = [
+        tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))
+    ]
+    for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_by_leaf, strict=True):
         if leaf.ndim != len(axes):
             raise ValueError(f"{name} has shape {leaf.shape}, its row of PARTITION_RULES has axes {' '.join(axes)!r}")
-    return rows
+    return axes_by_leaf

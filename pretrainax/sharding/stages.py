@@ -1,4 +1,4 @@
-"""Plans pipeline parallelism: the stages, the parts of a micro-batch, the bubble, and the supported models."""
+"""Plans pipeline parallelism: the stages, the pipeline microbatches, the bubble, and which models are supported."""
 
 import math
 from collections.abc import Mapping
@@ -9,16 +9,17 @@ from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AX
 
 
 class Stages(NamedTuple):
-    """The stages of a pipeline, and the parts of a micro-batch that pass through the stages (`layers/pipeline.py`)."""
+    """The stages of a pipeline, and the pipeline microbatches that pass through them (`layers/pipeline.py`)."""
 
-    count: int  # number of stages; 1: no pipeline, and one part
-    parts: int  # number of parts of a micro-batch
-    rows: int  # rows of a part on one device
+    count: int  # number of stages; 1: no pipeline, and one pipeline microbatch
+    # number of pipeline microbatches; with gradient accumulation, per accumulated microbatch
+    parts: int
+    rows: int  # rows of a pipeline microbatch on one device
     recompute: float = 0.0  # time of the forward pass that 1F1B recomputes / time of the layers; 0: GPipe
 
     @property
     def ticks(self) -> int:
-        """Returns the number of parts that each stage processes, including unused ones in the bubble."""
+        """Returns the number of microbatches that each stage processes, including those wasted in the bubble."""
         return self.parts + self.count - 1
 
     @property
@@ -28,26 +29,26 @@ class Stages(NamedTuple):
 
     @property
     def compute_factor(self) -> float:
-        """Returns the number of rows that the layers compute per row of the batch; above 1 because of the bubble."""
+        """Returns the number of rows that the layers compute per batch row, which exceeds 1 because of the bubble."""
         return self.ticks / self.parts
 
     @property
-    def stretch(self) -> float:
-        """Returns the time of the layers, divided by their time in a run without a pipeline."""
+    def relative_layer_time(self) -> float:
+        """Returns the time that the layers take, relative to their time without a pipeline."""
         return self.compute_factor * (1 + self.recompute)
 
 
 def pipeline_stages(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
-    """Returns the pipeline stages of a run; `sizes` are the sizes of the mesh axes, {axis: size}."""
-    rows, count, train = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS], experiment.train
+    """Computes the pipeline stages of a run from its config and the sizes of the mesh axes, {axis: size}."""
+    rows, count, train = _rows_per_pipeline(experiment, sizes), sizes[PIPELINE_AXIS], experiment.train
     parts = count_parts(train.pipeline_microbatches, rows) if count > 1 else 1
     # A backward pass costs as much as two forward passes.
-    again = 1 / (train.layer_forwards + 2) if uses_1f1b(train, sizes) else 0.0
-    return Stages(count, parts, rows // parts, again)
+    recompute = 1 / (train.layer_forwards + 2) if uses_1f1b(train, sizes) else 0.0
+    return Stages(count, parts, rows // parts, recompute)
 
 
 def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
-    """Returns a description of the pipeline for the log of a run; "" without a pipeline."""
+    """Describes the pipeline of a run for the log; returns "" if the run has no pipeline."""
     stages, layers = pipeline_stages(experiment, sizes), experiment.model.num_layers
     if stages.count == 1:
         return ""
@@ -59,10 +60,11 @@ def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
 
 
 def count_parts(wanted: int, rows: int) -> int:
-    """Returns the number of equal parts into which rows are split: the greatest common divisor of both arguments.
+    """Returns the number of equal pipeline microbatches: the greatest common divisor of `wanted` and `rows`.
 
     Args:
-      wanted: requested number of parts; 0: one part per row.
+      wanted: requested number of pipeline microbatches, where 0 means one per row.
+      rows: number of rows to split.
     """
     return math.gcd(wanted, rows) or rows
 
@@ -72,14 +74,14 @@ def uses_1f1b(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
     return train.pipeline_schedule == "1f1b" and sizes[PIPELINE_AXIS] > 1
 
 
-def _shared_rows(experiment: Experiment, sizes: Mapping[str, int]) -> int:
-    """Returns the number of rows of a micro-batch (of gradient accumulation) that pass through the same pipeline."""
+def _rows_per_pipeline(experiment: Experiment, sizes: Mapping[str, int]) -> int:
+    """Returns how many rows of a gradient-accumulation microbatch pass through one pipeline."""
     pipelines = math.prod(sizes[axis] for axis in BATCH_AXES if axis != PIPELINE_AXIS)
     return experiment.train.global_batch_size // (experiment.train.accumulate * pipelines)
 
 
 def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
-    """Raises UserError if a pipeline does not support the config, its number of layers or its number of rows."""
+    """Raises UserError if the config, including its number of layers and batch size, cannot run as a pipeline."""
     if (count := sizes[PIPELINE_AXIS]) == 1:
         return
     setting = f"config.mesh.{PIPELINE_AXIS} is {count}"
@@ -105,7 +107,7 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
             )
     if (layers := experiment.model.num_layers) % count:
         raise UserError(f"{setting}, and does not divide config.model.num_layers {layers}: set it to a divisor")
-    rows, parts = _shared_rows(experiment, sizes), experiment.train.pipeline_microbatches
+    rows, parts = _rows_per_pipeline(experiment, sizes), experiment.train.pipeline_microbatches
     if parts and rows % parts:
         raise UserError(
             f"config.train.pipeline_microbatches is {parts}, and {rows} rows of a microbatch pass through stages: "
@@ -114,7 +116,7 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
 
 
 def stages_obstacle(model: ModelConfig) -> Optional[str]:
-    """Returns the reason why a model does not support pipeline stages; None if the model supports them."""
+    """Returns why a model does not support pipeline stages, or None if it does."""
     if model.family != "decoder":
         return f"config.model.family is {model.family!r}"
     for name in ("experts", "multi_token"):

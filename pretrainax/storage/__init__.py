@@ -1,1 +1,1 @@
-"""Object stores and the Hugging Face Hub: local copies of remote folders and models."""
+"""Manages local copies of folders in object stores and of models on the Hugging Face Hub."""

@@ -1,14 +1,14 @@
-"""Computes the paths of the local copies of folders in object stores.
+"""Computes the paths of local copies of object-store folders.
 
-    BASE/USE/DIGEST/files/NAME      the local copy; NAME is the last part of the URL
-    BASE/USE/DIGEST/record.json     state of each object of the copy at its last download or upload
+    BASE/USE/DIGEST/files/NAME      the local copy; NAME is the last component of the URL path
+    BASE/USE/DIGEST/record.json     the record: the state of each object at its last download or upload
     BASE/USE/DIGEST/lock            locked by the process that trains in the copy
     BASE/USE/DIGEST/complete        exists while a command uploads its output
-    BASE/USE/DIGEST/aside-TIME/     files that were moved out of the copy
+    BASE/USE/DIGEST/aside-TIME/     files moved out of the copy
 
 BASE is ~/.cache/pretrainax/stores, or config.checkpoint.local_dir. USE is "read" or "work". DIGEST is a hash of the
-URL. With it, no copy is inside another copy, and no object can have the path of a record. The folders of USE are
-private (mode 0700): a record among other files of a user, for example from an unpacked archive, cannot be trusted.
+URL. Because of the hash, no copy is inside another copy, and no object can have the path of a record. The folders
+BASE/USE are private (mode 0700). A record in any other folder is not trusted, as it may come from an unpacked archive.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ _OLD_RECORD = ".store.json"  # suffix of a record in version 0.6 and older: COPY
 
 
 class Copy(NamedTuple):
-    """Paths for the local copy of one URL: the copy, and the files that manage the copy."""
+    """The paths of a URL's local copy and of its record, lock and marker files."""
 
-    folder: str  # BASE/USE/DIGEST, which contains the copy and the files that manage it
-    name: str  # the last part of the URL
+    folder: str  # BASE/USE/DIGEST, which contains the copy, its record, and its lock and marker files
+    name: str  # the last component of the URL path
 
     @property
     def root(self) -> str:
@@ -43,12 +43,12 @@ class Copy(NamedTuple):
 
     @property
     def record(self) -> str:
-        """Returns the path of the record: the state of each object of the copy at its last download or upload."""
+        """Returns the path of the record, which stores each object's state at its last download or upload."""
         return os.path.join(self.folder, _RECORD)
 
     @property
     def lock(self) -> str:
-        """Returns the path of the file that the process that trains in the copy has locked."""
+        """Returns the path of the lock file, which the process that trains in the copy locks."""
         return os.path.join(self.folder, "lock")
 
     @property
@@ -57,7 +57,7 @@ class Copy(NamedTuple):
         return os.path.join(self.folder, "complete")
 
     def new_aside(self) -> str:
-        """Returns the path of a new folder for files that are moved out of the copy; does not create the folder."""
+        """Returns a new folder path for files to be moved out of the copy, without creating the folder."""
         return os.path.join(self.folder, f"aside-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
 
 
@@ -68,16 +68,16 @@ def base_folder() -> str:
 
 
 def copy_of(url: str, use: Use, base: Optional[str] = None, process: int = 0) -> Copy:
-    """Returns the paths of the local copy of a URL; creates the parent folder of the copy, but not the copy.
+    """Returns the paths of a URL's local copy; creates the copy's parent folder, but not the copy.
 
     Args:
-      url: URL of the folder in the object store.
-      use: "work" for the copy that a run trains in, "read" for the copy that other commands use.
-      base: base folder of local copies; None: `base_folder()`.
-      process: index of a process of the run; each process has its own copy.
+      url: URL of a folder in the object store.
+      use: "work" for the copy that a run trains in, or "read" for the copy that other commands use.
+      base: base folder of local copies, by default `base_folder()`.
+      process: index of a process of the run, as each process has its own copy.
 
     Raises:
-      UserError: the private folder of the copies belongs to another user, or is a link.
+      UserError: the private folder for copies belongs to another user or is a symbolic link.
     """
     url, base = url.rstrip("/"), base or base_folder()
     suffix = f".process-{process}" if process else ""
@@ -88,20 +88,23 @@ def copy_of(url: str, use: Use, base: Optional[str] = None, process: int = 0) ->
 
 
 def copy_containing(path: str) -> Optional[tuple[str, Copy]]:
-    """Returns the local copy below `base_folder()` that contains a path, as (URL, copy); None if there is none."""
-    parts = os.path.relpath(os.path.abspath(path), base := base_folder()).split(os.sep)
-    if len(parts) < 4 or parts[0] not in _USES or parts[2] != _FILES:
+    """Finds the local copy below `base_folder()` that contains a path.
+
+    Returns (URL, copy), or None if no local copy contains the path.
+    """
+    path_components = os.path.relpath(os.path.abspath(path), base := base_folder()).split(os.sep)
+    if len(path_components) < 4 or path_components[0] not in _USES or path_components[2] != _FILES:
         return None
-    copy = Copy(os.path.join(base, *parts[:2]), parts[3])
+    copy = Copy(os.path.join(base, *path_components[:2]), path_components[3])
     url = _recorded_url(copy.record)
-    return (url, copy) if url and parts[1].partition(".")[0] == _digest(url) else None
+    return (url, copy) if url and path_components[1].partition(".")[0] == _digest(url) else None
 
 
 def url_of_old_copy(path: str) -> str:
-    """Returns the URL of the local copy that contains a path, in the layout of version 0.6; "" for other paths."""
-    parts = os.path.relpath(os.path.abspath(path), base_folder()).split(os.sep)
-    is_old = len(parts) > 2 and parts[0] in _USES and parts[1] in STORES
-    return f"{parts[1]}://{'/'.join(parts[2:])}" if is_old else ""
+    """Returns the URL of the version 0.6 local copy that contains a path, or "" if there is none."""
+    path_components = os.path.relpath(os.path.abspath(path), base_folder()).split(os.sep)
+    is_old_layout = len(path_components) > 2 and path_components[0] in _USES and path_components[1] in STORES
+    return f"{path_components[1]}://{'/'.join(path_components[2:])}" if is_old_layout else ""
 
 
 def _digest(url: str) -> str:
@@ -111,18 +114,21 @@ def _digest(url: str) -> str:
 def _recorded_url(record: str) -> str:
     try:
         url = read_object(record).get("url")
-    except UserError:  # missing or damaged: all objects are downloaded again
+    except UserError:  # the record is missing or damaged: all objects are downloaded again
         return ""
     return url if isinstance(url, str) else ""
 
 
 def _migrate(copy: Copy, url: str, folder: str, suffix: str) -> None:
-    """Moves a local copy of version 0.6 and the record next to it to their current paths, if there is such a copy."""
+    """Moves a local copy that uses the version 0.6 layout, along with its record, to the current paths.
+
+    Does nothing if there is no old copy, or if the current paths are in use.
+    """
     scheme, _, name = url.partition("://")
-    old = path_below(os.path.join(folder, scheme), name) + suffix
-    if not os.path.lexists(old + _OLD_RECORD) or os.path.exists(copy.record):
+    old_root = path_below(os.path.join(folder, scheme), name) + suffix
+    if not os.path.lexists(old_root + _OLD_RECORD) or os.path.exists(copy.record):
         return
-    if _recorded_url(old + _OLD_RECORD) == url and os.path.isdir(old) and not os.path.exists(copy.root):
-        os.rename(old, copy.root)
-        os.rename(old + _OLD_RECORD, copy.record)
-        print_message(f"the copy of {url} and its record have moved from {old} to {copy.folder}")
+    if _recorded_url(old_root + _OLD_RECORD) == url and os.path.isdir(old_root) and not os.path.exists(copy.root):
+        os.rename(old_root, copy.root)
+        os.rename(old_root + _OLD_RECORD, copy.record)
+        print_message(f"the copy of {url} and its record have moved from {old_root} to {copy.folder}")

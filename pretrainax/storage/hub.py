@@ -1,10 +1,10 @@
 """Downloads models from the Hugging Face Hub (`hf:org/name@revision`) to a local folder, and uploads exports.
 
 The package huggingface_hub sends the requests, resumes interrupted transfers, and stores files in its cache, which
-other programs also use. Its variables HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply. This module selects the
-files: safetensors, JSON and tokenizer files of the top folder, no pickle files and no code. Each file must have the
-size that the hub lists. `folder_of` downloads the small files: the configs and the tokenizer. `download_weights`
-downloads the weights.
+other programs share. Its environment variables HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN apply. This module
+selects the files: top-level safetensors, JSON and tokenizer files, but no pickle files and no code. Each file must have
+the size that the hub lists. `folder_of` downloads the small files (the configs and the tokenizer), and
+`download_weights` downloads the weights.
 """
 
 import concurrent.futures
@@ -28,26 +28,26 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
 from pretrainax.files.object_names import path_below
 from pretrainax.files.paths import HUB, HubName, hub_name, path_problem
-from pretrainax.files.regular_files import MOST_BYTES
+from pretrainax.files.regular_files import MAX_BYTES
 from pretrainax.storage.store import print_message
 
-PATIENCE = 120.0  # seconds for which a request is repeated while the hub is busy
-_FIRST, _LONGEST = 1.0, 20.0  # seconds between two requests: initial and maximum
-_TIMEOUT = 10.0  # seconds for a response
-_PARALLEL = 8  # files that are downloaded at the same time
-_BUSY = (408, 429, 500, 502, 503, 504)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-# Configs and tokenizers: no hidden files, no files in folders except config.json of sentence-transformers modules.
-_SMALL = re.compile(
+PATIENCE = 120.0  # seconds for which a request is retried while the hub is busy
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 20.0  # seconds between two requests: initial and maximum
+_TIMEOUT = 10.0  # seconds to wait for a response
+_PARALLEL_DOWNLOADS = 8  # number of files that are downloaded at the same time
+_BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+# Configs and tokenizers: no hidden files, and no files in folders except config.json of sentence-transformers modules.
+_SMALL_FILE = re.compile(
     r"\w[\w.-]*\.(json|model)|(vocab|merges|words)\.txt|chat_template\.jinja|manifest\.sha256|\d_[A-Za-z]+/config\.json",
     re.ASCII,
 )
-_SINGLE, _INDEX, _ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+_SINGLE_FILE, _INDEX, _ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_PICKLED = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
+_PICKLE_FILE = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
 
-# Texts in the error messages of the package datasets, which omits the hub's response -> error code of the hub.
+# Error messages of the `datasets` package, which drops the hub's response -> error code of the hub.
 _DATASET_ERRORS = (("is a gated dataset", "GatedRepo"), ("doesn't exist on the Hub", "RepoNotFound"))
 
 T = TypeVar("T")
@@ -55,26 +55,26 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class _Model:
-    """A model of the hub at one commit."""
+    """A model on the hub at a specific commit."""
 
-    given: str  # the path that the user gave: "hf:org/name@main"
+    path: str  # the path from the user: "hf:org/name@main"
     name: HubName
     commit: str
-    folder: str  # cache folder of the files of this commit
-    sizes: Optional[Mapping[str, int]]  # bytes of each file on the hub; None: the hub did not respond
-    has_weights: bool = False  # the folder has all weights
+    folder: str  # cache folder of this commit's files
+    sizes: Optional[Mapping[str, int]]  # size in bytes of each file on the hub; None: the hub did not respond
+    has_weights: bool = False  # True if the folder contains all weights
 
     @property
-    def exact(self) -> str:
+    def pinned_path(self) -> str:
         return f"{HUB}{self.name.repository}@{self.commit}"
 
 
-_models: dict[str, _Model] = {}  # by `given`; a path refers to the same commit until the process exits
+_models: dict[str, _Model] = {}  # by `path`; a path refers to the same commit until the process exits
 _folders: dict[str, _Model] = {}  # by `folder`
 
 
 class _Response(NamedTuple):
-    """Status and headers of a response of the hub."""
+    """The status code and headers of a response from the hub."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -85,32 +85,32 @@ class _Unreachable(Exception):
 
 
 def folder_of(path: str) -> str:
-    """Downloads the configs and the tokenizer of a hub model; returns the cache folder of the model.
+    """Downloads a hub model's configs and tokenizer; returns the model's cache folder.
 
-    Without a network, or with HF_HUB_OFFLINE=1, returns the folder of the cached copy and prints its commit.
+    If the hub is unreachable, or with HF_HUB_OFFLINE=1, returns the folder of a cached copy and prints its commit.
 
     Raises:
-      UserError: the model or revision does not exist, or this user has no access to it; the message has a remedy.
+      UserError: the model or revision does not exist, or the user has no access to it; the message suggests a remedy.
       RunFailed: the hub does not respond and the cache has no copy, the disk is full, or a transfer was interrupted.
     """
     if path not in _models:
         if problem := path_problem(path, takes_hub=True):
             raise UserError(f"{path}: {problem}")
-        model = _resolved(path)
-        _download(model, [name for name in model.sizes or () if _SMALL.fullmatch(name)], "its configs and tokenizer")
-        _remember(model)
+        model = _resolve(path)
+        _download(model, [n for n in model.sizes or () if _SMALL_FILE.fullmatch(n)], "its configs and tokenizer")
+        _record_commit(model)
         _models[path] = _folders[model.folder] = model
     return _models[path].folder
 
 
 def pinned_name(path: str) -> str:
-    """Returns a hub path with its current commit as the revision, hf:org/name@1a2b…; its files never change."""
+    """Pins a hub path to the current commit (hf:org/name@1a2b…), so that its files never change."""
     folder_of(path)
-    return _models[path].exact
+    return _models[path].pinned_path
 
 
 def download_weights(folder: str) -> None:
-    """Downloads the weights of a hub model to its cache folder; does nothing for all other folders.
+    """Downloads a hub model's weights to its cache folder `folder`; does nothing for any other folder.
 
     Raises:
       UserError: the model has no safetensors files, for example only pickle files.
@@ -119,11 +119,11 @@ def download_weights(folder: str) -> None:
     model = _folders.get(os.path.abspath(folder))
     if model is None or model.has_weights:
         return
-    names = _weights(model, os.listdir(model.folder) if model.sizes is None else model.sizes)
-    missing = [name for name in names if _bytes_here(model, name) is None]
+    names = _weight_files(model, os.listdir(model.folder) if model.sizes is None else model.sizes)
+    missing = [name for name in names if _cached_bytes(model, name) is None]
     if missing and model.sizes is None:
         raise RunFailed(
-            f"{model.given}: the cache has a part of it, without {', '.join(missing[:3])}, and the hub is not reached: "
+            f"{model.path}: the cache has a part of it, without {', '.join(missing[:3])}, and the hub is not reached: "
             "run the same command again with a network and without HF_HUB_OFFLINE"
         )
     if model.sizes is not None:
@@ -131,35 +131,35 @@ def download_weights(folder: str) -> None:
     model.has_weights = True
 
 
-def _weights(model: _Model, listed: "Mapping[str, int] | list[str]") -> list[str]:
-    """Returns the names of a model's safetensors files, as in `interop.safetensors_files`; UserError if it has none."""
+def _weight_files(model: _Model, file_names: "Mapping[str, int] | list[str]") -> list[str]:
+    """Returns the names of a model's safetensors weight files; raises UserError if there are none."""
     index = os.path.join(model.folder, _INDEX)
-    files = [name for name in (_SINGLE, _ADAPTER) if name in listed]
-    if _SINGLE not in listed and _INDEX in listed and os.path.exists(index):
+    files = [name for name in (_SINGLE_FILE, _ADAPTER) if name in file_names]
+    if _SINGLE_FILE not in file_names and _INDEX in file_names and os.path.exists(index):
         shards = read_object(index).get("weight_map")
         files += sorted({str(name) for name in (shards.values() if isinstance(shards, dict) else ())})
-    if odd := [name for name in files if not _SHARD.fullmatch(name)]:
+    if invalid := [name for name in files if not _SHARD.fullmatch(name)]:
         raise UserError(
-            f"{model.given}: {_INDEX} names the file {odd[0]!r}; it must be a safetensors file in the same folder"
+            f"{model.path}: {_INDEX} names the file {invalid[0]!r}; it must be a safetensors file in the same folder"
         )
     if files or model.sizes is None:
-        return files or [_SINGLE]
-    pickled = sorted(name for name in listed if _PICKLED.fullmatch(name))
+        return files or [_SINGLE_FILE]
+    pickled = sorted(name for name in file_names if _PICKLE_FILE.fullmatch(name))
     content = f"holds {', '.join(pickled[:3])} and no safetensors" if pickled else "holds no safetensors"
     advice = (
         ": such files can run code when they are opened, so they are never fetched. Use a revision with safetensors, "
         f"for example {HUB}{model.name.repository}@refs/pr/1 if the hub's page lists one under Community; or, if you "
         f"trust the files, convert them with transformers: {conversion_command(model.folder, model.name.repository)}"
     )
-    raise UserError(f"{model.given} {content}{advice if pickled else ': use a model with safetensors'}")
+    raise UserError(f"{model.path} {content}{advice if pickled else ': use a model with safetensors'}")
 
 
 def conversion_command(folder: str, source: str) -> str:
     """Returns a shell command that converts pickled weights to safetensors with transformers.
 
     Args:
-      folder: folder with the config.json of the model.
-      source: name or path of the model for transformers.
+      folder: folder that contains the model's config.json.
+      source: the model's name or path, as transformers expects it.
     """
     config = os.path.join(folder, "config.json")
     classes = read_object(config).get("architectures") if os.path.exists(config) else None
@@ -174,8 +174,8 @@ def conversion_command(folder: str, source: str) -> str:
 # --- resolving -------------------------------------------------------------------------------------------------------
 
 
-def _resolved(path: str) -> _Model:
-    """Returns the model of a hub path at its current commit, or at the cached commit if the hub does not respond."""
+def _resolve(path: str) -> _Model:
+    """Resolves a hub path to the model's current commit, or to the cached commit if the hub does not respond."""
     name = hub_name(path)
     assert name is not None
     hub = _library(path)
@@ -184,14 +184,14 @@ def _resolved(path: str) -> _Model:
         with show_client_log():
             info = _request(path, lambda: hub.HfApi().model_info(name.repository, **query))
     except _Unreachable as e:
-        return _cached(path, name, str(e))
+        return _find_cached(path, name, str(e))
     if not _COMMIT.fullmatch(info.sha or ""):  # the commit becomes part of a path
         raise UserError(f"{path}: {hub.constants.ENDPOINT} is not a hub: its commit is {info.sha!r}")
     sizes = {file.rfilename: file.size for file in info.siblings or () if file.size is not None}
     return _Model(path, name, info.sha, _snapshot(name, info.sha), sizes)
 
 
-def _cached(path: str, name: HubName, why: str) -> _Model:
+def _find_cached(path: str, name: HubName, reason: str) -> _Model:
     hub = _library(path)
     try:
         commit = hub.HfApi().resolve_revision(name.repository, revision=name.revision, local_files_only=True).resolved
@@ -199,15 +199,15 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
         commit = ""
     if not commit or not os.path.isdir(folder := _snapshot(name, commit)):
         raise RunFailed(
-            f"{path}: the hub cannot be reached ({why}), and the cache of this machine does not have it: run the same "
-            "command once with a network, or set a folder"
+            f"{path}: the hub cannot be reached ({reason}), and the cache of this machine does not have it: run the "
+            "same command once with a network, or set a folder"
         )
-    print_message(f"{path}: the hub is not reached ({why}); using the copy of commit {commit[:12]} in the cache")
+    print_message(f"{path}: the hub is not reached ({reason}); using the copy of commit {commit[:12]} in the cache")
     return _Model(path, name, commit, folder, None)
 
 
-def _remember(model: _Model) -> None:
-    """Writes the commit of the model's revision to the cache of huggingface_hub, for later use without a network."""
+def _record_commit(model: _Model) -> None:
+    """Records the commit of the model's revision in huggingface_hub's cache, for later use without a network."""
     revision = model.name.revision or "main"
     reference = path_below(os.path.join(os.path.dirname(os.path.dirname(model.folder)), "refs"), revision)
     if model.sizes is not None and revision != model.commit:
@@ -217,77 +217,77 @@ def _remember(model: _Model) -> None:
 
 
 def _snapshot(name: HubName, commit: str) -> str:
-    """Returns the cache folder of a model at a commit; the folder may not exist."""
+    """Returns the path of the cache folder for a model at a given commit, which may not exist."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    of_repository = repo_folder_name(repo_id=name.repository, repo_type="model")
+    repository_folder = repo_folder_name(repo_id=name.repository, repo_type="model")
     return os.path.join(
-        os.path.realpath(os.path.expanduser(constants.HF_HUB_CACHE)), of_repository, "snapshots", commit
+        os.path.realpath(os.path.expanduser(constants.HF_HUB_CACHE)), repository_folder, "snapshots", commit
     )
 
 
 # --- downloads -------------------------------------------------------------------------------------------------------
 
 
-def _download(model: _Model, names: list[str], what: str) -> None:
-    """Downloads the files `names` of a model if the cache lacks them; prints their total size.
+def _download(model: _Model, names: list[str], label: str) -> None:
+    """Downloads those of a model's files `names` that the cache lacks, and prints their total size.
 
-    Files other than weights with more than MOST_BYTES bytes are skipped with a message. Raises UserError if the hub
-    does not list a file, and RunFailed if the disk has not enough space or a transfer fails.
+    Files larger than MAX_BYTES are skipped with a message, unless they contain weights. Raises UserError if the hub
+    does not list a file, and RunFailed if there is not enough disk space or a transfer fails.
 
-    what: description of the files for the message, such as "its weights".
+    label: description of the files for the message, such as "its weights".
     """
-    sizes, hub = model.sizes or {}, _library(model.given)
-    if unlisted := [name for name in names if name not in sizes]:
-        raise UserError(f"{model.given} does not hold {', '.join(unlisted[:3])}, but its {_INDEX} names them")
-    for name in (name for name in names if not _SHARD.fullmatch(name) and sizes[name] > MOST_BYTES):
-        print_message(f"{model.given}: {name} is skipped: it has {sizes[name]:,} bytes, the limit is {MOST_BYTES:,}")
-    names = [name for name in names if _SHARD.fullmatch(name) or sizes[name] <= MOST_BYTES]
-    missing = [name for name in names if _bytes_here(model, name) != sizes[name]]
-    if missing:
-        _check_room(model, needed := sum(sizes[name] for name in missing))
-        count = f"{len(missing)} file{'s' if len(missing) > 1 else ''}"
-        print_message(f"{model.given} is commit {model.commit[:12]}: fetching {what}, {count}, {_bytes(needed)}")
+    sizes, hub = model.sizes or {}, _library(model.path)
+    if unlisted_names := [name for name in names if name not in sizes]:
+        raise UserError(f"{model.path} does not hold {', '.join(unlisted_names[:3])}, but its {_INDEX} names them")
+    for name in (name for name in names if not _SHARD.fullmatch(name) and sizes[name] > MAX_BYTES):
+        print_message(f"{model.path}: {name} is skipped: it has {sizes[name]:,} bytes, the limit is {MAX_BYTES:,}")
+    names = [name for name in names if _SHARD.fullmatch(name) or sizes[name] <= MAX_BYTES]
+    missing_names = [name for name in names if _cached_bytes(model, name) != sizes[name]]
+    if missing_names:
+        _check_free_space(model, needed := sum(sizes[name] for name in missing_names))
+        count = f"{len(missing_names)} file{'s' if len(missing_names) > 1 else ''}"
+        print_message(f"{model.path} is commit {model.commit[:12]}: fetching {label}, {count}, {_size_text(needed)}")
 
     def fetch(name: str) -> None:
-        again = _bytes_here(model, name) is not None  # the cached file has a different size than the hub lists
-        options = {"revision": model.commit, "force_download": again}
-        _request(model.given, lambda: hub.hf_hub_download(model.name.repository, name, **options))
-        if (received := _bytes_here(model, name)) != sizes[name]:
+        has_wrong_size = _cached_bytes(model, name) is not None  # the cached file has a wrong size
+        options = {"revision": model.commit, "force_download": has_wrong_size}
+        _request(model.path, lambda: hub.hf_hub_download(model.name.repository, name, **options))
+        if (received := _cached_bytes(model, name)) != sizes[name]:
             raise RunFailed(
-                f"{model.given}: {name} came with {received or 0:,} bytes, and the hub lists {sizes[name]:,}: run the "
+                f"{model.path}: {name} came with {received or 0:,} bytes, and the hub lists {sizes[name]:,}: run the "
                 "same command again"
             )
 
     try:
-        with show_client_log(), concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(fetch, missing))
+        with show_client_log(), concurrent.futures.ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool:
+            list(pool.map(fetch, missing_names))
     except _Unreachable as e:
         raise RunFailed(
-            f"{model.given}: the transfer broke off ({e}); run the same command again to continue with the files that "
+            f"{model.path}: the transfer broke off ({e}); run the same command again to continue with the files that "
             "are missing"
         ) from e
 
 
-def _bytes_here(model: _Model, name: str) -> Optional[int]:
-    """Returns the bytes of a model's file in the cache; None if the cache does not have the file."""
+def _cached_bytes(model: _Model, name: str) -> Optional[int]:
+    """Returns the size in bytes of a model's cached file, or None if the file is not in the cache."""
     path = path_below(model.folder, name)
     return os.path.getsize(path) if os.path.isfile(path) else None
 
 
-def _check_room(model: _Model, needed: int) -> None:
+def _check_free_space(model: _Model, needed: int) -> None:
     folder = model.folder
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     if (free := shutil.disk_usage(folder).free) < needed:
         raise RunFailed(
-            f"{model.given}: {_bytes(needed)} are to be fetched, but {folder} has only {_bytes(free)} free: make "
-            "room there, or set HF_HOME to a folder on a larger disk"
+            f"{model.path}: {_size_text(needed)} are to be fetched, but {folder} has only {_size_text(free)} free: "
+            "make room there, or set HF_HOME to a folder on a larger disk"
         )
 
 
-def _bytes(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size:,} bytes"
 
 
@@ -295,7 +295,7 @@ def _bytes(size: int) -> str:
 
 
 def check_push(repository: str) -> None:
-    """Raises UserError if `repository` is not of the form org/name, or if the user is not logged in to the hub."""
+    """Raises UserError if `repository` is not of the form org/name or the user is not logged in to the hub."""
     name, path = hub_name(f"{HUB}{repository}"), f"--push={repository}"
     if name is None or name.revision is not None or "/" not in repository:
         raise UserError(f"{path}: it must be org/name, without a revision: a push goes to its main branch")
@@ -304,25 +304,25 @@ def check_push(repository: str) -> None:
 
 
 def push(folder: str, repository: str, is_private: bool) -> str:
-    """Uploads the files of a folder to the hub as one commit; returns a message with the URL and the commit.
+    """Uploads a folder's files to the hub as one commit; returns a message with the URL and the commit.
 
-    Creates the repository org/name if it does not exist, and deletes the weights of earlier commits.
+    Creates the repository org/name if it does not exist. The commit also deletes the weights of earlier commits.
 
-    is_private: a new repository is private; an existing repository must be private.
+    is_private: whether to create the repository as private. If True, an existing repository must be private.
 
     Raises:
-      UserError: for the same reasons as `check_push`; this user may not write to the repository; or `is_private` is
-        True and the repository is public.
-      RunFailed: the transfer was interrupted; the files of the repository are then unchanged.
+      UserError: for the same reasons as `check_push`, because the user may not write to the repository, or because
+        `is_private` is True but the repository is public.
+      RunFailed: the transfer was interrupted, which leaves the repository's files unchanged.
     """
     check_push(repository)
     path, library = f"{HUB}{repository}", _library(repository)
     api = library.HfApi()
-    if not sys.stderr.isatty():  # for downloads, huggingface_hub itself disables the bars
+    if not sys.stderr.isatty():  # for downloads, huggingface_hub itself disables the progress bars
         library.utils.disable_progress_bars()
     # Delete the weights of earlier commits: an earlier model may have more shards.
-    stale = ["model*.safetensors", _INDEX]
-    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale}
+    stale_files = ["model*.safetensors", _INDEX]
+    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale_files}
     try:
         with show_client_log():
             _request(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
@@ -340,33 +340,33 @@ def push(folder: str, repository: str, is_private: bool) -> str:
 
 
 def _request(path: str, call: Callable[[], T]) -> T:
-    """Returns the result of a request; while the hub is busy, prints a message and repeats the request.
+    """Returns the result of a request, retrying it (and printing a message) as long as the hub is busy.
 
     Raises:
       _Unreachable: the hub cannot be reached, or is busy for more than PATIENCE seconds.
       UserError, RunFailed: the hub rejects the request, or the disk is full.
     """
-    until, pause = time.monotonic() + PATIENCE, _FIRST
+    deadline, pause = time.monotonic() + PATIENCE, _FIRST_PAUSE
     while True:
         try:
             return call()
         except Exception as e:  # the errors of the client's libraries have no common base class
             response = _response(e)
             if response is None:
-                _raise_other(path, e)
-            if response.status_code not in _BUSY:
-                raise _refusal(path, e, response) from e
-            why = f"it responds with {response.status_code}"
-            wait = _retry_after(response) or pause * random.uniform(0.5, 1.0)
-            if time.monotonic() + wait > until:
-                raise _Unreachable(f"{why}, and asks for a retry in {wait:,.0f} s") from e
-            print_message(f"{path}: the hub is busy ({why}): trying again in {wait:,.0f} s")
-            time.sleep(wait)
-            pause = min(2 * pause, _LONGEST)
+                _raise_without_response(path, e)
+            if response.status_code not in _BUSY_STATUS_CODES:
+                raise _model_rejection(path, e, response) from e
+            reason = f"it responds with {response.status_code}"
+            wait_seconds = _retry_after(response) or pause * random.uniform(0.5, 1.0)
+            if time.monotonic() + wait_seconds > deadline:
+                raise _Unreachable(f"{reason}, and asks for a retry in {wait_seconds:,.0f} s") from e
+            print_message(f"{path}: the hub is busy ({reason}): trying again in {wait_seconds:,.0f} s")
+            time.sleep(wait_seconds)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _response(error: BaseException) -> Optional[_Response]:
-    """Returns the response of the hub that caused an error; None if no response caused it."""
+    """Returns the hub response that caused an error, or None if the error has another cause."""
     cause: Optional[BaseException] = error
     while cause is not None:
         if (response := getattr(cause, "response", None)) is not None:
@@ -375,12 +375,12 @@ def _response(error: BaseException) -> Optional[_Response]:
     return None
 
 
-def _raise_other(path: str, error: Exception) -> NoReturn:
+def _raise_without_response(path: str, error: Exception) -> NoReturn:
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     if isinstance(error, HFValidationError):
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRORS:
         raise RunFailed(
             f"{path}: {error.strerror} at {error.filename or 'the cache'}: make room, and run the same command again"
         ) from error
@@ -388,14 +388,14 @@ def _raise_other(path: str, error: Exception) -> NoReturn:
         raise UserError(f"{path}: {error.filename} cannot be written: set HF_HOME to your own folder") from error
     cause = error.__cause__ or error
     is_offline = isinstance(cause, OfflineModeIsEnabled)
-    raise _Unreachable("HF_HUB_OFFLINE is set" if is_offline else _plain(f"{type(cause).__name__}: {cause}")) from error
+    raise _Unreachable("HF_HUB_OFFLINE is set" if is_offline else _clean(f"{type(cause).__name__}: {cause}")) from error
 
 
-def _refusal(path: str, error: Exception, response: _Response) -> UserError:
-    """Returns the UserError for a request for a model that the hub has rejected, so a retry cannot help."""
+def _model_rejection(path: str, error: Exception, response: _Response) -> UserError:
+    """Builds the UserError for a model request that the hub rejected, which retrying would not fix."""
     name = hub_name(path)
     assert name is not None
-    return _refused(path, name, "model", error, response)
+    return _rejection(path, name, "model", error, response)
 
 
 def dataset_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
@@ -404,76 +404,76 @@ def dataset_error(path: str, repository: str, error: Exception) -> Optional[User
     Returns None if the Hub did not cause the error.
 
     Args:
-      path: start of the message: the config field and its value.
+      path: the config field and its value, which begin the message.
       repository: name of the dataset, "org/name".
-      error: the error that the package datasets raised.
+      error: the error that the `datasets` package raised.
     """
-    response, text = _response(error), str(error)
-    for message, code in _DATASET_ERRORS:
-        if response is None and message in text:
+    response, error_message = _response(error), str(error)
+    for pattern, code in _DATASET_ERRORS:
+        if response is None and pattern in error_message:
             response = _Response(404, {"X-Error-Code": code})
-    if response is not None and response.status_code not in _BUSY:
-        return _refused(path, HubName(repository, None), "dataset", error, response)
+    if response is not None and response.status_code not in _BUSY_STATUS_CODES:
+        return _rejection(path, HubName(repository, None), "dataset", error, response)
     if response is not None or isinstance(error, ConnectionError):
         return RunFailed(
-            f"{path}: the hub does not respond ({_plain(str(error))}), and the cache of datasets does not have it: run "
+            f"{path}: the hub does not respond ({_clean(str(error))}), and the cache of datasets does not have it: run "
             "the same command again with a network and without HF_HUB_OFFLINE"
         )
     return None
 
 
-def _refused(path: str, name: HubName, kind: str, error: Exception, response: _Response) -> UserError:
+def _rejection(path: str, name: HubName, kind: str, error: Exception, response: _Response) -> UserError:
     from huggingface_hub import constants, get_token
 
     code = response.headers.get("X-Error-Code")
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name.repository}"
-    log_in = "log in by `hf auth login`, or set HF_TOKEN"
+    login = "log in by `hf auth login`, or set HF_TOKEN"
     if response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
-        return UserError(f"{path}: the hub does not accept the token that is set here: {log_in}")
+        return UserError(f"{path}: the hub does not accept the token that is set here: {login}")
     if code == "GatedRepo":
-        hint = f", then {log_in}" if get_token() is None else " with the account whose token is set here"
+        hint = f", then {login}" if get_token() is None else " with the account whose token is set here"
         return UserError(f"{path} is gated: ask for access at {page}{hint}")
     if code == "RevisionNotFound":
         return UserError(f"{path}: {name.repository} has no such revision: {page}/tree/main lists them")
     if code == "RepoNotFound" or (not code and response.status_code in (401, 404)):
-        hint = f"if it is private, {log_in}" if get_token() is None else "or the token set here has no access to it"
+        hint = f"if it is private, {login}" if get_token() is None else "or the token set here has no access to it"
         return UserError(f"{path}: {constants.ENDPOINT} has no {kind} {name.repository}: check the name; {hint}")
     if response.status_code == 403:
-        why = _plain(getattr(error, "server_message", None) or str(error))
-        return UserError(f"{path}: the hub refuses this ({why}): {log_in}, with a token that has this permission")
-    return UserError(f"{path}: the hub responds with {response.status_code} ({_plain(str(error))})")
+        reason = _clean(getattr(error, "server_message", None) or str(error))
+        return UserError(f"{path}: the hub refuses this ({reason}): {login}, with a token that has this permission")
+    return UserError(f"{path}: the hub responds with {response.status_code} ({_clean(str(error))})")
 
 
 def _retry_after(response: _Response) -> Optional[float]:
-    """Returns the seconds that a response asks to wait before the next request; None if it contains no such header."""
-    limit = re.search(r"r=0;\s*t=(\d+)", response.headers.get("RateLimit", "").replace(" ", ""))
-    after = response.headers.get("Retry-After", "")
-    return float(limit[1]) if limit else float(after) if after.isdigit() else None
+    """Returns the seconds to wait before the next request, according to the response headers, or None if not given."""
+    rate_limit = re.search(r"r=0;\s*t=(\d+)", response.headers.get("RateLimit", "").replace(" ", ""))
+    retry_after = response.headers.get("Retry-After", "")
+    return float(rate_limit[1]) if rate_limit else float(retry_after) if retry_after.isdigit() else None
 
 
-def _plain(text: str) -> str:
-    """Returns a message as one line of at most 300 characters, without query strings of URLs (may have signatures)."""
+def _clean(text: str) -> str:
+    """Shortens a message to one line of at most 300 characters, without URL queries, which may contain signatures."""
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
 
 
 class _ClientLog(logging.Handler):
-    """Logging handler that replaces the handlers of huggingface_hub during requests and prints its warnings."""
+    """Logging handler that replaces huggingface_hub's handlers during requests, and prints warnings as messages."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
         self.requests_lock, self.requests = threading.Lock(), 0
-        self.before: tuple[list[logging.Handler], bool] = [], True
+        self.saved_handlers: tuple[list[logging.Handler], bool] = [], True
 
     def emit(self, record: logging.LogRecord) -> None:
-        print_message(_plain(record.getMessage()))
+        print_message(_clean(record.getMessage()))
 
-    def count(self, more: int) -> None:
+    def change_requests(self, change: int) -> None:
         logger = logging.getLogger("huggingface_hub")
         with self.requests_lock:
             if not self.requests:
-                self.before = logger.handlers, logger.propagate
-            self.requests += more
-            logger.handlers, logger.propagate = ([self], False) if self.requests else self.before
+                self.saved_handlers = logger.handlers, logger.propagate
+            self.requests += change
+            logger.handlers, logger.propagate = ([self], False) if self.requests else self.saved_handlers
 
 
 _client_log = _ClientLog()
@@ -481,16 +481,16 @@ _client_log = _ClientLog()
 
 @contextlib.contextmanager
 def show_client_log() -> Iterator[None]:
-    """Context manager that prints the warnings of huggingface_hub, such as resumed transfers, with `print_message`."""
-    _client_log.count(1)
+    """Prints huggingface_hub's warnings, such as about resumed transfers, with `print_message` inside the context."""
+    _client_log.change_requests(1)
     try:
         yield
     finally:
-        _client_log.count(-1)
+        _client_log.change_requests(-1)
 
 
 def _library(path: str) -> ModuleType:
-    """Imports and returns huggingface_hub; raises UserError if it is not installed. Only hub models require it."""
+    """Imports huggingface_hub, which only hub models require; raises UserError if it is not installed."""
     try:
         import huggingface_hub
         import huggingface_hub.errors

@@ -1,7 +1,7 @@
-"""Converts URLs of object stores and names of hub models to local paths; commands use it for every path of a user.
+"""Converts object-store URLs and hub model names to local paths; commands use it for every path that a user gives.
 
-A folder in an object store has a local copy (`storage.mirror.Mirror`). The functions of this module download the copy,
-and upload new files of the copy to the store. Paths that are local already are returned unchanged.
+A folder in an object store has a local copy (`storage.mirror.Mirror`). The functions in this module download files to
+the copy, and upload its new files to the store. Paths that are already local are returned unchanged.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from pretrainax.storage.lease import Lease
 from pretrainax.storage.mirror import SENDING, Mirror
 from pretrainax.storage.store import Store, local_errors, print_message
 
-UPLOAD_PERIOD = 5.0  # seconds between two uploads
+UPLOAD_PERIOD = 5.0  # seconds between the uploads of a run
 WARNING_PERIOD = 300.0  # seconds after which the warning about failing uploads is repeated
-_CHECKPOINT = re.compile(r"@\w*")  # optional suffix of a run that selects a checkpoint: @2000, @best
+_CHECKPOINT = re.compile(r"@\w*")  # optional suffix of a run's path that selects a checkpoint: @2000, @best
 _WILDCARD = re.compile(r"[*?[]")
 
 
 def local_path(path: str) -> str:
-    """Downloads the current content of a URL and returns its local path; returns a local path unchanged.
+    """Downloads a URL's current content and returns its local path; returns a local path unchanged.
 
-    A URL may name a folder, a checkpoint of a run (RUN@2000), an object, or several objects by a pattern (*.txt). For a
-    model on the Hugging Face Hub (hf:org/name@revision), the result is the cache folder of the model. Arrays of
-    checkpoints and weights of hub models are not downloaded here: `complete` downloads them.
+    A URL may name a folder, a run's checkpoint (RUN@2000), an object, or several objects by a pattern (*.txt). For a
+    model on the Hugging Face Hub (hf:org/name@revision), the result is the model's cache folder. The arrays of
+    checkpoints and the weights of hub models are not downloaded here, but by `complete`.
 
     Raises:
       UserError, RunFailed: for the same reasons as `Store` and `hub.folder_of`.
@@ -45,83 +45,86 @@ def local_path(path: str) -> str:
         return path
     if problem := path_problem(path):
         raise UserError(f"{path}: {problem}")
-    folder, slash, last = path.rstrip("/").rpartition("/")
+    folder, slash, last_component = path.rstrip("/").rpartition("/")
     url, at, checkpoint = path.rstrip("/"), "", ""
-    if (cut := last.rfind("@")) > 0 and _CHECKPOINT.fullmatch(last[cut:]):
-        url, at, checkpoint = f"{folder}/{last[:cut]}", "@", last[cut + 1 :]
+    if (cut := last_component.rfind("@")) > 0 and _CHECKPOINT.fullmatch(last_component[cut:]):
+        url, at, checkpoint = f"{folder}/{last_component[:cut]}", "@", last_component[cut + 1 :]
     if _WILDCARD.search(path):
-        return _matching(path)
+        return _fetch_matches(path)
     if folder.count("/") > 1 and Store(url).is_object():
-        twin = _reader(folder)
-        twin.fetch([last])
-        return os.path.join(twin.root, last)
-    twin = _reader(url)
-    twin.pull(lazy=False)
-    return f"{twin.root}{at}{checkpoint}"
+        mirror = _mirror_for_reading(folder)
+        mirror.fetch([last_component])
+        return os.path.join(mirror.root, last_component)
+    mirror = _mirror_for_reading(url)
+    mirror.pull(lazy=False)
+    return f"{mirror.root}{at}{checkpoint}"
 
 
-def _matching(pattern: str) -> str:
-    """Downloads the objects that match the pattern of a URL; returns a pattern that matches the local files."""
+def _fetch_matches(pattern: str) -> str:
+    """Downloads the objects that match a URL with wildcards; returns the equivalent pattern for the local files."""
     folder = pattern[: _WILDCARD.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
-    twin, rest = _reader(folder), pattern[len(folder) + 1 :]
-    twin.fetch(names := twin.store.matches(rest))
-    local = os.path.join(glob.escape(twin.root), rest)
-    wanted = {os.path.join(twin.root, name) for name in names}
-    twin.move_aside([path for path in glob.glob(local, recursive=True) if os.path.isfile(path) and path not in wanted])
+    mirror, relative_pattern = _mirror_for_reading(folder), pattern[len(folder) + 1 :]
+    mirror.fetch(names := mirror.store.matches(relative_pattern))
+    local = os.path.join(glob.escape(mirror.root), relative_pattern)
+    matches = {os.path.join(mirror.root, name) for name in names}
+    mirror.move_aside(
+        [path for path in glob.glob(local, recursive=True) if os.path.isfile(path) and path not in matches]
+    )
     return local
 
 
 def refresh(path: str) -> None:
     """Updates the local copy that contains a path from the store.
 
-    Does nothing if no local copy contains the path, or if this process trains in the local copy.
+    Does nothing if no local copy contains the path, or if the copy is the one in which this process trains.
     """
-    if (twin := mirror_of(path)) is not None and not twin.is_at_work:
-        twin.pull(lazy=False)
+    if (mirror := mirror_of(path)) is not None and not mirror.is_working_copy:
+        mirror.pull(lazy=False)
 
 
 def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Downloads the missing files below a folder, if it belongs to a local copy of a URL or to the cache of the hub.
+    """Downloads the missing files below a folder of a local copy, or the weights of a hub model in the hub's cache.
 
-    wanted: for a copy of a URL, returns True for the files to download; its argument is the file name relative to
-      `path`.
+    Does nothing for any other folder.
+
+    wanted: returns True for the files to download from a URL, given a file name relative to `path`.
     """
     hub.download_weights(path)
-    if (twin := mirror_of(path)) is not None:
-        twin.complete(path, wanted)
+    if (mirror := mirror_of(path)) is not None:
+        mirror.complete(path, wanted)
 
 
 @contextlib.contextmanager
 def uploaded_output(path: str) -> Iterator[str]:
-    """Yields a local path for the output of a command; if `path` is a URL, uploads new files on exit.
+    """Yields a local path for a command's output; if `path` is a URL, uploads new files on exit.
 
-    The output is a folder or a file. With a file, files whose names differ only in the suffix are also uploaded, such
-    as the page and the image of a report.
+    The output is a folder or a file. For a file, new files in the same folder whose names differ only in the suffix,
+    such as a report's page and image, are also uploaded.
     """
     if not is_url(path):
         yield path
         return
     local = local_path(path)
-    twin, marker, before = _reader(path), copy_of(path, "read").complete, _same_stem(local)
+    mirror, marker, files_before = _mirror_for_reading(path), copy_of(path, "read").complete, _files_with_stem(local)
     if os.path.exists(marker):  # an earlier command was killed while it uploaded its output
-        _send_all(twin, marker)
+        _upload_output(mirror, marker)
     elif os.path.isdir(local):
-        twin.follow()  # discards incomplete output of a killed command
+        mirror.follow()  # deletes incomplete output of a killed command
     yield local
     if os.path.isdir(local):
         open(marker, "w").close()
-        _send_all(twin, marker)
-    for name in dict(_same_stem(local).items() - before.items()):
+        _upload_output(mirror, marker)
+    for name in dict(_files_with_stem(local).items() - files_before.items()):
         file = os.path.join(os.path.dirname(local), name)
         Store(path.rpartition("/")[0]).put(file, name)
-        if local == twin.root:  # otherwise the file belongs to the local copy of its folder
+        if local == mirror.root:  # otherwise the file belongs to the local copy of its folder, and remains
             os.remove(file)
 
 
-def _same_stem(path: str) -> dict[str, tuple[int, int]]:
-    """Returns {name: (bytes, modification time in ns)} of the files in the same folder that differ only in the suffix.
+def _files_with_stem(path: str) -> dict[str, tuple[int, int]]:
+    """Returns {name: (size, mtime in ns)} for the files next to `path` whose names differ only in the suffix.
 
-    The file itself is included, if it exists.
+    The result includes the file at `path` if it exists.
     """
     stem = os.path.splitext(os.path.basename(path))[0]
     with os.scandir(os.path.dirname(path)) as entries:
@@ -129,89 +132,91 @@ def _same_stem(path: str) -> dict[str, tuple[int, int]]:
         return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
-def _send_all(twin: Mirror, marker: str) -> None:
-    """Uploads new files of a local copy, deletes nothing in the store, then deletes the file `marker`.
+def _upload_output(mirror: Mirror, marker: str) -> None:
+    """Uploads a local copy's new files without deleting anything in the store, then deletes the file `marker`.
 
-    The marker exists until all output of a command is uploaded.
+    The marker file therefore exists until all of a command's output has been uploaded.
     """
-    twin.push(deletes=False)
+    mirror.push(deletes=False)
     os.remove(marker)
 
 
 @contextlib.contextmanager
 def lazy_folder(path: str) -> Iterator[str]:
-    """Yields the local copy of a folder without downloading its files; uploads new files on exit.
+    """Yields a folder's local copy without downloading its files; uploads new files on exit.
 
     `complete` downloads files on demand. A path that is not a URL is yielded unchanged.
     """
     if not is_url(path):
         yield path
         return
-    twin = _reader(path)
-    twin.pull()
-    yield twin.root
-    twin.push(deletes=False)
+    mirror = _mirror_for_reading(path)
+    mirror.pull()
+    yield mirror.root
+    mirror.push(deletes=False)
 
 
 @contextlib.contextmanager
 def working_copy(path: str, folder: Optional[str] = None, process: int = 0) -> Iterator[str]:
-    """Yields the folder to train in. For a URL, this is a local copy, uploaded during the run and on exit.
+    """Yields the folder to train in: for a URL, a local copy that is uploaded during the run and on exit.
 
-    If this machine was the last machine that trained at the URL, its files are newer than the files of the store and
-    are used. Otherwise the files of the store are used. Local files that another run has made obsolete are moved to a
-    different folder.
+    If this was the last machine that trained at the URL, the run continues from the local files, which are newer than
+    the store. Otherwise the run continues from the store, and a local copy with files that were never uploaded is moved
+    to a different folder.
 
     Args:
       path: URL or local path; a local path is yielded unchanged.
-      folder: base folder of the local copies; None: the cache of this user.
-      process: index of this process. Process 0 starts first. Each process has its own local copy. The copies of the
-        other processes mirror the store: each process uploads only its own files and deletes nothing in the store.
+      folder: base folder of the local copies, by default in the user's cache directory.
+      process: index of this process. Process 0 starts first. Each process has its own local copy. Processes other than
+        0 only upload their own files, and delete nothing in the store.
 
     Raises:
-      UserError, RunFailed: for the same reasons as `Store`, or because another run uses the folder.
+      UserError, RunFailed: for the same reasons as `Store`, or because another run uses the URL or the local copy.
       RunFailed: the last upload failed; the message contains the path of the local copy.
     """
     if not is_url(path):
         yield path
         return
     copy = copy_of(path, "work", folder, process)
-    with _alone(copy), contextlib.ExitStack() as stack:
-        for links in glob.glob(os.path.join(glob.escape(copy.folder), f"{SENDING}*")):  # from a killed process
-            shutil.rmtree(links, ignore_errors=True)
+    with _exclusive_lock(copy), contextlib.ExitStack() as stack:
+        for link_folder in glob.glob(os.path.join(glob.escape(copy.folder), f"{SENDING}*")):  # of a killed process
+            shutil.rmtree(link_folder, ignore_errors=True)
         lease = None if process else stack.enter_context(Lease(Store(path), copy.root))
-        twin = _twin(path, copy, is_working_copy=True)
+        mirror = _mirror_at(path, copy, is_working_copy=True)
         if lease:
-            _take_over(twin, lease)
+            _synchronize_at_start(mirror, lease)
             print_message(f"{path} has a local copy in {copy.root}; new files are sent every {UPLOAD_PERIOD:.0f} s")
         else:
-            twin.follow()
+            mirror.follow()
         os.makedirs(copy.root, exist_ok=True)
-        _senders[copy.root] = stack.enter_context(_Sender(twin, lease))
-        stack.callback(_senders.pop, copy.root)
+        _uploaders[copy.root] = stack.enter_context(_Uploader(mirror, lease))
+        stack.callback(_uploaders.pop, copy.root)
         yield copy.root
 
 
 def upload_soon(path: str) -> None:
-    """Starts the next upload of the working copy that contains a path now, instead of after UPLOAD_PERIOD seconds."""
-    if (twin := mirror_of(path)) is not None and twin.root in _senders:
-        _senders[twin.root].wake.set()
+    """Uploads the working copy that contains a path right away, instead of after UPLOAD_PERIOD."""
+    if (mirror := mirror_of(path)) is not None and mirror.root in _uploaders:
+        _uploaders[mirror.root].wake.set()
 
 
 def is_working_copy(path: str) -> bool:
-    """Returns True if a path is in the working copy of this process: the local copy of a URL that it trains in.
+    """Returns True if `path` is inside this process's working copy, the local copy in which it trains.
 
     Each process of a run has its own working copy.
     """
-    return (twin := mirror_of(path)) is not None and twin.root in _senders
+    return (mirror := mirror_of(path)) is not None and mirror.root in _uploaders
 
 
 @contextlib.contextmanager
 def process_zero_first(path: str) -> Iterator[None]:
-    """Context manager that runs its body first in process 0, which then uploads new files, and then in other processes.
+    """Runs the body of the context in process 0, uploads the new files, then runs it in the other processes.
 
-    Does not order the processes if `path` is outside the working copy of this process.
+    The processes do not wait for each other if `path` is outside this process's working copy.
     """
-    is_first = (twin := mirror_of(path)) is None or (sender := _senders.get(twin.root)) is None or sender.lease
+    is_first = (
+        (mirror := mirror_of(path)) is None or (uploader := _uploaders.get(mirror.root)) is None or uploader.lease
+    )
     if not is_first:
         synchronize(path)
     yield
@@ -220,58 +225,60 @@ def process_zero_first(path: str) -> Iterator[None]:
 
 
 def synchronize(path: str) -> None:
-    """Uploads new files of the working copy that contains a path in process 0; downloads them in other processes."""
-    if (twin := mirror_of(path)) is not None and (sender := _senders.get(twin.root)):
-        sender.push() if sender.lease else twin.pull(lazy=False)
+    """Synchronizes the working copy that contains a path: process 0 uploads new files, the others download them."""
+    if (mirror := mirror_of(path)) is not None and (uploader := _uploaders.get(mirror.root)):
+        uploader.push() if uploader.lease else mirror.pull(lazy=False)
 
 
 def with_urls(text: str) -> str:
-    """Replaces the paths of local copies in a message by their URLs."""
-    for root, twin in _twins.items():
-        url = twin.store.url
+    """Replaces the paths of local copies in a message with their URLs."""
+    for root, mirror in _mirrors.items():
+        url = mirror.store.url
         for folder, name in ((root, url), (os.path.dirname(root), url.rpartition("/")[0])):
             text = re.sub(rf"{re.escape(folder)}(?![\w-])", lambda _, name=name: name, text)
     return text
 
 
 def last_uploaded_step(path: str) -> Optional[int]:
-    """Returns the step of the newest complete checkpoint in the store, for the run whose local copy contains a path.
+    """Returns the newest complete checkpoint's step in the store, for the local copy that contains a path.
 
-    None if the store has no complete checkpoint yet, or if no local copy contains the path.
+    Returns None if the store has no complete checkpoint, or if no local copy contains the path.
     """
-    return twin.last_sent() if (twin := mirror_of(path)) is not None else None
+    return mirror.last_uploaded_step() if (mirror := mirror_of(path)) is not None else None
 
 
 def upload_status(path: str) -> str:
-    """Returns `last_uploaded_step` as text: "last sent: step 2,000"; "" if no local copy of a URL contains the path."""
-    return "" if (twin := mirror_of(path)) is None else _sent_line(twin)
+    """Formats `last_uploaded_step` as "last sent: step 2,000", or "" if no local copy contains the path."""
+    return "" if (mirror := mirror_of(path)) is None else _sent_text(mirror)
 
 
-def _sent_line(twin: Mirror) -> str:
-    return "no checkpoint was sent yet" if (step := twin.last_sent()) is None else f"last sent: step {step:,}"
+def _sent_text(mirror: Mirror) -> str:
+    return (
+        "no checkpoint was sent yet" if (step := mirror.last_uploaded_step()) is None else f"last sent: step {step:,}"
+    )
 
 
-def _take_over(twin: Mirror, lease: Lease) -> None:
-    """Updates the local copy or the store, whichever is older, after this process has acquired the lease of a run."""
-    url = twin.store.url
-    if twin.lease and (lease.previous == twin.lease or not lease.previous and twin.is_ahead()):
-        twin.reconcile()
+def _synchronize_at_start(mirror: Mirror, lease: Lease) -> None:
+    """Updates whichever is older, the local copy or the store, once this process has acquired the lease."""
+    url = mirror.store.url
+    if mirror.lease and (lease.previous == mirror.lease or not lease.previous and mirror.is_ahead()):
+        mirror.reconcile()
     else:
-        if twin.has_pending_uploads():
-            aside = twin.start_over()
+        if mirror.has_pending_uploads():
+            new_path = mirror.move_to_new_folder()
             print_message(
                 f"{url} was continued elsewhere since this machine last sent to it: files that were not sent are now "
-                f"in {aside}"
+                f"in {new_path}"
             )
-        twin.pull(lazy=False)
-    twin.lease = lease.number
-    twin.discard_unfinished()
-    twin.push()
+        mirror.pull(lazy=False)
+    mirror.lease = lease.number
+    mirror.discard_unfinished()
+    mirror.push()
 
 
 @contextlib.contextmanager
-def _alone(copy: Copy) -> Iterator[None]:
-    """Locks a local copy against other processes of this machine; raises RunFailed if another process has the lock."""
+def _exclusive_lock(copy: Copy) -> Iterator[None]:
+    """Locks a local copy against this machine's other processes; raises RunFailed if one of them has the lock."""
     with local_errors(copy.lock):
         lock = open(copy.lock, "w")
     with lock as f:
@@ -284,95 +291,99 @@ def _alone(copy: Copy) -> Iterator[None]:
         yield
 
 
-class _Sender:
-    """Context manager whose thread uploads the new files of a run every UPLOAD_PERIOD seconds, and finally on exit.
+class _Uploader:
+    """Context manager that uploads a run's new files from a thread every UPLOAD_PERIOD seconds and on exit.
 
     The thread retries after any failure.
     """
 
-    def __init__(self, twin: Mirror, lease: Optional[Lease]):
-        """Prepares the thread; `lease` is the lease that process 0 holds, and None in other processes."""
-        self._twin, self.lease = twin, lease
-        self._over, self.wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._live, name="sender", daemon=True)
-        self._sent = time.monotonic()  # time of the last complete upload
-        self._warned: Optional[float] = None  # time of the last message about a failure
+    def __init__(self, mirror: Mirror, lease: Optional[Lease]):
+        """Prepares the thread; `lease` is the run's lease in process 0, and None in all other processes."""
+        self._mirror, self.lease = mirror, lease
+        self._stopped, self.wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._upload_periodically, name="sender", daemon=True)
+        self._last_upload = time.monotonic()  # time of the last complete upload
+        self._last_warning: Optional[float] = None  # time of the last message about a failure
 
-    def __enter__(self) -> "_Sender":
+    def __enter__(self) -> "_Uploader":
         self._thread.start()
         return self
 
     def __exit__(self, *_) -> None:
-        self._over.set()
+        self._stopped.set()
         self.wake.set()
         self._thread.join()
         try:
             self.push()
             if self.lease:
-                print_message(f"{self._twin.store.url} has all files ({_sent_line(self._twin)})")
+                print_message(f"{self._mirror.store.url} has all files ({_sent_text(self._mirror)})")
         except Exception as e:
-            print_message(f"files that were not sent are in {self._twin.root}")
-            raise RunFailed(f"{_reason(e)}; run the same command on this machine to continue and send the rest") from e
+            print_message(f"files that were not sent are in {self._mirror.root}")
+            raise RunFailed(
+                f"{_error_text(e)}; run the same command on this machine to continue and send the rest"
+            ) from e
 
     def push(self) -> None:
         if self.lease:
             self.lease.check()
-        self._twin.push(deletes=self.lease is not None)
-        if self._warned is not None:
-            print_message(f"{self._twin.store.url} has all files again, after {time.monotonic() - self._sent:,.0f} s")
-        self._sent, self._warned = time.monotonic(), None
+        self._mirror.push(deletes=self.lease is not None)
+        if self._last_warning is not None:
+            print_message(
+                f"{self._mirror.store.url} has all files again, after {time.monotonic() - self._last_upload:,.0f} s"
+            )
+        self._last_upload, self._last_warning = time.monotonic(), None
 
-    def _live(self) -> None:
-        while not self._over.is_set():
+    def _upload_periodically(self) -> None:
+        while not self._stopped.is_set():
             self.wake.wait(UPLOAD_PERIOD)
             self.wake.clear()
             try:
                 self.push()
             except Exception as e:  # of any class: without uploads, the run is lost with its machine
-                self._warn(_reason(e))
+                self._warn(_error_text(e))
 
     def _warn(self, reason: str) -> None:
-        """Prints an upload failure and its duration, at the first failure and then every WARNING_PERIOD seconds."""
+        """Prints why and since when uploads fail, at the first failure and then every WARNING_PERIOD seconds."""
         now = time.monotonic()
-        if self._warned is not None and now - self._warned < WARNING_PERIOD:
+        if self._last_warning is not None and now - self._last_warning < WARNING_PERIOD:
             return
-        self._warned = now
+        self._last_warning = now
         print_message(
-            f"{reason}; nothing was sent for {now - self._sent:,.0f} s ({_sent_line(self._twin)}): the run "
-            f"continues in {self._twin.root}, and retries every {UPLOAD_PERIOD:.0f} s"
+            f"{reason}; nothing was sent for {now - self._last_upload:,.0f} s ({_sent_text(self._mirror)}): the run "
+            f"continues in {self._mirror.root}, and retries every {UPLOAD_PERIOD:.0f} s"
         )
 
 
-def _reason(error: Exception) -> str:
-    """Returns the message of an error. The class name precedes it, except for a UserError."""
+def _error_text(error: Exception) -> str:
+    """Returns an error's message, preceded by the class name unless it is a UserError."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-_senders: dict[str, _Sender] = {}  # senders of this process, by the root of the local copy
-# local copies of this process, by root; two `Mirror` objects of one folder would have different records
-_twins: dict[str, Mirror] = {}
+_uploaders: dict[str, _Uploader] = {}  # uploaders of this process, by root of the local copy
+# local copies of this process, by root; a second `Mirror` of the same folder would have a different record
+_mirrors: dict[str, Mirror] = {}
 
 
-def _twin(url: str, copy: Copy, is_working_copy: bool = False) -> Mirror:
-    twin = _twins.get(copy.root)
-    if twin is None or twin.store.url != url.rstrip("/"):
-        twin = _twins[copy.root] = Mirror(url, copy)
-    twin.is_at_work = twin.is_at_work or is_working_copy
-    return twin
+def _mirror_at(url: str, copy: Copy, is_working_copy: bool = False) -> Mirror:
+    mirror = _mirrors.get(copy.root)
+    if mirror is None or mirror.store.url != url.rstrip("/"):
+        mirror = _mirrors[copy.root] = Mirror(url, copy)
+    mirror.is_working_copy = mirror.is_working_copy or is_working_copy
+    return mirror
 
 
-def _reader(url: str) -> Mirror:
-    """Returns the local copy that commands use to read a URL; a working copy is separate from it."""
+def _mirror_for_reading(url: str) -> Mirror:
+    """Returns the local copy that commands use to read a URL, which is separate from a run's working copy."""
     Store(url)  # raises UserError for an invalid URL, before it becomes a path
-    return _twin(url, copy_of(url, "read"))
+    return _mirror_at(url, copy_of(url, "read"))
 
 
 def mirror_of(path: str) -> Optional[Mirror]:
-    """Returns the local copy of a URL that contains a local path; None if no local copy contains it."""
+    """Returns the local copy that contains a local path, or None if there is none."""
     folder = os.path.abspath(path)
     while folder != (parent := os.path.dirname(folder)):
-        if folder in _twins:
-            return _twins[folder]
+        if folder in _mirrors:
+            return _mirrors[folder]
         folder = parent
-    around = copies.copy_containing(path)
-    return _twin(*around) if around else None
+    url_and_copy = copies.copy_containing(path)
+    return _mirror_at(*url_and_copy) if url_and_copy else None

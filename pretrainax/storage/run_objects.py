@@ -1,7 +1,7 @@
-"""Determines the roles of a run's objects from their names: manifests, files of checkpoints, parts of metrics.jsonl.
+"""Classifies a run's objects by name: manifests, checkpoint files, and parts of metrics.jsonl.
 
-An object is a file in a store. The append-only file metrics.jsonl is stored as several objects of PART bytes, its
-parts: `metrics.jsonl.00000` and so on. Only the last part changes.
+An object is a file in a store. The append-only file metrics.jsonl is stored as several objects, called parts:
+`metrics.jsonl.00000` and so on. Each part has PART bytes, except the last. Only the last part changes.
 """
 
 import os
@@ -13,31 +13,33 @@ LEASES = "run.lease"  # folder of the objects that `Lease` writes
 GROWING_FILE = "metrics.jsonl"
 PART_NAME = re.compile(rf"((?:.*/)?{re.escape(GROWING_FILE)})\.(\d{{5}})", re.DOTALL)
 MANIFEST = "manifest.sha256"
-_LAST = {"index.json": 1, MANIFEST: 1, "config.json": 2}  # name -> rank; uploaded after files of a lower rank
-ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*", re.DOTALL)  # downloaded only if their checkpoint is read
+_RANKS = {"index.json": 1, MANIFEST: 1, "config.json": 2}  # file name -> rank in the upload order (`rank_of`)
+ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*", re.DOTALL)  # downloaded only when their checkpoint is read
 STEP = re.compile(r"((?:.*/)?checkpoints)/(\d+)/.*", re.DOTALL)
-_REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # the list of the files that one process has written
+_HOST_FILE_LIST = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # lists the files that one process has written
 _UNFINISHED = re.compile(r".*\.(saving|replaced|deleted)\b.*|.*\.tmp-.*|run\.lock|\..*", re.DOTALL)
 
 
 def is_unfinished(name: str) -> bool:
-    """Returns True for the name of a temporary or hidden file or folder, which is never uploaded.
+    """Returns True if a file or folder is temporary or hidden, and therefore never uploaded.
 
-    name: the last part of a path.
+    name: the last component of a path.
     """
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def step_of(name: str) -> str:
-    """Returns the checkpoint folder that contains an object, such as "checkpoints/20"; "" for other objects."""
+    """Returns the checkpoint folder that contains an object, such as "checkpoints/20", or "" if there is none."""
     match = STEP.fullmatch(name)
     return f"{match[1]}/{match[2]}" if match else ""
 
 
 def newest_complete(names: Iterable[str]) -> dict[str, int]:
-    """Returns the step of the newest complete checkpoint (with a manifest) of each folder `checkpoints`, by path.
+    """Returns {path of a `checkpoints` folder: step of its newest complete checkpoint}.
 
-    names: names of objects, relative to the URL.
+    A checkpoint is complete if `names` contains its manifest. Folders without a complete checkpoint are omitted.
+
+    names: object names, relative to the URL.
     """
     newest: dict[str, int] = {}
     for name in names:
@@ -47,16 +49,16 @@ def newest_complete(names: Iterable[str]) -> dict[str, int]:
 
 
 def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) -> bool:
-    """Returns True if a run, and not a loss, is the reason that the local file of an object is missing.
+    """Returns True if an object's missing local file was deleted by a run, or False if it was lost.
 
-    A run that deletes a checkpoint always keeps a complete one. A missing file of a checkpoint therefore counts as
-    deleted by the run if the same folder of checkpoints has a complete checkpoint. A missing part of metrics.jsonl
-    counts as deleted if the file still has other parts.
+    A run that deletes a checkpoint always keeps another, complete one. A missing checkpoint file therefore counts as
+    deleted by the run if the same `checkpoints` folder has a complete checkpoint. A missing part of metrics.jsonl
+    counts as deleted if other parts of the file are local.
 
     Args:
-      name: name of the object.
+      name: name of the object whose local file is missing.
       local: names of the objects whose files are local.
-      newest: step of the newest complete local checkpoint, by folder of checkpoints.
+      newest: step of the newest complete local checkpoint, by path of the `checkpoints` folder.
     """
     if part := PART_NAME.fullmatch(name):
         return any(file_of(other) == part[1] for other in local)
@@ -65,19 +67,19 @@ def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) ->
 
 
 def count_text(names: Collection[str]) -> str:
-    """Formats the number of objects and the first name in sorted order: "2 objects (config.json, …)"."""
+    """Formats the number of objects and the first name in sorted order, as "2 objects (config.json, …)"."""
     return f"{len(names):,} object{'s' if len(names) > 1 else ''} ({min(names)}{', …' if len(names) > 1 else ''})"
 
 
 def rank_of(name: str) -> int:
-    """Returns the rank of an object in the upload order, from 0 to 2; lower ranks are uploaded first.
+    """Returns an object's rank in the upload order, from 0 to 2; lower ranks are uploaded first.
 
-    Manifests and other lists of files have a higher rank than the listed files.
+    Manifests and other lists of files have a higher rank than the files they list.
     """
-    return 1 if _REPORT.fullmatch(name) else _LAST.get(os.path.basename(name), 0)
+    return 1 if _HOST_FILE_LIST.fullmatch(name) else _RANKS.get(os.path.basename(name), 0)
 
 
 def file_of(name: str) -> str:
-    """Returns the name of the local file of an object; for a part of metrics.jsonl, without the part number."""
+    """Returns the name of an object's local file, which for a part of metrics.jsonl lacks the part number."""
     match = PART_NAME.fullmatch(name)
     return match[1] if match else name

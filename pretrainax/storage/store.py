@@ -1,4 +1,4 @@
-"""Reads, writes, lists and deletes objects in an object store below one URL, through fsspec, with retries.
+"""Reads, writes, lists and deletes the objects below a URL of an object store, through fsspec, with retries.
 
 Object stores have no rename, no lock and no append. Writes are atomic: an object is either complete or missing.
 
@@ -26,24 +26,24 @@ from pretrainax.files.object_names import name_problem
 from pretrainax.files.paths import STORES, path_problem
 
 PATIENCE = 120.0  # seconds for which a failing request is repeated
-# maximum number of bytes between two ranges that one request reads; reading the gap costs less than a second request
+# maximum gap in bytes between two ranges that one request reads; reading the gap costs less than a second request
 NEAR = 32 << 10
-_MOST = 8 << 20  # maximum number of bytes of merged ranges
+_MAX_MERGED_BYTES = 8 << 20  # maximum size of a range that results from merging
 _CONNECTIONS = 100  # the default of aiohttp; the default of botocore is 10
-_FIRST, _LONGEST = 0.5, 20.0  # seconds between two requests: initial and maximum
-_REFUSED = re.compile(
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 20.0  # seconds between two requests: initial and maximum
+_ACCESS_DENIED = re.compile(
     r"forbidden|denied|unauthori[sz]ed|credential|invalid.?access|signature|permission|\b40[13]\b", re.I
 )
-_FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
-# errors of writes to a local file; their OSError does not contain the path of the file
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_STORE_FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
+# errors of writes to a local file; the OSError does not contain the path of the file
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 T = TypeVar("T")
 Range: TypeAlias = tuple[str, int, int]  # name of an object, first byte, last byte + 1
 
 
 class Stamp(NamedTuple):
-    """The size and version of an object in a store; they identify its content."""
+    """The size and version of an object in a store, which together identify its content."""
 
     size: int  # bytes
     version: str  # version according to the store: a generation, an ETag or a time
@@ -52,12 +52,12 @@ class Stamp(NamedTuple):
 class Store:
     """Reads and writes the objects below a URL.
 
-    The name of an object is the part of its URL after the URL of the `Store` and a slash. If the store is slow,
-    unreachable or busy (429, 503), requests are repeated with growing pauses for PATIENCE seconds, and a message is
-    printed. The result for an object that does not exist is documented at each method.
+    An object's name is its URL without the `Store`'s own URL and the following slash. If the store is slow, unreachable
+    or busy (429, 503), requests are retried with growing pauses for PATIENCE seconds, and a message is printed. Each
+    method documents its behavior for objects that do not exist.
 
     Raises:
-      UserError: the URL is invalid, or the store rejects the request of this user; the message contains a remedy.
+      UserError: the URL is invalid, or the store denies access to this user; the message suggests a remedy.
       RunFailed: the store is full, or does not respond for PATIENCE seconds.
     """
 
@@ -79,73 +79,75 @@ class Store:
         self._root = root.rstrip("/")
 
     def objects(self, folder: str = "") -> dict[str, Stamp]:
-        """Returns size and version of each object below a folder of the URL, by sorted name; {} without such a folder.
+        """Lists the objects below a folder; returns {name: size and version}, sorted by name.
 
-        folder: name of the folder; "": all objects below the URL. Folder markers are omitted: empty objects that the
-          web consoles of stores and gcsfuse create for folders.
+        The result is {} if the folder does not exist. It omits folder markers: empty objects that gcsfuse and the web
+        consoles of stores create for folders.
+
+        folder: name of the folder, or "" for all objects below the URL.
 
         Raises:
-          UserError: an object's name is invalid for a file, or equals the name of another object's folder.
+          UserError: an object's name is not a valid file name, or another object is in a folder of the same name.
         """
         try:
-            listing = self._tried(lambda: self._fs.find(self._path(folder), detail=True))
+            listing = self._with_retries(lambda: self._fs.find(self._path(folder), detail=True))
         except FileNotFoundError:
             return {}
-        start = len(self._root) + 1
-        stamps = {path[start:]: _stamp(info) for path, info in sorted(listing.items()) if len(path) > start}
-        return self._without_markers(stamps)
+        skip = len(self._root) + 1
+        stamps = {path[skip:]: _stamp(info) for path, info in sorted(listing.items()) if len(path) > skip}
+        return self._without_folder_markers(stamps)
 
     def is_object(self) -> bool:
-        """Returns True if the URL names an object; False for a folder, a folder marker, or a URL without objects."""
-        if not self._tried(lambda: self._fs.isfile(self._root)):
+        """Returns True if the URL names an object, as opposed to a folder, a folder marker, or nothing at all."""
+        if not self._with_retries(lambda: self._fs.isfile(self._root)):
             return False
         return self.stamp("").size > 0 or not self.objects()
 
     def matches(self, pattern: str) -> list[str]:
         """Returns the sorted names of the objects that match a pattern such as `*.txt`.
 
-        If a folder matches, all objects below the folder are included.
+        If the pattern matches a folder, all objects below the folder are included.
         """
         try:
-            listing = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
+            listing = self._with_retries(lambda: self._fs.glob(self._path(pattern), detail=True))
         except FileNotFoundError:  # the bucket does not exist
             return []
-        start = len(self._root) + 1
+        skip = len(self._root) + 1
         names: set[str] = set()
         for path, info in listing.items():
             is_file = info.get("type") == "file" and info.get("size") and not path.endswith("/")
-            names |= {path[start:]} if is_file else self.objects(path[start:].rstrip("/")).keys()
-        return sorted(self._without_markers({name: Stamp(1, "") for name in names}))
+            names |= {path[skip:]} if is_file else self.objects(path[skip:].rstrip("/")).keys()
+        return sorted(self._without_folder_markers({name: Stamp(1, "") for name in names}))
 
     def read(self, name: str) -> bytes:
         """Returns the content of an object; raises FileNotFoundError if the object does not exist."""
-        return self._tried(lambda: self._fs.cat_file(self._path(name)))
+        return self._with_retries(lambda: self._fs.cat_file(self._path(name)))
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Reads byte ranges of objects with parallel requests; ranges at most NEAR bytes apart share one request."""
-        joined = _joined(ranges)
-        names, starts, stops = zip(*joined, strict=True)
+        """Reads byte ranges in parallel, with one request for ranges of an object that are at most NEAR bytes apart."""
+        merged = _merge_ranges(ranges)
+        names, starts, stops = zip(*merged, strict=True)
         paths = [self._path(name) for name in names]
-        contents = self._tried(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
-        parts = []
+        contents = self._with_retries(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
+        slices = []
         for name, start, stop in ranges:
-            index = bisect.bisect_right(joined, (name, start, sys.maxsize)) - 1
-            first = joined[index][1]
-            parts.append(contents[index][start - first : stop - first])
-        return parts
+            index = bisect.bisect_right(merged, (name, start, sys.maxsize)) - 1
+            merged_start = merged[index][1]
+            slices.append(contents[index][start - merged_start : stop - merged_start])
+        return slices
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes an object; replaces an existing object of the same name."""
-        self._written(lambda: self._fs.pipe_file(self._path(name), content))
+        """Writes an object, overwriting any existing object of the same name."""
+        self._write_request(lambda: self._fs.pipe_file(self._path(name), content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Creates an object; returns True if this call has created the object, and False if it already exists.
+        """Creates an object atomically; returns True if this call created it, and False if it already exists.
 
-        Exactly one of several concurrent calls succeeds. Its request has the precondition that the object has
-        generation 0 (Cloud Storage) or no ETag (S3), which means that it does not exist.
+        Exactly one of several concurrent calls succeeds. The request has the precondition that the object does not
+        exist: generation 0 (Cloud Storage), or no ETag (S3).
         """
         try:
-            self._written(lambda: self._fs.pipe_file(self._path(name), content, mode="create"), is_first=True)
+            self._write_request(lambda: self._fs.pipe_file(self._path(name), content, mode="create"), is_create=True)
         except FileExistsError:
             return False
         return True
@@ -153,7 +155,7 @@ class Store:
     def put(self, path: str, name: str) -> None:
         """Uploads the file `path` as the object `name`; raises RunFailed if the file cannot be read."""
         with local_errors(path):
-            self._written(lambda: self._fs.put_file(path, self._path(name)))
+            self._write_request(lambda: self._fs.put_file(path, self._path(name)))
 
     def get(self, name: str, path: str) -> None:
         """Downloads the object `name` to the file `path`; raises RunFailed if the file cannot be written.
@@ -161,23 +163,23 @@ class Store:
         The file is written under a temporary name and renamed when it is complete.
         """
         # The temporary name is short, because a suffix could make a name longer than 255 bytes.
-        part = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{threading.get_ident()}")
+        temporary_path = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{threading.get_ident()}")
         with local_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
-                self._tried(lambda: self._fs.get_file(self._path(name), part))
-                os.replace(part, path)
+                self._with_retries(lambda: self._fs.get_file(self._path(name), temporary_path))
+                os.replace(temporary_path, path)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    os.remove(part)
+                    os.remove(temporary_path)
                 raise
 
     def stamp(self, name: str) -> Stamp:
         """Returns the size and version of an object; raises FileNotFoundError if the object does not exist."""
-        return _stamp(self._tried(lambda: self._fs.info(self._path(name))))
+        return _stamp(self._with_retries(lambda: self._fs.info(self._path(name))))
 
     def has(self, name: str) -> bool:
-        """Returns True if an object exists. Requests the object itself, because a listing may be outdated."""
+        """Returns True if an object exists; requests the object itself, because a listing may be outdated."""
         try:
             self.stamp(name)
         except FileNotFoundError:
@@ -188,18 +190,18 @@ class Store:
         """Deletes objects; ignores objects that do not exist."""
         for name in names:
             try:
-                self._tried(functools.partial(self._fs.rm_file, self._path(name)))
+                self._with_retries(functools.partial(self._fs.rm_file, self._path(name)))
             except FileNotFoundError:
                 pass
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _without_markers(self, stamps: dict[str, Stamp]) -> dict[str, Stamp]:
-        """Returns the objects without folder markers.
+    def _without_folder_markers(self, stamps: dict[str, Stamp]) -> dict[str, Stamp]:
+        """Returns the given stamps without those of folder markers.
 
         Raises:
-          UserError: the name of an object is invalid for a file, or equals the name of another object's folder.
+          UserError: an object's name is not a valid file name, or another object is in a folder of the same name.
         """
         folders: set[str] = set()
         for name in stamps:
@@ -212,64 +214,64 @@ class Store:
                     f"{self.url} has an object {shortened(name)!r}, and no file can have its name: {problem}"
                 )
             if name in folders:
-                below = next(other for other in stamps if other.startswith(f"{name}/"))
+                nested_name = next(other for other in stamps if other.startswith(f"{name}/"))
                 raise UserError(
-                    f"{self.url} has the object {name!r} and, in a folder of the same name, {below!r}: rename one"
+                    f"{self.url} has the object {name!r} and, in a folder of the same name, {nested_name!r}: rename one"
                 )
         return {name: stamp for name, stamp in stamps.items() if name not in markers}
 
-    def _written(self, call: Callable[[], object], is_first: bool = False) -> None:
+    def _write_request(self, call: Callable[[], object], is_create: bool = False) -> None:
         try:
-            self._tried(call, is_first)
+            self._with_retries(call, is_create)
         except FileNotFoundError as e:
             if _is_local(e):
                 raise
             raise UserError(f"{self.url}: there is no such bucket: create it first, or set another one") from e
 
-    def _tried(self, call: Callable[[], T], is_first: bool = False) -> T:
-        """Returns the result of a request, with retries for PATIENCE seconds; raises errors that a retry cannot change.
+    def _with_retries(self, call: Callable[[], T], is_create: bool = False) -> T:
+        """Returns the result of a request, retrying it for PATIENCE seconds unless a retry cannot fix the error.
 
-        is_first: the request creates an object, and its FileExistsError (the object exists) is raised without a retry.
+        is_create: whether the request creates an object. If True, a FileExistsError is raised immediately.
         """
-        start, pause, reported = time.monotonic(), _FIRST, False
+        start_time, pause, is_reported = time.monotonic(), _FIRST_PAUSE, False
         while True:
             try:
                 return call()
             except Exception as e:  # the errors of fsspec's libraries have no common base class
-                # Without is_first, a FileExistsError (status 412) is a fault of the store, so a retry can help.
-                if isinstance(e, FileNotFoundError) or is_first and isinstance(e, FileExistsError) or _is_local(e):
+                # If `is_create` is False, a FileExistsError (status 412) is a fault of the store, so a retry can help.
+                if isinstance(e, FileNotFoundError) or is_create and isinstance(e, FileExistsError) or _is_local(e):
                     raise
-                why = " ".join(f"{type(e).__name__}: {e}".split())[:300]
-                if _FULL.search(why):
+                reason = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+                if _STORE_FULL.search(reason):
                     raise RunFailed(
-                        f"{self.url} is full ({why}): make room there, then run the same command again"
+                        f"{self.url} is full ({reason}): make room there, then run the same command again"
                     ) from e
-                if isinstance(e, PermissionError) or _REFUSED.search(why):
-                    raise UserError(f"{self.url} refuses this user ({why}): log in, or ask for access") from e
+                if isinstance(e, PermissionError) or _ACCESS_DENIED.search(reason):
+                    raise UserError(f"{self.url} refuses this user ({reason}): log in, or ask for access") from e
                 # gcsfs itself makes up to 6 requests per call, in 34 s.
-                if (waited := time.monotonic() - start) + pause > PATIENCE:
-                    raise RunFailed(f"{self.url} has not responded for {waited:.0f} s ({why})") from e
-                if not reported:
-                    print_message(f"{self.url} does not respond ({why}): retrying for {PATIENCE:.0f} s")
-                reported = True
+                if (elapsed := time.monotonic() - start_time) + pause > PATIENCE:
+                    raise RunFailed(f"{self.url} has not responded for {elapsed:.0f} s ({reason})") from e
+                if not is_reported:
+                    print_message(f"{self.url} does not respond ({reason}): retrying for {PATIENCE:.0f} s")
+                is_reported = True
                 time.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, _LONGEST)
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _is_local(error: BaseException) -> bool:
-    """Returns True if an error concerns a local file, so a retry of the request cannot help.
+    """Returns True if an error concerns a local file, so that retrying the request cannot help.
 
-    An OSError that a library raises for a response of the store has a `__cause__`, or has no local path as its
-    `filename`.
+    An OSError that a library raises because of the store's response has a `__cause__`, or a `filename` that is not a
+    local path.
     """
     if not isinstance(error, OSError) or error.__cause__ is not None:
         return False
-    return error.errno in _WRITING or isinstance(error.filename, str) and os.path.isabs(error.filename)
+    return error.errno in _WRITE_ERRORS or isinstance(error.filename, str) and os.path.isabs(error.filename)
 
 
 @contextlib.contextmanager
 def local_errors(path: str) -> Iterator[None]:
-    """Context manager that converts errors of local files into RunFailed with the path; other errors are unchanged."""
+    """Converts errors about local files inside the context to RunFailed with the path; other errors pass through."""
     try:
         yield
     except OSError as e:
@@ -281,12 +283,12 @@ def local_errors(path: str) -> Iterator[None]:
 
 
 def _is_not_connection_error(record: logging.LogRecord) -> bool:
-    """Logging filter: drops the records of asyncio about broken connections. `Store` itself reports such errors."""
+    """Filters out asyncio's log records about broken connections, because `Store` itself reports such errors."""
     return not (record.exc_info and isinstance(record.exc_info[1], ConnectionError))
 
 
 def _client_options(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[str, dict]:
-    """Returns options for the fsspec client of a URL: for S3, the connection limit, unless `conf` sets it; else {}.
+    """Returns the fsspec client options for a URL: the connection limit for S3 unless `conf` sets it, otherwise {}.
 
     conf: the user's fsspec configuration.
     """
@@ -295,29 +297,29 @@ def _client_options(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[st
     return {"config_kwargs": {"max_pool_connections": _CONNECTIONS} | conf.get("s3", {}).get("config_kwargs", {})}
 
 
-def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Merges ranges of an object that are at most NEAR bytes apart; returns the merged ranges, sorted.
+def _merge_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Merges ranges of the same object that are at most NEAR bytes apart; returns all ranges, sorted.
 
-    Merged ranges have at most _MOST bytes.
+    Ranges are not merged if the result would be larger than _MAX_MERGED_BYTES.
     """
-    joined: list[Range] = []
+    merged: list[Range] = []
     for name, start, stop in sorted(ranges):
-        if joined:
-            previous, first, last = joined[-1]
-            if name == previous and start - last <= NEAR and stop - first <= _MOST:
-                joined[-1] = previous, first, max(last, stop)
+        if merged:
+            previous, first, last = merged[-1]
+            if name == previous and start - last <= NEAR and stop - first <= _MAX_MERGED_BYTES:
+                merged[-1] = previous, first, max(last, stop)
                 continue
-        joined.append((name, start, stop))
-    return joined
+        merged.append((name, start, stop))
+    return merged
 
 
 def _stamp(info: dict[str, Any]) -> Stamp:
     version = next((info[key] for key in ("generation", "ETag", "etag", "created", "mtime") if info.get(key)), "")
-    if isinstance(version, datetime.datetime):  # from memory://, for one object but not for several
+    if isinstance(version, datetime.datetime):  # memory:// returns a datetime for a single object, but not in listings
         version = version.timestamp()
     return Stamp(int(info["size"]), str(version))
 
 
 def print_message(line: str) -> None:
-    """Prints a message to stderr as one line, "pretrainax: …", without control characters."""
+    """Prints a message to stderr as a single line, "pretrainax: …", without control characters."""
     print(f"pretrainax: {printable(line)}", file=sys.stderr, flush=True)

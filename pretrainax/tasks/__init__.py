@@ -1,6 +1,6 @@
-"""Defines fine-tuning tasks. A task reads fields of records, makes examples, and defines a model head and metrics.
+"""Defines fine-tuning tasks. A task converts records to examples, and defines a model head and metrics.
 
-A task is an objective over records; each task has its own file. The tasks use NumPy and never JAX, so the worker
+A task is an objective over records; each task has its own file. Tasks use NumPy and never JAX, so that the worker
 processes that load data do not import JAX.
 """
 

@@ -1,4 +1,4 @@
-"""Implements the judgment of answers: each answer to a question is correct or wrong; any number can be correct."""
+"""Implements answer judgment: classifies each answer to a question as correct or wrong; several can be correct."""
 
 import collections
 import dataclasses
@@ -46,12 +46,12 @@ class AnswerJudgement(Classification):
         return {"label": 0, "group": []}
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        """Returns accuracy and F1 over all records, and the share of questions whose judgments are all correct."""
+        """Computes accuracy and F1 over all records, and the fraction of questions whose judgments are all correct."""
         answers, notes = self.combine_windows(answers, notes)
-        scores, right = super().metrics(answers, notes), collections.defaultdict(list)
+        scores, is_correct = super().metrics(answers, notes), collections.defaultdict(list)
         for logits, note in zip(answers, notes, strict=True):
-            right[tuple(note["group"])].append(logits.argmax() == note["label"])
-        question_accuracy = float(np.mean([all(group) for group in right.values()]))
+            is_correct[tuple(note["group"])].append(logits.argmax() == note["label"])
+        question_accuracy = float(np.mean([all(judgments) for judgments in is_correct.values()]))
         return {"accuracy": scores["accuracy"], "f1": scores["f1"], "question_accuracy": question_accuracy}
 
     def field_problems(self):

@@ -13,14 +13,14 @@ from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, ne
 from pretrainax.config.heads import Kind
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import SpecialTokenFrame, decoder_start, special_token_frame, truncate_longest_first
-from pretrainax.data.objectives import Objective, Text
+from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.objectives.base import EveryFamily
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
-from pretrainax.tasks.chunks import LOST, Chunks
+from pretrainax.tasks.chunks import TRUNCATED, Chunks
 
 if TYPE_CHECKING:
     from pretrainax.data.pipeline import Batches
@@ -33,18 +33,20 @@ _MAX_SPECIAL_TOKENS = 4  # maximum number of special tokens around a text pair
 class Task(Objective):
     """Base class of tasks. A subclass is a dataclass that implements the methods that raise NotImplementedError here.
 
-    A record is an entry of a file or dataset. Its note is its metadata: all data except the strings, such as labels.
+    A record is an entry of a file or dataset. A record's note is its metadata: everything except the strings, such as
+    labels.
 
-    read            entry of a file or dataset -> `Record` with strings and note; runs in the preparation of a corpus
-    encode          record -> documents: token ids, and the note for examples and metrics; several for a long text
-    example         document -> one row of the arrays of a batch, with labels; see `framed`
+    read            entry of a file or dataset -> `Record` with strings and note; runs during data preparation
+    encode          record -> one or more documents: token ids, and the note for examples and metrics
+    example         document -> the arrays of one row of a batch, with labels; see `framed`
     head            model architecture -> the head that replaces the pretraining heads (not for `WritingTask`)
-    metrics         head outputs and notes of all documents of a split -> metrics of the task
+    metrics         head outputs and notes of all documents of a split -> metrics
     read_unlabeled  entry without a label -> `Record`; for `python -m pretrainax.predict`
     prediction      head outputs and notes of one record -> the fields that `pretrainax.predict` writes
 
-    All models with the same tokenizer share a corpus, so `example`, and not `encode`, truncates texts to the row
-    length. If `encode` depends on the row length (windows), `corpus_settings` must include the length.
+    All models with the same tokenizer share a corpus (the tokenized documents). Therefore, `example` truncates texts to
+    the row length, but `encode` does not. If `encode` depends on the row length (as with windows), `corpus_settings`
+    must include this length.
     """
 
     families = EveryFamily()
@@ -68,7 +70,7 @@ class Task(Objective):
     def metric_names(self) -> tuple[str, ...]:
         """Returns the names of the metrics that `metrics` returns.
 
-        They are valid values of config.evaluate.select_by, in addition to "loss".
+        These names and "loss" are the valid values of config.evaluate.select_by.
         """
         raise NotImplementedError
 
@@ -81,38 +83,38 @@ class Task(Objective):
         raise NotImplementedError
 
     def is_skipped(self, record: Record) -> bool:
-        """Returns True if `encode` yields no document for a record that `read` has returned. By default False."""
+        """Checks whether `encode` skips a record returned by `read`; the default is False."""
         del record
         return False
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
         """Yields the documents of a record: token ids without special tokens, and a note.
 
-        By default, a record has one document with the ids of each string.
+        By default, a record has one document with the token ids of each string.
         """
         yield Encoded(tokenizer.encode_batch(list(record.texts)), record.note)
 
     def head(self, model: ModelConfig) -> HeadConfig:
-        """Returns the config of the default head of this task for a model with the architecture `model`."""
+        """Returns the default head config of this task for a model with the architecture `model`."""
         raise NotImplementedError
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        """Yields an error line for each reason why the head of the config does not match the task."""
+        """Yields an error message for each reason why the head config `head` does not match the task."""
         yield from ()
 
     def evaluated(self) -> "Task":
-        """Returns the task with the settings of the command `evaluate`, which may take longer than a validation.
+        """Returns the task with the settings for the `evaluate` command, which may take longer than validation.
 
-        By default, returns the task itself.
+        By default, returns this task unchanged.
         """
         return self
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        """Returns the metrics of a split, for all `metric_names`.
+        """Computes the metrics in `metric_names` over all documents of a split.
 
         Args:
           answers: head outputs for the n documents of the split, NumPy array(s) [n, …]; see
-            `models.heads.base.Head.predict`.
+            `models.heads.base.Head.predictions`.
           notes: the notes of the n documents.
         """
         raise NotImplementedError
@@ -120,7 +122,7 @@ class Task(Objective):
     def read_unlabeled(self, record: Mapping) -> Record:
         """Converts an entry without a label to a `Record`.
 
-        `encode` and `example` also accept this record. Its example has no label arrays.
+        `encode` and `example` also accept this record. The example has no label arrays.
 
         Raises:
           ValueError: the entry is invalid.
@@ -131,7 +133,7 @@ class Task(Objective):
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the prediction for one record of `read_unlabeled`: the fields that `predict` adds to the record.
+        """Computes the prediction for one record of `read_unlabeled`: the fields that `predict` adds to the record.
 
         Args:
           answers: head outputs for the d documents of the record, NumPy array(s) [d, …], as in `metrics`.
@@ -140,26 +142,26 @@ class Task(Objective):
         raise NotImplementedError
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
-        """Returns the validation loss and the metrics of the task for `params`."""
-        figures, answers, notes = run.validation.predict(params)
-        return figures | self.metrics(answers, notes)
+        """Computes the validation loss and the metrics of the task for the parameters `params`."""
+        validation_metrics, answers, notes = run.validation.predict(params)
+        return validation_metrics | self.metrics(answers, notes)
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
         if experiment.checkpoint.init_from is None:
             yield "RANDOM INITIALIZATION: config.checkpoint.init_from is not set, so the model is not pretrained"
         (stream,) = batches.streams
-        bound = stream.objective
-        assert isinstance(bound, Task)  # bound to the tokenizer, which determines the number of special tokens per row
-        cut, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
-        if cut and self.has_head:  # a WritingTask has its own warning
+        task = stream.objective
+        assert isinstance(task, Task)  # bound to the tokenizer, which determines the number of special tokens per row
+        truncated, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
+        if truncated and self.has_head:  # a WritingTask has its own warning
             yield (
-                f"{cut:,} RECORDS ARE TRUNCATED to config.data.sequence_length {length:,}, or to all windows of "
+                f"{truncated:,} RECORDS ARE TRUNCATED to config.data.sequence_length {length:,}, or to all windows of "
                 "config.objective.chunks if that is set"
             )
-        yield from bound.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
+        yield from task.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        """Yields warnings about probable mistakes in the training records. notes: the notes of all documents."""
+        """Yields warnings about probable mistakes in the training records; `notes` are the notes of all documents."""
         yield from ()
 
     @property
@@ -168,11 +170,11 @@ class Task(Objective):
         return 2
 
     def sample_note(self) -> Note:
-        """Returns a note with typical fields, with which the memory of a run is planned before records are read."""
+        """Returns a note with typical fields, used to plan a run's memory before any record is read."""
         raise NotImplementedError
 
     def corpus_settings(self) -> object:
-        """Returns the settings of the task that determine its corpus, as JSON values: by default, all its fields."""
+        """Returns the task settings that determine the corpus, as JSON values; by default, all fields of the task."""
         return to_json(self)
 
     # --- methods of Objective ---------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ class Task(Objective):
         raise UserError(f"the model was trained for {type(self).__name__} and cannot generate text")
 
     def split_strings(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-        """Splits the tokens of a document into the tokens of its strings. ends: the end offset of each string."""
+        """Splits the tokens of a document into the tokens of each string; `ends` are the end offsets of the strings."""
         return np.split(tokens, ends[:-1])
 
     @property
@@ -235,38 +237,38 @@ class Task(Objective):
         return self.lengths(self._length).inputs
 
     def text_capacity(self, texts: int, length: Optional[int] = None) -> int:
-        """Returns the maximum number of text tokens in a row, which is its length minus the special tokens.
+        """Computes the maximum number of text tokens in a row: the row length minus the special tokens.
 
         Args:
           texts: number of strings in the row.
-          length: number of tokens of the row; None: config.data.sequence_length.
+          length: number of tokens in the row. The default is config.data.sequence_length.
         """
         return (length or self._length) - self._frame.count(texts)
 
     def is_cut(self, encoded: Encoded) -> bool:
-        """Returns True if `example` truncates the document to the row length."""
+        """Checks whether `example` truncates the document to the row length."""
         return sum(map(len, encoded.parts)) > self.text_capacity(len(encoded.parts))
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:
-        """Returns the model inputs for one row: the strings with the special tokens of the pretraining, truncated.
+        """Builds the model inputs for one row: the truncated strings with the special tokens of pretraining.
 
-        In an encoder-decoder, encoder and decoder both read the row. The decoder inputs are shifted by one token, as in
-        BART (Lewis et al. 2019, section 3.1), so the last decoder position attends to the whole row.
+        In an encoder-decoder, encoder and decoder read the same row. The decoder inputs are shifted by one token, as in
+        BART (Lewis et al. 2019, section 3.1), so that the last decoder position attends to all tokens of the row.
 
         Args:
-          texts: token ids of each string, [tokens].
-          length: number of tokens of the row; None: config.data.sequence_length.
+          texts: token ids of each string, one array [tokens] per string.
+          length: number of tokens in the row. The default is config.data.sequence_length.
         """
         sizes = truncate_longest_first([len(ids) for ids in texts], self.text_capacity(len(texts), length))
-        row, numbers = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
+        row, text_numbers = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
         ones, positions = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": positions}
         if self._model.family == "encoder":
-            return {**example, "token_types": np.minimum(numbers, max(self._model.num_token_types - 1, 0))}
+            return {**example, "token_types": np.minimum(text_numbers, max(self._model.num_token_types - 1, 0))}
         if self._model.family == "encoder_decoder":
-            read = {f"encoder_{name}": array for name, array in example.items()}
+            encoder_inputs = {f"encoder_{name}": array for name, array in example.items()}
             return {
-                **read,
+                **encoder_inputs,
                 **example,
                 "tokens": np.append([self.decoder_start(vocabulary) or 0], row[:-1]).astype("i4"),
             }
@@ -314,8 +316,8 @@ class TextTask(Task):
         Raises:
           ValueError: a field is missing, or its value is not text.
         """
-        named = (("text_field", self.text_field), ("pair_field", self.pair_field))
-        return tuple(text_in(record, name, field) for field, name in named if name is not None)
+        fields = (("text_field", self.text_field), ("pair_field", self.pair_field))
+        return tuple(text_in(record, name, field) for field, name in fields if name is not None)
 
     @property
     def kind(self) -> Kind:
@@ -323,11 +325,11 @@ class TextTask(Task):
         raise NotImplementedError
 
     def read_label(self, record: Mapping) -> Note:
-        """Returns the note of a labeled record, with its label; raises ValueError if the label is invalid."""
+        """Reads the label of a record and returns a note with the label; raises ValueError if the label is invalid."""
         raise NotImplementedError
 
     def label(self, note: Note) -> Example:
-        """Returns the label arrays of an example."""
+        """Builds the label arrays of an example from the label in its note."""
         raise NotImplementedError
 
     def read(self, record: Mapping) -> Record:
@@ -337,31 +339,34 @@ class TextTask(Task):
         return Record(self.read_texts(record), {})
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        (whole,) = super().encode(record, tokenizer)
+        (encoded,) = super().encode(record, tokenizer)
         if self.chunks is None:
-            yield whole
+            yield encoded
         else:
-            room = self.bind(tokenizer).text_capacity(len(whole.parts))
-            yield from self.chunks.windows(whole, room)
+            capacity = self.bind(tokenizer).text_capacity(len(encoded.parts))
+            yield from self.chunks.windows(encoded, capacity)
 
-    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
+    def example(self, text: ObjectiveInput, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
         assert text.parts is not None and text.note is not None  # set for records
         example = self.framed(self.split_strings(text.tokens, text.parts), vocabulary)
         return example | (self.label(text.note) if self.sample_note().keys() <= text.note.keys() else {})
 
     def is_cut(self, encoded: Encoded) -> bool:
-        return LOST in encoded.note or super().is_cut(encoded)
+        return TRUNCATED in encoded.note or super().is_cut(encoded)
 
     def combine_windows(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
-        """Combines the head outputs [n, L] of n windows into outputs [records, L], and returns one note per record.
+        """Combines the head outputs [n, L] of n windows into one output per record, [records, L].
 
-        Without `chunks`, each record has one window, and the arguments are returned.
+        Also returns one note per record. Without `chunks`, each record has one window, so the arguments are returned
+        unchanged.
         """
-        return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
+        return (answers, notes) if self.chunks is None else self.chunks.combine(answers, notes, self.kind)
 
     def corpus_settings(self) -> object:
         settings = super().corpus_settings()
-        return settings if self.chunks is None else [settings, self._length, self._model.family]  # define the windows
+        return (
+            settings if self.chunks is None else [settings, self._length, self._model.family]
+        )  # these define the windows
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -370,7 +375,7 @@ class TextTask(Task):
 
 
 def score_of(value: object, field: str) -> float:
-    """Returns the value of a field as a float; raises ValueError if it is not a finite number.
+    """Converts the value of a field to a float; raises ValueError if the value is not a finite number.
 
     Args:
       field: name of the field, for the error message.
@@ -385,24 +390,24 @@ def score_of(value: object, field: str) -> float:
 
 
 def text_in(record: Mapping, name: str, field: str) -> str:
-    """Returns the value of the field `name` of a record as text.
+    """Reads the field `name` of a record as a string.
 
     Args:
       field: the field of config.objective that sets `name`, for the error message.
 
     Raises:
-      ValueError: the field is missing, or its value is neither text nor a whole number.
+      ValueError: the field is missing, or its value is neither text nor an integer.
     """
     text = text_of(record, name, f"config.objective.{field}")
     return text if isinstance(text, str) else text.decode()
 
 
 def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> list[str]:
-    """Returns the value of the field `name` of a record as a list of strings.
+    """Reads the field `name` of a record as a list of strings.
 
     Args:
       field: the field of config.objective that sets `name`, for the error message.
-      what: describes the items in the error message.
+      what: plural noun for the items in the error message.
 
     Raises:
       ValueError: the field is missing, or its value is not a list of strings.
@@ -414,41 +419,42 @@ def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> lis
 
 
 def concatenate_segments(rows: Sequence[Example]) -> Example:
-    """Concatenates several examples into one example with one segment per input example.
+    """Concatenates several examples into one example with a separate segment for each of them.
 
-    The segment numbers of example i (from 0) are i + 1, so the examples do not attend to each other.
+    The segment id of example i (from 0) is i + 1, so that the examples do not attend to each other.
     """
-    joined = {name: [row[name] for row in rows] for name in rows[0]}
+    arrays_by_name = {name: [row[name] for row in rows] for name in rows[0]}
     for name in SEGMENT_FIELDS:
-        if name in joined:
-            joined[name] = [(i + 1) * ids for i, ids in enumerate(joined[name])]
-    return {name: np.concatenate(arrays) for name, arrays in joined.items()}
+        if name in arrays_by_name:
+            arrays_by_name[name] = [(i + 1) * ids for i, ids in enumerate(arrays_by_name[name])]
+    return {name: np.concatenate(arrays) for name, arrays in arrays_by_name.items()}
 
 
 def rounded(number: np.floating) -> float:
-    """Returns a number rounded to six significant digits."""
+    """Rounds a number to six significant digits."""
     return float(f"{number:.6g}")
 
 
 def label_number(value: object, field: str, labels: Sequence[str], meant: Sequence[str] = ()) -> int:
-    """Returns the index in `labels` of a label in a record.
+    """Converts a label in a record to its index in `labels`.
 
     Args:
-      value: the value of the record: the name of a label, or its number from 0. If the name of any label is a number,
-        the value is always a name.
+      value: the label in the record, as a name or as a number from 0. If the name of any label is a number, the value
+        is always a name.
       field: name of the record's field, for the error message.
       labels: names of all labels.
-      meant: the labels with the numbers 0, 1, … in the records; (): numbers refer to the order of `labels`.
+      meant: the labels that the numbers 0, 1, … in the records stand for. If empty, they are the labels in the order of
+        `labels`.
 
     Raises:
-      ValueError: the task has no such label.
+      ValueError: `value` is not a label of the task.
     """
     value, meant = value.decode() if isinstance(value, bytes) else value, meant or labels
     if str(value) in labels and not isinstance(value, bool):
         return labels.index(str(value))
     is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    is_number |= isinstance(value, str) and value.isdecimal()  # columns of TSV and CSV files are strings
-    is_number &= not any(name.isdecimal() for name in labels)  # then numbers are names of labels
+    is_number |= isinstance(value, str) and value.isdecimal()  # values in TSV and CSV files are strings
+    is_number &= not any(name.isdecimal() for name in labels)  # otherwise, numbers are names of labels
     if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
         return labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
     raise ValueError(
@@ -457,9 +463,9 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
 
 
 def unused_label_warnings(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
-    """Yields a warning if labels have no training example. counts: index of a label -> number of examples."""
-    if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
+    """Yields a warning if some labels have no training example; `counts` maps label indices to numbers of examples."""
+    if unused := [name for i, name in enumerate(labels) if not counts.get(i)]:
         yield (
-            f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model cannot learn these labels. Check "
+            f"NO EXAMPLE OF {', '.join(map(repr, unused))} in training: the model cannot learn these labels. Check "
             "that config.objective.labels spells the names as the records do"
         )

@@ -13,9 +13,9 @@ from pretrainax.data.framing import truncate_longest_first
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note
 
-# Keys in the note of a window. WINDOW: the number of the window in its record, from 0. LOST, only in the first window:
-# True if some tokens of the record are in no window.
-WINDOW, LOST = "window", "lost"
+# Keys in the note of a window. WINDOW: the number of the window within the record, from 0. TRUNCATED: True if some
+# tokens of the record are in no window; only in the note of the first window.
+WINDOW, TRUNCATED = "window", "lost"
 
 
 @dataclasses.dataclass
@@ -23,7 +23,7 @@ class Chunks(Choice):
     """Splits a text that is longer than a row into windows, each with the record's label (Pappagari et al. 2019).
 
     With rows of 128 tokens and stride=64, a BERT reads a text of 250 tokens as [CLS] 0 … 125 [SEP], [CLS] 64 … 189
-    [SEP] and [CLS] 124 … 249 [SEP] (numbers of tokens). The last window ends at the end of the text. For a text pair,
+    [SEP] and [CLS] 124 … 249 [SEP] (token indices). The last window ends at the end of the text. For a text pair,
     only the longer text is split. Each window also contains the shorter text, truncated to half of the row.
 
     In training, each window counts as one example, so long records have more weight. In metrics and predictions, each
@@ -48,18 +48,18 @@ class Chunks(Choice):
             )
 
     def windows(self, whole: Encoded, room: int) -> Iterator[Encoded]:
-        """Yields the windows of a record as documents.
+        """Splits a record into windows, and yields each window as a document.
 
         Args:
-          whole: the record with all its tokens.
+          whole: the record as a single document with all its tokens.
           room: maximum number of text tokens (without special tokens) in a row.
 
         Raises:
           UserError: the stride is longer than a window, so tokens between two windows would be skipped.
         """
         sizes = [len(ids) for ids in whole.parts]
-        long = int(np.argmax(sizes))
-        limits = truncate_longest_first([0 if i == long else size for i, size in enumerate(sizes)], room // 2)
+        longest = int(np.argmax(sizes))
+        limits = truncate_longest_first([0 if i == longest else size for i, size in enumerate(sizes)], room // 2)
         width = room - sum(limits)
         stride = max(width // 2, 1) if self.stride is None else self.stride
         if stride > width:
@@ -67,19 +67,26 @@ class Chunks(Choice):
                 f"config.objective.chunks.stride is {stride}, but a window has {width} tokens: the model would not "
                 "read the tokens between two windows; set a smaller stride, or a larger config.data.sequence_length"
             )
-        last = max(sizes[long] - width, 0)
+        last = max(sizes[longest] - width, 0)
         starts = [*range(0, last, stride), last]
-        read = starts[: self.max_windows]
-        is_lost = len(read) < len(starts) or sum(limits) < sum(sizes) - sizes[long]
-        for number, start in enumerate(read):
-            parts = [ids if i == long else ids[:n] for i, (ids, n) in enumerate(zip(whole.parts, limits, strict=True))]
-            parts[long] = whole.parts[long][start : start + width]
-            yield Encoded(parts, whole.note | {WINDOW: number} | ({LOST: True} if is_lost and not number else {}))
+        selected_starts = starts[: self.max_windows]
+        is_lost = len(selected_starts) < len(starts) or sum(limits) < sum(sizes) - sizes[longest]
+        for number, start in enumerate(selected_starts):
+            parts = [
+                ids if i == longest else ids[:n] for i, (ids, n) in enumerate(zip(whole.parts, limits, strict=True))
+            ]
+            parts[longest] = whole.parts[longest][start : start + width]
+            yield Encoded(parts, whole.note | {WINDOW: number} | ({TRUNCATED: True} if is_lost and not number else {}))
 
-    def joined(self, answers: np.ndarray, notes: Sequence[Note], kind: Kind) -> tuple[np.ndarray, list[Note]]:
-        """Combines the head outputs of windows, [n, L], into one output per record, [records, L].
+    def combine(self, answers: np.ndarray, notes: Sequence[Note], kind: Kind) -> tuple[np.ndarray, list[Note]]:
+        """Combines the head outputs of n windows, [n, L], into one output per record, [records, L].
 
-        Also returns the note of each record, which is the note of its first window. kind: the kind of the head.
+        Also returns the note of the first window of each record.
+
+        Args:
+          answers: head outputs of the windows, [n, L].
+          notes: notes of the n windows.
+          kind: kind of the head, which determines how "probabilities" are computed.
         """
         starts = [record.start for record in records_of(notes)]
         first_notes = [notes[i] for i in starts]
@@ -96,19 +103,19 @@ class Chunks(Choice):
 
 
 def records_of(notes: Sequence[Note]) -> list[slice]:
-    """Returns, for each record, the slice of its documents. A record begins at a document with window number 0."""
+    """Returns the slice of each record's documents; a document with window number 0 begins a new record."""
     starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
-    return [slice(*ends) for ends in itertools.pairwise([*starts, len(notes)])]
+    return [slice(*bounds) for bounds in itertools.pairwise([*starts, len(notes)])]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of mutually exclusive classes from logits, [n, L] -> [n, L]."""
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
+    """Converts logits to the probabilities of mutually exclusive classes, [n, L] -> [n, L]."""
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of independent labels from logits, [n, L] -> [n, L]."""
+    """Converts logits to the probabilities of independent labels, [n, L] -> [n, L]."""
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 

@@ -28,12 +28,11 @@ class Classification(TextTask):
         labels       1
 
     With pair_field="hypothesis", a text pair becomes [CLS] a [SEP] b [SEP] with token types 0 and 1. The special tokens
-    are the same as in the pretraining of the model (`data/framing.py`). If a row is too short, the longer text is
-    truncated first.
+    match pretraining (`data/framing.py`). If a row is too short, the longer text is truncated first.
 
-    The label of a record is the name of a class, or its number from 0 unless names of classes are numbers. With
-    `multi_label`, a record has a list of labels, which may be empty. `numbered` is for records that number the labels
-    in a different order than `labels`.
+    The label of a record is the name or the number (from 0) of a class. Numbers are valid only if no class name is a
+    number. With `multi_label`, a record has a list of labels, which may be empty. `numbered` is for records that number
+    the labels in a different order than `labels`.
     """
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers
@@ -55,14 +54,14 @@ class Classification(TextTask):
     def read_label(self, record: Mapping) -> Note:
         value = value_of(record, self.label_field, "config.objective.label_field")
         if not self.multi_label:
-            return {"label": self._number(value)}
+            return {"label": self._label_index(value)}
         if not isinstance(value, (list, tuple, np.ndarray)):
             raise ValueError(
                 f"field {self.label_field!r} holds {value!r}, it must be a list with config.objective.multi_label"
             )
-        return {"labels": sorted({self._number(each) for each in value})}
+        return {"labels": sorted({self._label_index(label) for label in value})}
 
-    def _number(self, value: object) -> int:
+    def _label_index(self, value: object) -> int:
         return label_number(value, self.label_field, self.labels, self.numbered)
 
     def label(self, note: Note) -> Example:
@@ -102,10 +101,10 @@ class Classification(TextTask):
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns "prediction" and "probabilities" of a record.
+        """Computes "prediction" and "probabilities" for a record.
 
-        The prediction is the most likely label or, with `multi_label`, a list of all labels with a probability above
-        0.5. The probabilities are {label: probability} for all labels.
+        The prediction is the most likely label or, with `multi_label`, the list of labels with a probability above 0.5.
+        The probabilities are {label: probability} for all labels.
         """
         (logits,), _ = self.combine_windows(answers, notes)
         probabilities = (sigmoid if self.multi_label else softmax)(logits)

@@ -1,4 +1,4 @@
-"""Defines named tasks with word-level datasets of CoNLL: named entities (CoNLL-2003) and chunks (CoNLL-2000)."""
+"""Defines named tasks for the word-level datasets of CoNLL: named entities (CoNLL-2003) and chunks (CoNLL-2000)."""
 
 from pretrainax.data.sources import HuggingFace
 from pretrainax.tasks.glue import NamedTask
@@ -6,14 +6,14 @@ from pretrainax.tasks.token_classification import TokenClassification
 
 
 def _conll(name: str, field: str, kinds: str, examples: int, valid: str | None) -> NamedTask:
-    """Returns the task of a CoNLL dataset.
+    """Builds the task of a CoNLL dataset.
 
     Args:
       name: name of the dataset on the Hugging Face Hub, below eriktks/.
-      field: the field with the tags. Their numbers are in the order O, then B-X and I-X for each kind X of spans.
+      field: the field with the tags. The tag numbers follow the order O, then B-X and I-X for each kind X of span.
       kinds: the kinds of spans, separated by spaces.
       examples: number of training examples.
-      valid: name of the validation split; None: a tenth of the training split is held out.
+      valid: name of the validation split. If None, a tenth of the training split is held out.
     """
     labels = ("O", *(f"{position}-{kind}" for kind in kinds.split() for position in "BI"))
     # The hub's main branch has loading scripts, which are not executed. Its convert branch has the records as Parquet.

@@ -1,4 +1,4 @@
-"""Implements entity choice: selects the entity of a passage that fills the gap in a sentence about the passage."""
+"""Implements entity choice: selects the entity that fills the gap in a sentence about a passage."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ class EntityChoice(Task):
     """Selects the entity that fills the gap of a sentence (ReCoRD, Zhang et al. 2018, arXiv 1810.12885).
 
     The record {"passage": "Ann met Bo.", "query": "Later @placeholder left.", "entities": ["Ann", "Bo"], "answers":
-    ["Bo"]} becomes, for a BERT, an example for each entity,
+    ["Bo"]} becomes, for a BERT, an example for each entity:
 
         tokens  [CLS] ann met bo . [SEP] later ann left . [SEP]     labels  0
         tokens  [CLS] ann met bo . [SEP] later bo left . [SEP]      labels  1
@@ -30,7 +30,8 @@ class EntityChoice(Task):
     example. Metrics are per record: the prediction is the entity with the highest score, and the metric of a prediction
     is the maximum over all reference answers, as in SQuAD. If a row is too short, the longer text is truncated first.
 
-    In ReCoRD, a passage ends with lines of a summary, marked with "@highlight". These lines become sentences.
+    In ReCoRD, a passage ends with summary lines that are marked with "@highlight". The task removes the markers, so
+    that these lines become ordinary sentences.
     """
 
     passage_field: str = "passage"  # the field of the passage, which is read first
@@ -58,17 +59,17 @@ class EntityChoice(Task):
         return Record((plain(passage), *(query.replace(self.gap, name) for name in entities)), {"entities": entities})
 
     def read(self, record: Mapping) -> Record:
-        base, answers = self.read_unlabeled(record), texts_in(record, self.answers_field, "answers_field")
-        if not set(answers) & set(base.note["entities"]):
+        unlabeled, answers = self.read_unlabeled(record), texts_in(record, self.answers_field, "answers_field")
+        if not set(answers) & set(unlabeled.note["entities"]):
             raise ValueError(
                 f"field {self.answers_field!r} holds {answers}, none of which is in field {self.entities_field!r}"
             )
-        return dataclasses.replace(base, note={**base.note, "answers": answers})
+        return dataclasses.replace(unlabeled, note={**unlabeled.note, "answers": answers})
 
     def encode(self, record: Record, tokenizer) -> Iterator[Encoded]:
-        """Yields a document for each entity: the passage, and the query with the entity in its gap.
+        """Yields a document for each entity: the passage, and the query with the entity in the gap.
 
-        The number of the entity, from 0, is the window number of the note. The note also has the "entity" and, for a
+        The window number in the note is the number of the entity, from 0. The note also has the "entity" and, for a
         record with answers, all "answers" and the "label": 1 if the entity is an answer, otherwise 0.
         """
         passage, *filled = tokenizer.encode_batch(list(record.texts))
@@ -108,17 +109,17 @@ class EntityChoice(Task):
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the most likely entity, and the probability of each entity to be correct."""
-        scores, right = _scores(answers), softmax(answers)[:, 1]
-        probabilities = {note["entity"]: rounded(p) for note, p in zip(notes, right, strict=True)}
+        """Computes the most likely entity, and for each entity the probability that it is correct."""
+        scores, correct = _scores(answers), softmax(answers)[:, 1]
+        probabilities = {note["entity"]: rounded(p) for note, p in zip(notes, correct, strict=True)}
         return {"prediction": notes[int(scores.argmax())]["entity"], "probabilities": probabilities}
 
 
 def plain(passage: str) -> str:
-    """Returns a passage of ReCoRD with the marks "@highlight" removed, so the lines after them become sentences."""
+    """Removes the markers "@highlight" from a passage of ReCoRD, so that the lines after them become sentences."""
     return re.sub(r"(?<![.?!\"'])\n@highlight\n", ". ", passage).replace("\n@highlight\n", " ")
 
 
 def _scores(answers: np.ndarray) -> np.ndarray:
-    """Returns the score of each entity for the ranking: the logit of "correct" minus "wrong", [n, 2] -> [n]."""
+    """Computes the ranking score of each entity: the logit of "correct" minus the logit of "wrong", [n, 2] -> [n]."""
     return answers[:, 1] - answers[:, 0]

@@ -1,4 +1,4 @@
-"""Implements extractive question answering: finds the span of a passage that answers a question, if there is one."""
+"""Implements extractive question answering: finds the span of a passage that answers a question, if one exists."""
 
 import collections
 import dataclasses
@@ -49,8 +49,9 @@ class ExtractiveQA(Task):
 
     `span` has the positions of the first and the last token of the answer. A passage that is too long for a row is
     split into windows whose starts are `stride` tokens apart. Each window is an example. A window that does not contain
-    the complete answer has the label "no answer". For this label, `span` is twice the position of the first token,
-    [CLS] for BERT. In a decoder, it is twice the position of the last token, because the first token has no context.
+    the complete answer has the label "no answer". For this label, both entries of `span` are the position of the
+    first token, [CLS] for BERT. In a decoder, they are the position of the last token, because the first token has no
+    context.
 
     Metrics are per record. The prediction is the span with the highest score, the sum of start and end logits, over all
     windows. The null score of a window is the score of "no answer". With `no_answer`, the prediction is "" if the
@@ -96,34 +97,41 @@ class ExtractiveQA(Task):
     def read(self, record: Mapping) -> Record:
         unlabeled = self.read_unlabeled(record)
         _, context = unlabeled.texts
-        answers = self._answers(record)
+        answers = self._read_answers(record)
         if not answers and not self.no_answer:
             raise ValueError(
                 f"field {self.answers_field!r} holds no answer: if some questions have no answer in their passage, "
                 "set config.objective.no_answer=True"
             )
-        right = [(text, start) for text, start in answers if text and context[start : start + len(text)] == text]
-        if len(right) < len(answers) and self.wrong_answers == "refuse":
-            raise ValueError(self._misplaced(*next(pair for pair in answers if pair not in right), context))
-        mended = {WRONG: len(answers) - len(right), LEFT_OUT: int(bool(answers) and not right)}
-        spans = [[_offset(context, start), _offset(context, start + len(text))] for text, start in right]
-        note = {"answers": [text for text, _ in right], "spans": spans}
-        if mended[LEFT_OUT]:
+        valid_answers = [
+            (text, start) for text, start in answers if text and context[start : start + len(text)] == text
+        ]
+        if len(valid_answers) < len(answers) and self.wrong_answers == "refuse":
+            raise ValueError(
+                self._misplaced_message(*next(pair for pair in answers if pair not in valid_answers), context)
+            )
+        repairs = {WRONG: len(answers) - len(valid_answers), LEFT_OUT: int(bool(answers) and not valid_answers)}
+        spans = [
+            [_normalized_offset(context, start), _normalized_offset(context, start + len(text))]
+            for text, start in valid_answers
+        ]
+        note = {"answers": [text for text, _ in valid_answers], "spans": spans}
+        if repairs[LEFT_OUT]:
             note["left_out"] = True
-        return Record(unlabeled.texts, note, {reason: count for reason, count in mended.items() if count})
+        return Record(unlabeled.texts, note, {reason: count for reason, count in repairs.items() if count})
 
-    def _answers(self, record: Mapping) -> list[tuple[str, int]]:
-        """Returns (text, index of its first character in the passage) of each answer of a record.
+    def _read_answers(self, record: Mapping) -> list[tuple[str, int]]:
+        """Reads each answer of a record as (text, index of its first character in the passage).
 
         Raises:
-          ValueError: the field has a different format.
+          ValueError: the field does not have one of the two formats of `answers_field`.
         """
         value = value_of(record, self.answers_field, "config.objective.answers_field")
         try:
             if isinstance(value, Mapping):
                 pairs = list(zip(value["text"], value["answer_start"], strict=True))
             else:
-                pairs = [(answer["text"], answer["answer_start"]) for answer in _list(value)]
+                pairs = [(answer["text"], answer["answer_start"]) for answer in _as_list(value)]
             answers = [(text.decode() if isinstance(text, bytes) else text, int(start)) for text, start in pairs]
             if any(not isinstance(text, str) or start < 0 for text, start in answers):
                 raise TypeError
@@ -134,7 +142,7 @@ class ExtractiveQA(Task):
             ) from None
         return answers
 
-    def _misplaced(self, text: str, start: int, context: str) -> str:
+    def _misplaced_message(self, text: str, start: int, context: str) -> str:
         position = context.find(text) if text else -1
         elsewhere = f"it is at {position}" if position >= 0 else "nor anywhere in it"
         return (
@@ -148,14 +156,14 @@ class ExtractiveQA(Task):
         return record.note.get("left_out", False)
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields the windows of a record: the ids of the question and the ids of a part of the passage.
+        """Yields the windows of a record: the token ids of the question and of a part of the passage.
 
-        A note has the number of the window and these keys:
-          context       text of the part of the passage
+        The note of a window has the window number and these keys:
+          context       text of this part of the passage
           starts, ends  index in `context` of the first character of each passage token, and after its last character
           first         index in the row of the first passage token
           null          index in the row of the token for "no answer"
-          span          indices of the first and last answer token, from `first`; None without the complete answer
+          span          indices of the first and last answer token, relative to `first`; None if incomplete
         """
         if self.is_skipped(record):
             return
@@ -163,12 +171,12 @@ class ExtractiveQA(Task):
         question_ids = tokenizer.encode(question)[: self.max_question_length]
         ids, offsets = tokenizer.locate(context)
         frame = special_token_frame(self._model.family, tokenizer.vocabulary)
-        room = self._length - frame.count(2) - len(question_ids)
-        span = _tokens_of(offsets, *record.note["spans"][0]) if record.note.get("spans") else None
-        for number, start in enumerate(_starts(len(ids), room, self.stride)):
-            stop = min(start + room, len(ids))
+        capacity = self._length - frame.count(2) - len(question_ids)
+        span = _token_range(offsets, *record.note["spans"][0]) if record.note.get("spans") else None
+        for number, start in enumerate(_window_starts(len(ids), capacity, self.stride)):
+            stop = min(start + capacity, len(ids))
             begin, end = (int(offsets[start:stop].min()), int(offsets[start:stop].max())) if stop > start else (0, 0)
-            inside = span is not None and start <= span[0] and span[1] < stop
+            is_complete = span is not None and start <= span[0] and span[1] < stop
             note = {name: x for name, x in record.note.items() if name != "spans"}
             note |= {
                 WINDOW: number,
@@ -177,7 +185,7 @@ class ExtractiveQA(Task):
                 "ends": (offsets[start:stop, 1] - begin).tolist(),
                 "first": len(frame.before) + len(question_ids) + len(frame.between),
                 "null": len(question_ids) + stop - start + frame.count(2) - 1 if self._model.family == "decoder" else 0,
-                "span": [token - start for token in span] if span is not None and inside else None,
+                "span": [token - start for token in span] if span is not None and is_complete else None,
             }
             yield Encoded([question_ids, ids[start:stop]], note)
 
@@ -215,12 +223,12 @@ class ExtractiveQA(Task):
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
-        length, least = experiment.data.sequence_length, self.max_question_length + self.shortest + _SHORTEST_WINDOW
-        if length < least:
+        length, lowest = experiment.data.sequence_length, self.max_question_length + self.shortest + _SHORTEST_WINDOW
+        if length < lowest:
             yield (
                 f"config.data.sequence_length is {length}, and config.objective.max_question_length "
-                f"{self.max_question_length} leaves no room for a passage: set sequence_length to at least {least}, or "
-                "reduce max_question_length"
+                f"{self.max_question_length} leaves no room for a passage: set sequence_length to at least {lowest}, "
+                "or reduce max_question_length"
             )
         windows = experiment.model.sparse_attention
         if experiment.model.reads_question and windows.longest_question <= self.max_question_length:
@@ -240,7 +248,7 @@ class ExtractiveQA(Task):
         )
 
     def extract(self, answers: np.ndarray, notes: Sequence[Note]) -> ExtractedAnswer:
-        """Returns the predicted answer of a record. answers: start and end logits of its windows, [windows, T, 2]."""
+        """Computes the answer for a record from the start and end logits of its windows, `answers` [windows, T, 2]."""
         best, null_score = ExtractedAnswer("", _NO_SCORE, 0.0), np.inf
         for logits, note in zip(answers.astype(np.float64), notes, strict=True):
             null_score = min(null_score, float(logits[note["null"]].sum()))
@@ -258,37 +266,39 @@ class ExtractiveQA(Task):
         return best._replace(text="") if is_none else best
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the predicted answer ("": no answer), its score, and the null score minus this score."""
+        """Computes the predicted answer ("": no answer), the answer's score, and the null score minus that score."""
         answer = self.extract(answers, notes)
         scores = {"score": answer.score, "null_score_diff": answer.null_score_diff}
         return {"prediction": answer.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}
 
 
-def _list(value: object) -> Sequence:
+def _as_list(value: object) -> Sequence:
     if not isinstance(value, (list, tuple, np.ndarray)):
         raise TypeError
     return list(value)
 
 
-def _offset(context: str, offset: int) -> int:
-    """Returns the index of a character after the line ends of the passage are normalized. offset: index before."""
+def _normalized_offset(context: str, offset: int) -> int:
+    """Converts the index of a character in a passage to its index after the normalization of line ends."""
     return len(normalize_line_ends(context[:offset], collections.Counter()))
 
 
-def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:
-    """Returns the indices of the first and last token that overlap the characters `begin` … `end` - 1; None if none.
+def _token_range(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:
+    """Returns the indices of the first and last token that overlap characters `begin` … `end` - 1.
+
+    Returns None if no token overlaps them.
 
     Args:
-      offsets: [tokens, 2] index of the first character of each token, and after its last character.
+      offsets: [tokens, 2], the index of each token's first character, and the index after its last character.
     """
     tokens = np.flatnonzero((offsets[:, 1] > begin) & (offsets[:, 0] < end))
     return [int(tokens[0]), int(tokens[-1])] if len(tokens) else None
 
 
-def _starts(count: int, room: int, stride: int) -> Iterator[int]:
-    """Yields the index of the first token of each window of `room` tokens; the windows cover all `count` tokens."""
+def _window_starts(count: int, size: int, stride: int) -> Iterator[int]:
+    """Yields the index of the first token of each window of `size` tokens; the windows cover all `count` tokens."""
     start = 0
     yield start
-    while start + room < count:
-        start += min(stride, room)
+    while start + size < count:
+        start += min(stride, size)
         yield start

@@ -1,4 +1,4 @@
-"""Defines the GLUE tasks by name (Wang et al. 2018, arXiv 1804.07461): fields, labels, source, size and metric."""
+"""Defines the named tasks of GLUE (Wang et al. 2018, arXiv 1804.07461): fields, labels, source, size and metric."""
 
 from typing import NamedTuple
 
@@ -20,12 +20,13 @@ class NamedTask(NamedTuple):
 
 
 def _glue(name: str, fields: str, labels: str, examples: int, select_by: str, valid: str = "validation") -> NamedTask:
-    """Returns a GLUE task with its dataset.
+    """Builds a GLUE task with its dataset.
 
     Args:
       name: name of the task in GLUE.
       fields: the field of the text, or the two fields of a text pair, separated by a space.
-      labels: names of the classes in the order of their numbers, separated by spaces; "": regression from 0 to 5.
+      labels: names of the classes in the order of their numbers, separated by spaces. If "", the task is regression
+        from 0 to 5.
       examples: number of training examples.
       select_by: the official metric.
       valid: name of the validation split.

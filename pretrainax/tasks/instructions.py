@@ -30,22 +30,22 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclasses.dataclass
 class Instructions(WritingTask):
-    """Trains a decoder on conversations. Only assistant messages and their end-of-turn tokens have a loss.
+    """Trains a decoder on conversations, with a loss only for assistant messages and their end-of-turn tokens.
 
     Sources: Wei et al. 2021, arXiv 2109.01652; Ouyang et al. 2022, arXiv 2203.02155.
 
     A record has a list of messages of any length, {"messages": [{"role": "user", "content": "Hi"}, {"role":
     "assistant", "content": "Hello"}]}. With messages_field=None, a record has the fields of Alpaca (Taori et al. 2023):
-    instruction and input are the message of the user, and output is the message of the assistant. With ChatML as the
-    template, the record above becomes
+    instruction and input form the user's message, and output is the assistant's message. With ChatML as the template,
+    the record above becomes
 
         tokens        <|im_start|> user ⏎ Hi <|im_end|> ⏎ <|im_start|> assistant ⏎     Hello      <|im_end|>
         targets       user         ⏎ Hi  … ⏎ <|im_start|> assistant    ⏎         Hello <|im_end|> ⏎
         loss_weights  0            0 0   … 0 0            0            0         1     1          0
 
-    The ids equal the output of transformers' apply_chat_template. If `template` is None, the template of the tokenizer
-    in `config.tokenizer.path` is used. If this tokenizer has no template, the format is plain text ("User:", a new
-    line, …). An export writes the template to tokenizer_config.json. Conversations are truncated to
+    The token ids equal the output of transformers' apply_chat_template. If `template` is None, the task uses the
+    template of the tokenizer in `config.tokenizer.path`. If this tokenizer has no template, the format is plain text
+    ("User:", a new line, …). An export writes the template to tokenizer_config.json. Conversations are truncated to
     config.data.sequence_length.
     """
 
@@ -76,7 +76,11 @@ class Instructions(WritingTask):
         return task
 
     def read(self, record: Mapping) -> Record:
-        messages = self._alpaca(record) if self.messages_field is None else self._messages(record, self.messages_field)
+        messages = (
+            self._alpaca_messages(record)
+            if self.messages_field is None
+            else self._read_messages(record, self.messages_field)
+        )
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         if not answers:
             raise ValueError("no message is of the assistant: there is no answer to learn")
@@ -85,14 +89,15 @@ class Instructions(WritingTask):
         note = {"roles": [message["role"] for message in messages], "answer": answers[-1]}
         return Record(tuple(message["content"] for message in messages), note)
 
-    def _alpaca(self, record: Mapping) -> list[Message]:
+    def _alpaca_messages(self, record: Mapping) -> list[Message]:
         instruction = text_in(record, self.instruction_field, "instruction_field")
         if self.input_field is not None and record.get(self.input_field):
             instruction += "\n\n" + text_in(record, self.input_field, "input_field")
         answer = text_in(record, self.output_field, "output_field")
         return [{"role": "user", "content": instruction}, {"role": "assistant", "content": answer}]
 
-    def _messages(self, record: Mapping, field: str) -> list[Message]:
+    def _read_messages(self, record: Mapping, field: str) -> list[Message]:
+        """Reads the list of messages of a record; raises ValueError if the list or a message is invalid."""
         values, messages = value_of(record, field, "config.objective.messages_field"), []
         if not isinstance(values, (list, tuple, np.ndarray)) or not len(values):
             raise ValueError(f"field {field!r} holds {type(values).__name__}, it must be a list of messages, not empty")
@@ -112,12 +117,12 @@ class Instructions(WritingTask):
         messages = [{"role": r, "content": text} for r, text in zip(roles, record.texts, strict=True)]
         ids, is_answer = cached_chat(self.template or PLAIN, tokenizer).encode(messages)
         # The parts of the document alternate between prompts and answers.
-        starts = np.flatnonzero(np.diff(is_answer, prepend=False))
-        yield Encoded(np.split(ids, starts), {"answer": record.note["answer"]})
+        boundaries = np.flatnonzero(np.diff(is_answer, prepend=False))
+        yield Encoded(np.split(ids, boundaries), {"answer": record.note["answer"]})
 
     def example(self, text, rng, vocabulary):
         is_answer = np.zeros(len(text.tokens), bool)
-        for start, end in _answers(text.parts, len(text.tokens)):
+        for start, end in _answer_ranges(text.parts, len(text.tokens)):
             is_answer[start:end] = True
         return decoder_example(text.tokens[: self._length + 1], is_answer[: self._length + 1])
 
@@ -125,13 +130,13 @@ class Instructions(WritingTask):
         return decoder_inputs(tokens)
 
     def prompt_example(self, text, vocabulary):
-        """Returns all tokens before the last answer of a conversation as a decoder example without targets.
+        """Builds a decoder example without targets from all tokens before the last answer of a conversation.
 
-        If they and `answer_capacity` tokens do not fit into a row, the first tokens are omitted.
+        If these tokens and `answer_capacity` generated tokens do not fit into a row, tokens are dropped from the start.
         """
-        *_, (start, _) = _answers(text.parts, len(text.tokens))
-        room = max(self._length - self.answer_capacity, 1)
-        return decoder_inputs(text.tokens[max(start - room, 0) : start])
+        *_, (start, _) = _answer_ranges(text.parts, len(text.tokens))
+        capacity = max(self._length - self.answer_capacity, 1)
+        return decoder_inputs(text.tokens[max(start - capacity, 0) : start])
 
     @property
     def answer_capacity(self) -> int:
@@ -141,7 +146,7 @@ class Instructions(WritingTask):
         return Lengths(sequence_length, sequence_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        """Returns an upper bound of the lengths of an example. raw: number of tokens of the document."""
+        """Computes upper bounds on the lengths of an example, given `raw`, the number of tokens in the document."""
         length = min(max(raw - 1, 1), self._length)
         return Lengths(raw, length, length)
 
@@ -168,21 +173,21 @@ class Instructions(WritingTask):
                 f"MISSING SPECIAL TOKENS: the vocabulary lacks {', '.join(self._chat.lacking)} of "
                 "config.objective.template; the model reads each of them as several text tokens"
             )
-        yield from self._end_problems(self._chat)
-        cut = lost = count = 0
+        yield from self._stop_warnings(self._chat)
+        num_cut = no_answer = count = 0
         for note in notes:
             ends = note["parts"]
-            cut += ends[-1] > self._length + 1
-            lost += all(start > self._length for start, _ in _answers(ends, ends[-1]))
+            num_cut += ends[-1] > self._length + 1
+            no_answer += all(start > self._length for start, _ in _answer_ranges(ends, ends[-1]))
             count += 1
-        if cut:
+        if num_cut:
             yield (
-                f"TRUNCATED CONVERSATIONS: {cut:,} of {count:,} lose their end, and {lost:,} of them all answers: "
-                f"config.data.sequence_length is {self._length}"
+                f"TRUNCATED CONVERSATIONS: {num_cut:,} of {count:,} lose their end, and {no_answer:,} of them all "
+                f"answers: config.data.sequence_length is {self._length}"
             )
 
-    def _end_problems(self, chat: Chat) -> Iterator[str]:
-        """Yields a warning if the last token of an answer is not the token at which generation stops."""
+    def _stop_warnings(self, chat: Chat) -> Iterator[str]:
+        """Yields a warning if answers do not end with the token at which generation stops."""
         end = chat.end_of_turn()
         if end != chat.end_of_text:
             yield (
@@ -191,12 +196,16 @@ class Instructions(WritingTask):
             )
 
 
-def _answers(ends: Iterable[int], length: int) -> list[tuple[int, int]]:
-    """Returns the token range (start, end) of each answer that is not empty.
+def _answer_ranges(ends: Iterable[int], length: int) -> list[tuple[int, int]]:
+    """Computes the token range (start, end) of each non-empty answer in a document.
 
     Args:
       ends: end offset of each part of the document; the parts alternate between prompts and answers.
       length: number of tokens of the document.
     """
     bounds = [0, *map(int, ends), length]
-    return [pair for i, pair in enumerate(itertools.pairwise(bounds)) if i % 2 and pair[0] < pair[1]]
+    return [
+        token_range
+        for i, token_range in enumerate(itertools.pairwise(bounds))
+        if i % 2 and token_range[0] < token_range[1]
+    ]

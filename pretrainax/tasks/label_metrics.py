@@ -1,6 +1,6 @@
 """Computes metrics of labels (scikit-learn), tags (seqeval), numbers (SciPy) and extracted answers (as in SQuAD).
 
-Each function imports its library when called. In all functions, `said` has the predictions and `truth` the labels.
+Each function imports its library when called. In all functions, `said` contains predictions and `truth` the labels.
 """
 
 import collections
@@ -19,13 +19,13 @@ OF_NUMBERS = ("pearson", "spearman", "pearson_spearman", "squared_error")
 
 
 def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, float]:
-    """Returns accuracy, F1 and Matthews correlation of n predicted classes.
+    """Computes the accuracy, F1 and Matthews correlation of n predicted classes.
 
-    With two classes, F1 is the F1 of the second class, as in GLUE; with more classes, it is the mean over all classes.
+    With two classes, F1 is the F1 of the second class, as in GLUE. With more classes, F1 is the mean over all classes.
     "accuracy_f1" is the mean of accuracy and F1, the official metric of MRPC and QQP in GLUE and of CB in SuperGLUE.
 
     Args:
-      said, truth: [n] numbers of the predicted and the correct classes.
+      said, truth: [n] indices of the predicted and the correct classes.
       classes: the number of classes.
     """
     from sklearn.metrics import f1_score, matthews_corrcoef
@@ -38,9 +38,9 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
 
 
 def multi_label_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Returns accuracy, macro F1 ("f1") and micro F1 of the labels of n records, each with any number of labels.
+    """Computes accuracy, macro F1 ("f1") and micro F1 of the labels of n records, each with any number of labels.
 
-    A record counts as accurate only if all of its labels are correct.
+    For the accuracy, a record is correct only if all its labels are correct.
 
     Args:
       said, truth: bool [n, labels], True for the predicted and the correct labels.
@@ -48,16 +48,16 @@ def multi_label_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]
     from sklearn.metrics import f1_score
 
     # scikit-learn interprets a single column as two classes. Class 1 is the label.
-    columns = [1] if truth.shape[1] == 1 else None
+    label_indices = [1] if truth.shape[1] == 1 else None
     scores = {
-        f"f1_{kind}": float(f1_score(truth, said, labels=columns, average=kind, zero_division=0.0))
+        f"f1_{kind}": float(f1_score(truth, said, labels=label_indices, average=kind, zero_division=0.0))
         for kind in ("macro", "micro")
     }
     return {"accuracy": float((said == truth).all(1).mean()), "f1": scores["f1_macro"], "f1_micro": scores["f1_micro"]}
 
 
 def span_metrics(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
-    """Returns precision, recall and F1 of the spans that tags "B-X", "I-X" and "O" define (X: the type of a span).
+    """Computes precision, recall and F1 of the spans that tags "B-X", "I-X" and "O" define (X: the type of a span).
 
     Spans are defined as in conlleval, the script of the CoNLL shared tasks, in which a span may begin with I-X.
     "strict_f1" ignores spans whose first tag violates the scheme.
@@ -76,10 +76,10 @@ def span_metrics(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], 
 
 
 def regression_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Returns Pearson and Spearman correlation, the mean of both, and the mean squared error of n numbers.
+    """Computes Pearson and Spearman correlation, their mean, and the mean squared error of n numbers.
 
-    The mean of both is the official metric of STS-B in GLUE. The correlations are 0 if the predictions or the labels
-    are constant.
+    The mean of the two correlations is the official metric of STS-B in GLUE. The correlations are 0 if the
+    predictions or the labels are constant.
     """
     from scipy.stats import pearsonr, spearmanr
 
@@ -95,19 +95,20 @@ def regression_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def answer_metrics(said: Sequence[str], truth: Sequence[Sequence[str]], some_have_none: bool) -> dict[str, float]:
-    """Returns SQuAD's metrics of the answers to n questions, from 0 to 1: exact match, and the mean F1 of words.
+    """Computes SQuAD's metrics, from 0 to 1, for the answers to n questions: exact match, and the mean F1 of words.
 
     The metric of an answer is the maximum over its reference answers (Rajpurkar et al. 2016, section 6.1). If a
     question has no reference answer, or only reference answers that consist of articles, the correct answer is "", and
     F1 is 0 or 1.
 
     Args:
-      said: the predicted answer to each question; "": no answer.
+      said: the predicted answer to each question; "" means no answer.
       truth: the reference answers of each question.
-      some_have_none: also returns separate metrics for questions with and without answers (Rajpurkar et al. 2018).
+      some_have_none: whether some questions have no answer. If True, also computes separate metrics for questions with
+        and without answers (Rajpurkar et al. 2018).
     """
-    references = [[words for text in texts if (words := _words(text))] or [[]] for texts in truth]
-    pairs = list(zip(map(_words, said), references, strict=True))
+    references = [[words for text in texts if (words := _normalized_words(text))] or [[]] for texts in truth]
+    pairs = list(zip(map(_normalized_words, said), references, strict=True))
     exact = np.array([float(words in options) for words, options in pairs])
     f1 = np.array([max(_f1_of_words(words, reference) for reference in options) for words, options in pairs])
     scores = {"exact_match": float(exact.mean()), "answer_f1": float(f1.mean())}
@@ -123,8 +124,8 @@ def answer_metrics(said: Sequence[str], truth: Sequence[Sequence[str]], some_hav
     }
 
 
-def _words(answer: str) -> list[str]:
-    """Returns the words of an answer in lower case, without punctuation and articles."""
+def _normalized_words(answer: str) -> list[str]:
+    """Splits an answer into lower-case words, without punctuation and articles."""
     letters = "".join(c for c in answer.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", letters).split()
 

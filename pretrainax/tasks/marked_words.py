@@ -1,4 +1,4 @@
-"""Implements the classification of words in a text. Symbols in the text mark these words."""
+"""Implements the classification of words that are marked with symbols in a text."""
 
 import dataclasses
 import numbers
@@ -24,7 +24,7 @@ class MarkedWords(Classification):
         * Ann * saw Eve before # she # left
 
     With marks=("one start1 end1", "two start2 end2"), the characters from start to end are marked in each text of a
-    pair. The marks are part of the text, so any classification head can be used. T5 used the same format for WSC
+    pair. The symbols are part of the text, so any classification head can be used. T5 used the same format for WSC
     (Raffel et al. 2020, section 2.4). In the baselines of SuperGLUE (Wang et al. 2019, section 4.1), the classifier
     instead reads the hidden states of the words together with the hidden state of [CLS].
     """
@@ -41,18 +41,18 @@ class MarkedWords(Classification):
     def read_texts(self, record: Mapping) -> tuple[str, ...]:
         texts = super().read_texts(record)
         names = (self.text_field, self.pair_field)
-        return tuple(self._marked(record, name, text) for name, text in zip(names, texts, strict=False))
+        return tuple(self._mark_words(record, name, text) for name, text in zip(names, texts, strict=False))
 
-    def _marked(self, record: Mapping, name: Optional[str], text: str) -> str:
+    def _mark_words(self, record: Mapping, name: Optional[str], text: str) -> str:
         marks = [(*mark.split(), symbol) for mark, symbol in zip(self.marks, SYMBOLS, strict=False)]
-        of_text = [(begin, end, symbol) for field, begin, end, symbol in marks if field == name]
-        spans = [(*self._span(record, text, begin, end), symbol) for begin, end, symbol in of_text]
+        text_marks = [(begin, end, symbol) for field, begin, end, symbol in marks if field == name]
+        spans = [(*self._read_span(record, text, begin, end), symbol) for begin, end, symbol in text_marks]
         for begin, end, symbol in sorted(spans, reverse=True):
             text = f"{text[:begin]}{symbol} {text[begin:end]} {symbol}{text[end:]}"
         return text
 
-    def _span(self, record: Mapping, text: str, begin_field: str, end_field: str) -> tuple[int, int]:
-        """Returns the character range (start, end) of the words of a mark; raises ValueError if it is not in the text.
+    def _read_span(self, record: Mapping, text: str, begin_field: str, end_field: str) -> tuple[int, int]:
+        """Reads the character range (start, end) of the words of a mark; raises ValueError if the range is invalid.
 
         Args:
           text: the text that contains the words.
@@ -62,10 +62,10 @@ class MarkedWords(Classification):
         if self.unit == "words":
             words = [word.span() for word in re.finditer(r"\S+", text)]
             count = len(text_in(record, end_field, "marks").split())
-            begin, end = _whole(values[0]), _whole(values[0]) + count
+            begin, end = _as_index(values[0]), _as_index(values[0]) + count
             if 0 <= begin < end <= len(words):
                 return words[begin][0], words[end - 1][1]
-        elif 0 <= (begin := _whole(values[0])) < (end := _whole(values[1])) <= len(text):
+        elif 0 <= (begin := _as_index(values[0])) < (end := _as_index(values[1])) <= len(text):
             return begin, end
         raise ValueError(
             f"fields {begin_field!r} and {end_field!r} hold {values[0]!r} and {values[1]!r}, which are no {self.unit} "
@@ -74,17 +74,17 @@ class MarkedWords(Classification):
 
     def field_problems(self):
         yield from super().field_problems()
-        texts = [name for name in (self.text_field, self.pair_field) if name is not None]
-        wrong = [mark for mark in self.marks if len(mark.split()) != 3 or mark.split()[0] not in texts]
-        if wrong or not 1 <= len(self.marks) <= len(SYMBOLS):
+        text_fields = [name for name in (self.text_field, self.pair_field) if name is not None]
+        invalid = [mark for mark in self.marks if len(mark.split()) != 3 or mark.split()[0] not in text_fields]
+        if invalid or not 1 <= len(self.marks) <= len(SYMBOLS):
             yield (
                 f"config.objective.marks is {self.marks}, it must be one or two marks of three fields each: one of "
-                f"{', '.join(texts)}, the start of the words in it, and their end"
+                f"{', '.join(text_fields)}, the start of the words in it, and their end"
             )
 
 
-def _whole(value: object) -> int:
-    """Returns an integer or a string of digits (as in TSV files) as an int; -1 for all other values."""
+def _as_index(value: object) -> int:
+    """Converts an integer or a string of digits (as in TSV files) to an int; returns -1 for all other values."""
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else -1

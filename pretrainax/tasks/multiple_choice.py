@@ -1,4 +1,4 @@
-"""Implements multiple choice: selects the correct choice of several, given a passage and a question."""
+"""Implements multiple choice: selects the correct one of several choices, given a passage and a question."""
 
 import collections
 import dataclasses
@@ -23,7 +23,7 @@ _LETTERS = string.ascii_uppercase
 
 @dataclasses.dataclass
 class MultipleChoice(Task):
-    """Selects the correct choice of several (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
+    """Selects the correct one of several choices (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
 
     With choices=2, the record {"context": "It rained.", "question": "So", "choices": ["it is wet.", "it is dry."],
     "answer": "A"} becomes, for a BERT,
@@ -32,18 +32,19 @@ class MultipleChoice(Task):
         segment_ids  1     1  1      1 1     1  1  1  1   1 1     2     2  2      2 2     2  2  2  2   2 2
         labels       0
 
-    A row contains one record. Its choices are segments that do not attend to each other. The head computes one score
+    A row contains one record. The choices are segments that do not attend to each other. The head computes one score
     per segment, and the softmax over the scores gives the probability of each choice. Shuffling, sharding and
-    accumulation move whole rows, so they cannot separate the choices of a record. A validation contains each record
-    exactly once, and short choices need no padding. A disadvantage is attention over the whole row, unless the kernel
-    skips masked segments: a third more FLOPs for a BERT-base with four choices of 512 tokens.
+    accumulation move whole rows, so they cannot separate the choices of a record. Validation contains each record
+    exactly once, and short choices need no padding. A disadvantage is that, unless the kernel skips masked segments,
+    attention is computed over the whole row, which costs a third more FLOPs for a BERT-base with four choices of 512
+    tokens.
 
     config.data.sequence_length is the length of one choice together with its passage and question, and a row is
-    `choices` times as long. If the length is too short, the end of the passage is cut first, then the beginning of the
-    question. If a choice alone is too long, its beginning is cut.
+    `choices` times as long. If a choice does not fit, the end of the passage is removed first, then the beginning of
+    the question. If a choice alone is too long, the beginning of the choice is removed.
 
-    The answer of a record is the text of a choice, its letter (A, b), its number from 0, or the name of its field. If a
-    value is equal to the text of a choice, it always means this choice.
+    The answer of a record is the text of a choice, its letter (A, b), its number from 0, or the name of its field. A
+    value that equals the text of a choice always means this choice.
     """
 
     context_fields: tuple[str, ...] = ("context",)  # the fields of the passage; several are joined in this order
@@ -61,33 +62,36 @@ class MultipleChoice(Task):
         return tuple(filter(None, (*self.context_fields, self.question_field, *self.choice_fields, self.answer_field)))
 
     def read_unlabeled(self, record: Mapping) -> Record:
-        return self._texts(record, self._choices(record))
+        return self._unlabeled_record(record, self._checked_choices(record))
 
     def read(self, record: Mapping) -> Record:
-        choices = self._choices(record)
+        choices = self._checked_choices(record)
         answer = value_of(record, self.answer_field, "config.objective.answer_field")
-        return dataclasses.replace(self._texts(record, choices), note={"label": self._number(answer, choices)})
+        return dataclasses.replace(
+            self._unlabeled_record(record, choices), note={"label": self._choice_index(answer, choices)}
+        )
 
-    def _texts(self, record: Mapping, choices: Sequence[str]) -> Record:
+    def _unlabeled_record(self, record: Mapping, choices: Sequence[str]) -> Record:
         context = " ".join(filter(None, (text_in(record, name, "context_fields") for name in self.context_fields)))
         question = text_in(record, self.question_field, "question_field") if self.question_field is not None else ""
         return Record((context, *(f"{question} {choice}".lstrip() for choice in choices)), {})
 
-    def _choices(self, record: Mapping) -> list[str]:
-        choices = self._listed(record)
+    def _checked_choices(self, record: Mapping) -> list[str]:
+        choices = self._read_choices(record)
         if len(choices) != self.choices:
             raise ValueError(f"the record has {len(choices)} choices, but config.objective.choices is {self.choices}")
-        if empty := [i for i, choice in enumerate(choices) if not choice.strip()]:
-            raise ValueError(f"choice {empty[0]} (from 0) is empty")
+        if empty_choices := [i for i, choice in enumerate(choices) if not choice.strip()]:
+            raise ValueError(f"choice {empty_choices[0]} (from 0) is empty")
         return choices
 
-    def _listed(self, record: Mapping) -> list[str]:
+    def _read_choices(self, record: Mapping) -> list[str]:
         if len(self.choice_fields) > 1:
             return [text_in(record, name, "choice_fields") for name in self.choice_fields]
         (name,) = self.choice_fields
         return texts_in(record, name, "choice_fields", "the choices")
 
-    def _number(self, value: object, choices: Sequence[str]) -> int:
+    def _choice_index(self, value: object, choices: Sequence[str]) -> int:
+        """Converts the answer of a record to the index of a choice; raises ValueError if the answer is not a choice."""
         value = value.decode() if isinstance(value, bytes) else value
         letters = _LETTERS[: len(choices)]
         if isinstance(value, str):
@@ -108,9 +112,9 @@ class MultipleChoice(Task):
 
     def example(self, text, rng, vocabulary):
         parts = self.split_strings(text.tokens, text.parts)
-        room = self.text_capacity(2)
-        pairs = ((context, choice[-room:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
-        rows = [self.framed((context[: room - len(choice)], choice), vocabulary) for context, choice in pairs]
+        capacity = self.text_capacity(2)
+        pairs = ((context, choice[-capacity:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
+        rows = [self.framed((context[: capacity - len(choice)], choice), vocabulary) for context, choice in pairs]
         labels = {"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {}
         return {**concatenate_segments(rows), **labels}
 
@@ -161,7 +165,7 @@ class MultipleChoice(Task):
         return {"accuracy": float(np.mean(answers.argmax(-1) == [note["label"] for note in notes]))}
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the letter of the most likely choice ("prediction"), and the probability of each letter."""
+        """Computes the letter of the most likely choice ("prediction"), and the probability of each letter."""
         (logits,) = answers
         probabilities = dict(zip(_LETTERS, map(rounded, softmax(logits)), strict=False))
         return {"prediction": _LETTERS[int(logits.argmax())], "probabilities": probabilities}

@@ -1,9 +1,9 @@
-"""Defines named tasks with datasets of questions: SQuAD, RACE and SWAG.
+"""Defines named tasks for datasets of questions: SQuAD, RACE and SWAG.
 
 SQuAD: Rajpurkar et al. 2016, arXiv 1606.05250, and 2018, 1806.03822. RACE: Lai et al. 2017, 1704.04683. SWAG: Zellers
 et al. 2018, 1808.05326.
 
-TFDS also has RACE (race/high), but a record of that dataset is a passage with all of its questions, which
+TFDS also has RACE (race/high), but a record of that dataset is a passage with all its questions, which
 MultipleChoice cannot read. TFDS does not have SWAG.
 """
 
@@ -21,10 +21,10 @@ def _squad(name: str, tfds: str, examples: int) -> NamedTask:
 
 def _race(name: str, examples: int) -> NamedTask:
     task = MultipleChoice(("article",), "question", ("options",), "answer")
-    return NamedTask(task, _hub("ehovy/race", name), examples, "accuracy", length=512)
+    return NamedTask(task, _hub_source("ehovy/race", name), examples, "accuracy", length=512)
 
 
-def _hub(path: str, name: str) -> HuggingFace:
+def _hub_source(path: str, name: str) -> HuggingFace:
     return HuggingFace(path=path, name=name, valid_split="validation")
 
 
@@ -36,7 +36,7 @@ TASKS = {
     "race_high": _race("high", 62_445),
     "swag": NamedTask(
         MultipleChoice(("sent1",), "sent2", ("ending0", "ending1", "ending2", "ending3"), "label"),
-        _hub("allenai/swag", "regular"),
+        _hub_source("allenai/swag", "regular"),
         73_546,
         "accuracy",
     ),

@@ -62,6 +62,6 @@ class Regression(TextTask):
         return label_metrics.regression_metrics(answers[:, 0], np.array([note["score"] for note in notes]))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns the predicted number of a record as "prediction"."""
+        """Returns the number predicted for a record, as "prediction"."""
         ((number,),), _ = self.combine_windows(answers, notes)
         return {"prediction": rounded(number)}

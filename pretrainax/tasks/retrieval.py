@@ -1,4 +1,4 @@
-"""Implements retrieval with a bi-encoder, whose embedding of a query is close to the embedding of its passage."""
+"""Implements retrieval with a bi-encoder, which embeds a query close to the passage that answers the query."""
 
 import dataclasses
 import hashlib
@@ -15,15 +15,15 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import Task, concatenate_segments, text_in
 
 _RECALL_AT = (1, 10, 100)
-_QUERIES = 256  # number of queries whose scores are in memory at a time
+_QUERIES_PER_CHUNK = 256  # number of queries whose scores are in memory at a time
 
 
 @dataclasses.dataclass
 class Retrieval(Task):
-    """Finds the passage of a query among the passages of its batch (Karpukhin et al. 2020, arXiv 2004.04906).
+    """Finds the passage that answers a query among those of its batch (Karpukhin et al. 2020, arXiv 2004.04906).
 
     The record {"query": "who rains", "passage": "it rains"} becomes, for a BERT, one row with two segments that do not
-    attend to each other. With `negatives`, segments with passages that do not answer the query follow.
+    attend to each other. With `negatives`, additional segments contain passages that do not answer the query.
 
         tokens       [CLS] who rains [SEP] [CLS] it rains [SEP]
         segment_ids  1     1   1     1     2     2  2     2
@@ -54,10 +54,10 @@ class Retrieval(Task):
         return tuple(filter(None, (self.query_field, self.passage_field, self.negatives and self.negatives_field)))
 
     def read(self, record: Mapping) -> Record:
-        named = (("query_field", self.query_field), ("passage_field", self.passage_field))
-        texts = [text_in(record, name, field) for field, name in named]
+        fields = (("query_field", self.query_field), ("passage_field", self.passage_field))
+        texts = [text_in(record, name, field) for field, name in fields]
         texts += self._negatives(record)
-        if empty := next((name for (_, name), text in zip(named, texts, strict=False) if not text.strip()), None):
+        if empty := next((name for (_, name), text in zip(fields, texts, strict=False) if not text.strip()), None):
             raise ValueError(f"field {empty!r} is empty")
         query, *passages = map(_digest, texts)
         return Record(tuple(texts), {"query": query, "passages": passages})
@@ -69,6 +69,7 @@ class Retrieval(Task):
         )
 
     def _negatives(self, record: Mapping) -> list[str]:
+        """Reads the negative passages of a record; raises ValueError if they are invalid or too few."""
         if not self.negatives or self.negatives_field is None:
             return []
         texts = value_of(record, self.negatives_field, "config.objective.negatives_field")
@@ -102,15 +103,15 @@ class Retrieval(Task):
         return {"query": "", "passages": [""]}
 
     def lengths(self, sequence_length: int) -> Lengths:
-        row = self.query_length + (1 + self.negatives) * sequence_length
-        return Lengths(row, row, row)
+        length = self.query_length + (1 + self.negatives) * sequence_length
+        return Lengths(length, length, length)
 
     def max_positions(self, sequence_length: int) -> int:
         return max(self.query_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        row = min(raw + self.max_texts * self._frame.count(1), self.lengths(self._length).inputs)
-        return Lengths(raw, row, row)
+        length = min(raw + self.max_texts * self._frame.count(1), self.lengths(self._length).inputs)
+        return Lengths(raw, length, length)
 
     # --- head and metrics ---------------------------------------------------------------------------------------------
 
@@ -144,9 +145,9 @@ class Retrieval(Task):
 
 
 def ranks_of(vectors: np.ndarray, queries: Sequence[str], passages: Sequence[Sequence[str]]) -> np.ndarray:
-    """Returns the rank of the correct passage of each record among all passages, [n]; 1 is the best rank.
+    """Computes the rank of each record's correct passage among all passages, [n]; 1 is the best rank.
 
-    Passages with equal scores have the worst of their ranks.
+    Passages with equal scores share the worst of their ranks.
 
     Args:
       vectors: [n, S, D] embeddings of the query and the S - 1 passages of each record; the first passage answers the
@@ -154,22 +155,24 @@ def ranks_of(vectors: np.ndarray, queries: Sequence[str], passages: Sequence[Seq
       queries: identifier of each of the n queries; equal queries have equal identifiers.
       passages: identifiers of the S - 1 passages of each record.
     """
-    first: dict[str, int] = {}  # passage identifier -> its index among the candidates
+    passage_index: dict[str, int] = {}  # passage identifier -> its index among the candidates
     for name in (name for names in passages for name in names):
-        first.setdefault(name, len(first))
-    candidates = np.zeros((len(first), vectors.shape[-1]), np.float32)
-    candidates[[first[name] for names in passages for name in names]] = vectors[:, 1:].reshape(-1, vectors.shape[-1])
-    targets = np.array([first[names[0]] for names in passages])
-    answers: dict[str, set[int]] = {}
+        passage_index.setdefault(name, len(passage_index))
+    candidates = np.zeros((len(passage_index), vectors.shape[-1]), np.float32)
+    candidates[[passage_index[name] for names in passages for name in names]] = vectors[:, 1:].reshape(
+        -1, vectors.shape[-1]
+    )
+    targets = np.array([passage_index[names[0]] for names in passages])
+    correct_passages: dict[str, set[int]] = {}
     for query, target in zip(queries, targets.tolist(), strict=True):
-        answers.setdefault(query, set()).add(target)
+        correct_passages.setdefault(query, set()).add(target)
     ranks = np.empty(len(queries), np.int64)
-    for start in range(0, len(queries), _QUERIES):
-        scores = vectors[start : start + _QUERIES, 0] @ candidates.T  # [q, candidates]
-        for row, row_scores in enumerate(scores, start):
-            score = row_scores[targets[row]]
-            row_scores[list(answers[queries[row]] - {int(targets[row])})] = -np.inf
-            ranks[row] = (row_scores >= score).sum()
+    for start in range(0, len(queries), _QUERIES_PER_CHUNK):
+        scores = vectors[start : start + _QUERIES_PER_CHUNK, 0] @ candidates.T  # [q, candidates]
+        for record, row_scores in enumerate(scores, start):
+            score = row_scores[targets[record]]
+            row_scores[list(correct_passages[queries[record]] - {int(targets[record])})] = -np.inf
+            ranks[record] = (row_scores >= score).sum()
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""Defines the SuperGLUE tasks by name (Wang et al. 2019, arXiv 1905.00537): fields, labels, source, size and metric.
+"""Defines the named tasks of SuperGLUE (Wang et al. 2019, arXiv 1905.00537): fields, labels, source, size and metric.
 
 The diagnostic datasets AX-b and AX-g are not included, because they have no training split.
 """
@@ -23,10 +23,10 @@ def _pair(fields: str, labels: str) -> Classification:
     return Classification(first, second, labels=tuple(labels.split()))
 
 
-_MEANING = MarkedWords(
+_WIC = MarkedWords(
     "sentence1", "sentence2", labels=("False", "True"), marks=("sentence1 start1 end1", "sentence2 start2 end2")
 )
-_PRONOUN = MarkedWords(
+_WSC = MarkedWords(
     "text",
     labels=("False", "True"),
     marks=("text span1_index span1_text", "text span2_index span2_text"),
@@ -44,6 +44,6 @@ TASKS = {
     "multirc": _superglue("multirc", AnswerJudgement(), 27_243, "f1", length=512),
     "record": _superglue("record", EntityChoice(), 100_730, "answer_f1", length=512),
     "superglue_rte": _superglue("rte", _pair("premise hypothesis", "entailment not_entailment"), 2_490),
-    "wic": _superglue("wic", _MEANING, 5_428),
-    "wsc": _superglue("wsc.fixed", _PRONOUN, 554),
+    "wic": _superglue("wic", _WIC, 5_428),
+    "wsc": _superglue("wsc.fixed", _WSC, 554),
 }

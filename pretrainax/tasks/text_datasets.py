@@ -1,4 +1,4 @@
-"""Defines named tasks with text datasets: summarization, instructions, and retrieval."""
+"""Defines named tasks for text datasets: summarization, instruction tuning, and retrieval."""
 
 from pretrainax.data.sources import HuggingFace
 from pretrainax.tasks.glue import NamedTask
@@ -8,13 +8,13 @@ from pretrainax.tasks.text_generation import TextGeneration
 
 
 def _summaries(path: str, fields: str, examples: int, name: str = "") -> NamedTask:
-    """Returns a summarization task with its dataset on the Hugging Face Hub.
+    """Builds a summarization task with its dataset on the Hugging Face Hub.
 
     Args:
       path: name of the dataset.
       fields: the fields of the text and of its summary, separated by a space.
       examples: number of training examples.
-      name: configuration of the dataset; "": none.
+      name: configuration of the dataset, or "" if it has none.
     """
     text, summary = fields.split()
     task = TextGeneration(input=f"summarize: {{{text}}}", target_field=summary, target_length=128, scores=("rouge",))
@@ -24,7 +24,7 @@ def _summaries(path: str, fields: str, examples: int, name: str = "") -> NamedTa
 
 
 def _instructions(path: str, fields: str, examples: int) -> NamedTask:
-    """Returns an instruction-tuning task with its dataset on the Hugging Face Hub.
+    """Builds an instruction-tuning task with its dataset on the Hugging Face Hub.
 
     Args:
       path: name of the dataset.

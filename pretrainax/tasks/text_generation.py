@@ -1,4 +1,4 @@
-"""Implements text-to-text tasks: the model reads an input, made from a template, and generates a target text."""
+"""Implements text-to-text tasks: the model reads an input text, filled into a template, and generates a target text."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ class TextGeneration(WritingTask):
         targets       :         It rains . Rain . </s>
         loss_weights  0         0  0     0 1    1 1
 
-    Input and target have the special tokens of the pretraining. A template can contain nested fields,
+    Input and target have the same special tokens as in pretraining. A template can contain nested fields,
     "{translation.de}". If an input is too long, the text up to the end of its last field is truncated. The text after
     that field (such as "\\nTL;DR:") remains.
 
@@ -62,12 +62,12 @@ class TextGeneration(WritingTask):
         return (*label_metrics, *super().metric_names)
 
     def read(self, record: Mapping) -> Record:
-        pieces, last = [], 0
+        strings, body_size = [], 0
         for literal, name, _, _ in string.Formatter().parse(self.input):
-            pieces.append(literal)
+            strings.append(literal)
             if name is not None:
-                pieces.append(text_in(record, name, "input"))
-                last = len(pieces)
+                strings.append(text_in(record, name, "input"))
+                body_size = len(strings)
         if self.labels:
             value = value_of(record, self.target_field, "config.objective.target_field")
             target = self.labels[label_number(value, self.target_field, self.labels)]
@@ -75,7 +75,7 @@ class TextGeneration(WritingTask):
             target = text_in(record, self.target_field, "target_field")
         if not target.strip():
             raise ValueError(f"field {self.target_field!r} is empty: there is nothing to generate")
-        return Record(("".join(pieces[:last]), "".join(pieces[last:]), target), {"answer": target})
+        return Record(("".join(strings[:body_size]), "".join(strings[body_size:]), target), {"answer": target})
 
     def encode(self, record, tokenizer):
         body, tail, target = record.texts
@@ -83,58 +83,62 @@ class TextGeneration(WritingTask):
         yield Encoded([source, answer], {**record.note, "tail": len(source) - common_start(source, source_body)})
 
     def example(self, text, rng, vocabulary):
-        source, target = self._truncated(text)
+        source, target = self._truncate(text)
         if self._model.family == "encoder_decoder":
             rows = [self._frame.wrap([ids])[0] for ids in (source, target)]
-            return encoder_decoder_example(*rows, self._start(vocabulary))
+            return encoder_decoder_example(*rows, self._start_token(vocabulary))
         row = np.concatenate([self._frame.before, source, target, self._frame.after])
         is_answer = np.arange(len(row)) >= len(self._frame.before) + len(source)
         return decoder_example(row, is_answer)
 
     def prompt(self, tokens, vocabulary):
         if self._model.family == "encoder_decoder":
-            return encoder_decoder_prompt(self._frame.wrap([tokens])[0], self._start(vocabulary))
+            return encoder_decoder_prompt(self._frame.wrap([tokens])[0], self._start_token(vocabulary))
         return decoder_inputs(np.concatenate([self._frame.before, tokens]))
 
     def prompt_example(self, text, vocabulary):
-        return self.prompt(self._truncated(text, answer=self.answer_capacity)[0], vocabulary)
+        return self.prompt(self._truncate(text, answer=self.answer_capacity)[0], vocabulary)
 
-    def _start(self, vocabulary) -> int:
+    def _start_token(self, vocabulary) -> int:
         start = self.decoder_start(vocabulary)
         assert start is not None  # because the vocabulary has an EOS token
         return start
 
     # --- lengths ------------------------------------------------------------------------------------------------------
 
-    def _truncated(self, text, answer: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of input and target, truncated to the room in a row.
+    def _truncate(self, text, answer: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
+        """Truncates the token ids of input and target to the row length.
 
         Args:
-          answer: number of tokens to reserve for a generated answer; None: the length of the target.
+          answer: number of tokens to reserve for a generated answer. The default is the length of the target.
         """
         source, target = np.split(text.tokens, text.parts[:1])
         tail = text.note["tail"]
-        first, last, rest = self._room(len(source) - tail, tail, len(target) if answer is None else answer)
-        return np.concatenate([source[:first], source[len(source) - last :]]), target[:rest]
+        body_length, tail_length, target_length = self._truncated_lengths(
+            len(source) - tail, tail, len(target) if answer is None else answer
+        )
+        return np.concatenate([source[:body_length], source[len(source) - tail_length :]]), target[:target_length]
 
-    def _room(self, body: int, tail: int, target: int) -> tuple[int, int, int]:
-        """Returns the truncated lengths (body, tail, target), in tokens, of a record with these lengths.
+    def _truncated_lengths(self, body: int, tail: int, target: int) -> tuple[int, int, int]:
+        """Computes the lengths (body, tail, target) after truncation, given a record's lengths in tokens.
 
         Args:
           body: length of the input up to the end of its last field.
-          tail: length of the remaining input.
+          tail: length of the rest of the input.
           target: length of the target.
         """
         if self._model.family == "encoder_decoder":
-            room = self._length - self._frame.count(1)
+            capacity = self._length - self._frame.count(1)
             target = min(target, (self.target_length or self._length) - self._frame.count(1))
         else:
-            room = self._length + 1 - self._frame.count(1)  # the last token is only a target
-            most = max(room // 2, room - body - tail) if self.target_length is None else self.target_length - 1
-            target = min(target, most, room)
-            room -= target
-        tail = min(tail, room)
-        return min(body, room - tail), tail, target
+            capacity = self._length + 1 - self._frame.count(1)  # the last token is only a target
+            max_target = (
+                max(capacity // 2, capacity - body - tail) if self.target_length is None else self.target_length - 1
+            )
+            target = min(target, max_target, capacity)
+            capacity -= target
+        tail = min(tail, capacity)
+        return min(body, capacity - tail), tail, target
 
     @property
     def answer_capacity(self) -> int:
@@ -149,20 +153,20 @@ class TextGeneration(WritingTask):
 
     def is_cut(self, encoded: Encoded) -> bool:
         source, target = map(len, encoded.parts)
-        return any(self._loses(source, target, encoded.note["tail"]))
+        return any(self._is_truncated(source, target, encoded.note["tail"]))
 
-    def _loses(self, source: int, target: int, tail: int) -> tuple[bool, bool]:
-        """Returns two flags for a record with these lengths: the input is truncated; the target is truncated.
+    def _is_truncated(self, source: int, target: int, tail: int) -> tuple[bool, bool]:
+        """Checks whether the input and the target of a record with these lengths in tokens are truncated.
 
         `source` is the length of the input, which includes its last `tail` tokens.
         """
-        first, last, rest = self._room(source - tail, tail, target)
-        return first + last < source, rest < target
+        body_length, tail_length, target_length = self._truncated_lengths(source - tail, tail, target)
+        return body_length + tail_length < source, target_length < target
 
     def measure(self, raw: int) -> Lengths:
-        """Returns an upper bound of the lengths of an example. raw: number of tokens of the document."""
-        length, most = raw + self._frame.count(1), self.lengths(self._length)
-        return Lengths(raw, min(length, most.inputs), min(length, most.targets))
+        """Computes upper bounds on the lengths of an example, given `raw`, the number of tokens in the document."""
+        length, maximum = raw + self._frame.count(1), self.lengths(self._length)
+        return Lengths(raw, min(length, maximum.inputs), min(length, maximum.targets))
 
     # --- metrics and messages -----------------------------------------------------------------------------------------
 
@@ -172,16 +176,16 @@ class TextGeneration(WritingTask):
         return label_metrics | super().metrics(answers, notes)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        cut, count, targets = np.zeros(2, int), 0, collections.Counter()
+        num_cut, count, targets = np.zeros(2, int), 0, collections.Counter()
         for note in notes:
-            source, end = note["parts"]
-            cut += self._loses(source, end - source, note["tail"])
+            source, length = note["parts"]
+            num_cut += self._is_truncated(source, length - source, note["tail"])
             count += 1
             targets[note["answer"]] += 1
-        if cut.any():
+        if num_cut.any():
             yield (
-                f"TRUNCATED RECORDS: {cut[0]:,} inputs and {cut[1]:,} targets of {count:,} records lose their end; "
-                "raise config.data.sequence_length or config.objective.target_length"
+                f"TRUNCATED RECORDS: {num_cut[0]:,} inputs and {num_cut[1]:,} targets of {count:,} records lose "
+                "their end; raise config.data.sequence_length or config.objective.target_length"
             )
         yield from unused_label_warnings({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)
 
@@ -195,8 +199,8 @@ class TextGeneration(WritingTask):
         except ValueError as e:
             yield f"config.objective.input is {self.input!r}, which is no template ({e}): write braces as {{{{ and }}}}"
             return
-        plain = all(name != "" and not spec and not form for _, name, spec, form in parsed)
-        if not plain or not any(name for _, name, _, _ in parsed):
+        is_plain = all(name != "" and not spec and not conversion for _, name, spec, conversion in parsed)
+        if not is_plain or not any(name for _, name, _, _ in parsed):
             example = "'summarize: {document}'"
             yield f"config.objective.input is {self.input!r}, it must name fields in braces, as {example}"
         if len(set(self.labels)) < len(self.labels):
@@ -206,6 +210,6 @@ class TextGeneration(WritingTask):
 
 
 def common_start(a: np.ndarray, b: np.ndarray) -> int:
-    """Returns the length of the longest common prefix of two arrays of ids."""
+    """Computes the length of the longest common prefix of two arrays of token ids."""
     same = a[: len(b)] == b[: len(a)]
     return len(same) if same.all() else int(same.argmin())

@@ -9,14 +9,14 @@ SCORES = {"exact_match": ("exact_match",), "rouge": _ROUGE, "bleu": ("bleu",), "
 
 
 def names(scores: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of the metrics of several scores, which are keys of SCORES. Ignores unknown scores."""
+    """Returns the names of the metrics that belong to `scores`, which are keys of SCORES; ignores unknown scores."""
     return tuple(name for score in scores for name in SCORES.get(score, ()))
 
 
 def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -> dict[str, float]:
-    """Returns the metrics of n generated texts, compared with n reference texts.
+    """Computes the metrics of n generated texts, compared with n reference texts.
 
-    exact_match  share of generated texts that equal the reference, without surrounding white space
+    exact_match  fraction of generated texts that equal the reference, without surrounding white space
     rouge        mean F1 of words, pairs of words and the longest common subsequence, after stemming (Lin 2004)
     bleu, chrf   BLEU and chrF of the whole split, from 0 to 100, by sacreBLEU (Post 2018; Popović 2015)
 
@@ -32,10 +32,10 @@ def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterab
 
 
 def label_accuracy(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Returns the share of generated texts that are the correct label, and the number that are not in `labels`."""
+    """Computes the fraction of generated texts that equal the correct label, and counts those that are not a label."""
     said = [text.strip() for text in said]
-    right = np.mean([a == b for a, b in zip(said, truth, strict=True)])
-    return {"label_accuracy": float(right), "no_label": float(sum(text not in labels for text in said))}
+    accuracy = np.mean([a == b for a, b in zip(said, truth, strict=True)])
+    return {"label_accuracy": float(accuracy), "no_label": float(sum(text not in labels for text in said))}
 
 
 def _exact_match(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, float]:
@@ -47,7 +47,7 @@ def _rouge(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, float]:
 
     scorer = RougeScorer(list(_ROUGE), use_stemmer=True)
     scores = [scorer.score(b, a) for a, b in zip(predicted, truth, strict=True)]
-    return {name: float(np.mean([each[name].fmeasure for each in scores])) for name in _ROUGE}
+    return {name: float(np.mean([score[name].fmeasure for score in scores])) for name in _ROUGE}
 
 
 def _bleu(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, float]:

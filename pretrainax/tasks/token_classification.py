@@ -32,12 +32,12 @@ class TokenClassification(Task):
         words        0     1  2   3   0     0
         word_labels  0     1  2
 
-    `words` has the number of the word, from 1, at each token that is classified, and 0 elsewhere. With subword="mean",
-    `words` is 0 1 2 3 3 0, and the head classifies the mean hidden state of both pieces of "Jersey". In a record, a tag
-    is a name, or a number from 0 unless names of tags are numbers.
+    `words` contains the word number, from 1, of each classified token, and 0 for all other tokens. With subword="mean",
+    `words` is 0 1 2 3 3 0, and the head classifies the mean hidden state of the two tokens of "Jersey". The tags of a
+    record are names, or numbers from 0. Numbers are valid only if no tag name is a number.
 
-    If a text is too long for a row, the model does not read its last words. For these words, metrics use the tag O for
-    spans and count the prediction as wrong for the accuracy. The metric "unread" is the share of these words.
+    If a text is too long for a row, the model does not read the last words. Span metrics use the tag O for these words,
+    and the accuracy counts them as wrong. The metric "unread" is the fraction of these words.
     """
 
     words_field: str = "tokens"  # the field of the list of words
@@ -56,7 +56,7 @@ class TokenClassification(Task):
 
     @property
     def spans(self) -> str:
-        """Returns the span scheme of the tags, "iob1" or "iob2"; "" if the tags do not define spans."""
+        """Returns the span scheme of the tags, "iob1" or "iob2", or "" if the tags do not define spans."""
         if self.scheme != "auto":
             return "" if self.scheme == "none" else self.scheme
         is_span = [name[:2] in ("B-", "I-") for name in self.labels]
@@ -73,71 +73,71 @@ class TokenClassification(Task):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def read(self, record: Mapping) -> Record:
-        words = [_word(i, word) for i, word in enumerate(self._list(record, "words_field"))]
-        values = self._list(record, "tags_field")
+        words = [_read_word(i, word) for i, word in enumerate(self._read_list(record, "words_field"))]
+        values = self._read_list(record, "tags_field")
         if len(values) != len(words):
             raise ValueError(
                 f"field {self.words_field!r} holds {len(words)} words and {self.tags_field!r} {len(values)} tags; the "
                 "numbers must be equal"
             )
-        tags = [self._number(i, word, tag) for i, (word, tag) in enumerate(zip(words, values, strict=True))]
-        mended = self._checked(words, tags) if self.spans else 0
+        tags = [self._tag_index(i, word, tag) for i, (word, tag) in enumerate(zip(words, values, strict=True))]
+        num_repaired = self._repair_tags(words, tags) if self.spans else 0
         note = {"words": words, "tags": tags}
-        return Record((" ".join(words),), note, {REPAIRED: mended} if mended else {})
+        return Record((" ".join(words),), note, {REPAIRED: num_repaired} if num_repaired else {})
 
     def read_unlabeled(self, record: Mapping) -> Record:
-        """Returns the `Record` of an entry without tags. If the words are a string, it is split at white space."""
+        """Converts an entry without tags to a `Record`; words that are a single string are split at white space."""
         values = value_of(record, self.words_field, "config.objective.words_field")
-        values = values.split() if isinstance(values, str) else self._list(record, "words_field")
-        words = [_word(i, word) for i, word in enumerate(values)]
+        values = values.split() if isinstance(values, str) else self._read_list(record, "words_field")
+        words = [_read_word(i, word) for i, word in enumerate(values)]
         if not words:
             raise ValueError(f"field {self.words_field!r} holds no words")
         return Record((" ".join(words),), {"words": words})
 
-    def _list(self, record: Mapping, setting: str) -> Sequence:
+    def _read_list(self, record: Mapping, setting: str) -> Sequence:
         name = getattr(self, setting)
         value = value_of(record, name, f"config.objective.{setting}")
         if not isinstance(value, (list, tuple, np.ndarray)):
             raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a list with one item per word")
         return list(value)
 
-    def _number(self, i: int, word: str, tag: object) -> int:
+    def _tag_index(self, i: int, word: str, tag: object) -> int:
         try:
             return label_number(tag, self.tags_field, self.labels)
         except ValueError as e:
             raise WordError(i, f"word {i + 1}, {word!r}: {e}") from e
 
-    def _checked(self, words: Sequence[str], tags: list[int]) -> int:
-        """Replaces tags that cannot begin a span in the scheme, in place; returns the number of replaced tags.
+    def _repair_tags(self, words: Sequence[str], tags: list[int]) -> int:
+        """Replaces tags that cannot begin a span in the scheme, in place; returns the number of replacements.
 
         Args:
           words: the words, for the error message.
           tags: the numbers of the tags.
 
         Raises:
-          WordError: such a tag exists, and `repair` is False.
+          WordError: a tag cannot begin a span, and `repair` is False.
         """
-        wrong, begins, before = 0, {"iob2": "B", "iob1": "I"}[self.spans], "O"
+        num_repaired, begin, previous = 0, {"iob2": "B", "iob1": "I"}[self.spans], "O"
         for i, tag in enumerate(tags):
             name = self.labels[tag]
             position, _, kind = name.partition("-")
-            goes_on = before in (f"B-{kind}", f"I-{kind}")
-            if not goes_on and name != "O" and position != begins:
+            continues = previous in (f"B-{kind}", f"I-{kind}")
+            if not continues and name != "O" and position != begin:
                 if not self.repair:
-                    after = f"after {before!r}" if i else "at the beginning"
+                    after = f"after {previous!r}" if i else "at the beginning"
                     raise WordError(
                         i,
                         f"word {i + 1}, {words[i]!r}, has the tag {name!r} {after}, where {self.spans.upper()} has "
-                        f"'{begins}-{kind}': set config.objective.repair=True to replace the tag, or "
+                        f"'{begin}-{kind}': set config.objective.repair=True to replace the tag, or "
                         f"config.objective.scheme to another scheme ('iob1', 'iob2', 'none')",
                     )
-                name, wrong = f"{begins}-{kind}", wrong + 1
+                name, num_repaired = f"{begin}-{kind}", num_repaired + 1
                 tags[i] = self.labels.index(name)
-            before = name
-        return wrong
+            previous = name
+        return num_repaired
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields one document with the ids of each word, as they are in a text with a space between two words."""
+        """Yields one document with the token ids of each word in a text that separates words with spaces."""
         space = "" if tokenizer.text_table.adds_space else " "
         words = [space * (i > 0) + word for i, word in enumerate(record.note["words"])]
         yield Encoded(tokenizer.encode_batch(words), {k: v for k, v in record.note.items() if k == "tags"})
@@ -155,8 +155,8 @@ class TokenClassification(Task):
         numbers = np.where(is_read, np.cumsum(is_read), 0)
         word_of_token = np.repeat(numbers, sizes)
         if self.subword != "mean":
-            pieces = starts if self.subword == "first" else ends - 1
-            word_of_token[np.setdiff1d(np.arange(len(word_of_token)), pieces[sizes > 0])] = 0
+            positions = starts if self.subword == "first" else ends - 1
+            word_of_token[np.setdiff1d(np.arange(len(word_of_token)), positions[sizes > 0])] = 0
         words = np.zeros(len(example["tokens"]), np.int32)
         words[len(self._frame.before) :][:capacity] = word_of_token[:capacity]
         tags = {"word_labels": np.array(text.note["tags"], np.int32)[is_read]} if "tags" in text.note else {}
@@ -172,14 +172,14 @@ class TokenClassification(Task):
         super().complete(experiment)
 
     def head(self, model):
-        begins = {"iob2": "I-", "iob1": "B-", "": None}[self.spans]
-        after = [
+        prefix = {"iob2": "I-", "iob1": "B-", "": None}[self.spans]
+        follows = [
             tuple(self.labels.index(x) for x in (f"B-{name[2:]}", f"I-{name[2:]}") if x in self.labels)
-            if name[:2] == begins
+            if name[:2] == prefix
             else ()
             for name in self.labels
         ]
-        return Tag(len(self.labels), follows=tuple(after))
+        return Tag(len(self.labels), follows=tuple(follows))
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
         if not isinstance(head, Tag) or head.num_labels != len(self.labels):
@@ -191,39 +191,44 @@ class TokenClassification(Task):
     def field_problems(self):
         if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
             yield f"config.objective.labels is {self.labels}, it must name all tags, as ('O', 'B-LOC', 'I-LOC')"
-        strange = [name for name in self.labels if name != "O" and name[:2] not in ("B-", "I-")]
-        if self.spans and strange:
+        others = [name for name in self.labels if name != "O" and name[:2] not in ("B-", "I-")]
+        if self.spans and others:
             yield (
-                f"config.objective.scheme is {self.spans!r}, but config.objective.labels has {strange[0]!r}: labels "
+                f"config.objective.scheme is {self.spans!r}, but config.objective.labels has {others[0]!r}: labels "
                 "must be O, B-X and I-X; use scheme 'none' for tags of single words"
             )
-        begins, other = {"iob2": ("B-", "I-"), "iob1": ("I-", "B-"), "": ("", " ")}[self.spans]
-        missing = [name for x in self.labels if x[:2] == other and (name := begins + x[2:]) not in self.labels]
+        begin_prefix, other_prefix = {"iob2": ("B-", "I-"), "iob1": ("I-", "B-"), "": ("", " ")}[self.spans]
+        missing = [
+            name for x in self.labels if x[:2] == other_prefix and (name := begin_prefix + x[2:]) not in self.labels
+        ]
         if missing:
             yield f"config.objective.labels has no {missing[0]!r}, with which spans of {self.spans.upper()} begin"
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
     def metrics(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> dict[str, float]:  # pyright: ignore
-        predicted = [_tags_of_words(row, note) for row, note in zip(answers["tags"], notes, strict=True)]
+        predicted = [_tags_by_word(row, note) for row, note in zip(answers["tags"], notes, strict=True)]
         truth = [np.array(note["tags"]) for note in notes]
-        flat = np.concatenate(predicted)
-        scores = {"accuracy": float((flat == np.concatenate(truth)).mean())}
+        predicted_tags = np.concatenate(predicted)
+        scores = {"accuracy": float((predicted_tags == np.concatenate(truth)).mean())}
         if self.spans:
-            names = np.array([*self.labels, "O"])  # index -1, for words that are not read, is O
+            names = np.array([*self.labels, "O"])  # index -1, of words that the model did not read, is O
             scores |= label_metrics.span_metrics(
                 [names[x].tolist() for x in predicted], [names[x].tolist() for x in truth], self.spans
             )
-        return scores | {"unread": float((flat < 0).mean())}
+        return scores | {"unread": float((predicted_tags < 0).mean())}
 
     def prediction(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> JsonObject:  # pyright: ignore
-        """Returns the predicted tag and its probability for each word; None for words that the model did not read."""
+        """Computes each word's predicted tag and its probability.
+
+        Both are None for words that the model did not read.
+        """
         (note,), (tags,), (probabilities,) = notes, answers["tags"], answers["probabilities"]
-        numbers = _tags_of_words(tags, note)
-        probable = iter(map(rounded, probabilities))
+        numbers = _tags_by_word(tags, note)
+        remaining_probabilities = iter(map(rounded, probabilities))
         return {
             "prediction": [self.labels[number] if number >= 0 else None for number in numbers],
-            "probabilities": [next(probable) if number >= 0 else None for number in numbers],
+            "probabilities": [next(remaining_probabilities) if number >= 0 else None for number in numbers],
         }
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
@@ -231,18 +236,18 @@ class TokenClassification(Task):
         yield from unused_label_warnings(counts, self.labels)
 
 
-def _word(i: int, word: object) -> str:
-    """Returns word `i` of a record as a str; raises WordError if it is neither a str nor bytes."""
+def _read_word(i: int, word: object) -> str:
+    """Converts word `i` of a record to a str; raises WordError if the word is neither a str nor bytes."""
     word = word.decode() if isinstance(word, bytes) else word
     if not isinstance(word, str):
         raise WordError(i, f"word {i + 1} is {word!r}, it must be a string")
     return word
 
 
-def _tags_of_words(tags: np.ndarray, note: Note) -> np.ndarray:
-    """Returns the number of the predicted tag for each word of a record, [words].
+def _tags_by_word(tags: np.ndarray, note: Note) -> np.ndarray:
+    """Returns the index of the predicted tag of each word in a record, [words].
 
-    Words that the model did not read and words without tokens have -1.
+    The index is -1 for words that the model did not read and for words without tokens.
 
     Args:
       tags: predicted tags of the words that the model read, padded with -1.

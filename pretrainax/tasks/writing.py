@@ -1,4 +1,4 @@
-"""Defines the base class of tasks whose output is a generated text. The model keeps its vocabulary head."""
+"""Defines the base class of tasks that generate text. The model keeps the vocabulary head of pretraining."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.config.choice import resumable_field
 from pretrainax.data.batch import Example
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources.base import Note
 from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import Task
@@ -21,9 +21,9 @@ _VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # fie
 class WritingTask(Task):
     """Base class of tasks that generate a text. A subclass implements `prompt_example` and the methods of `Task`.
 
-    The validation loss covers all records. Generation is slower, because it needs one model step per token. A
-    validation during training therefore generates answers for only `answers` records, evenly spaced in the split.
-    `python -m pretrainax.evaluate` generates answers for all records.
+    The validation loss covers all records. Generation is slower, because it needs one model step per token. Validation
+    during training therefore generates answers for only `answers` records, evenly spaced in the split. `python -m
+    pretrainax.evaluate` generates answers for all records.
     """
 
     # metrics of the generated answers: exact_match | rouge | bleu | chrf
@@ -39,13 +39,13 @@ class WritingTask(Task):
     has_head: ClassVar[bool] = False
     select_by = "loss"
 
-    def prompt_example(self, text: Text, vocabulary) -> Example:
-        """Returns the model inputs of a record up to the beginning of its answer, as an example without targets."""
+    def prompt_example(self, text: ObjectiveInput, vocabulary) -> Example:
+        """Builds the model inputs of a record up to the beginning of the answer, as an example without targets."""
         raise NotImplementedError
 
     @property
     def answer_capacity(self) -> int:
-        """Returns the number of tokens that are reserved for a generated answer, which is its maximum length."""
+        """Returns the number of tokens reserved for a generated answer, which is the maximum length of the answer."""
         raise NotImplementedError
 
     @property
@@ -53,11 +53,11 @@ class WritingTask(Task):
         return () if self.answers == 0 else text_metrics.names(self.scores)
 
     def validate(self, run, params):
-        figures = run.validation.metrics(params)
+        validation_metrics = run.validation.metrics(params)
         if self.answers == 0:
-            return figures
+            return validation_metrics
         answers, notes = run.write(run, params, self)
-        return figures | self.metrics([each.text for each in answers], notes)
+        return validation_metrics | self.metrics([answer.text for answer in answers], notes)
 
     def evaluated(self):
         return dataclasses.replace(self, answers=None)
@@ -76,14 +76,14 @@ class WritingTask(Task):
         for name in self.scores:
             if name not in text_metrics.SCORES:
                 yield f"config.objective.scores has {name!r}, {nearest(name, text_metrics.SCORES)}"
-        for field, least in (("answers", 0), ("num_beams", 1), ("max_new_tokens", 1)):
+        for field, minimum in (("answers", 0), ("num_beams", 1), ("max_new_tokens", 1)):
             value = getattr(self, field)
-            if value is not None and value < least:
-                yield f"config.objective.{field} is {value}, it must be at least {least}"
+            if value is not None and value < minimum:
+                yield f"config.objective.{field} is {value}, it must be at least {minimum}"
 
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
-        metric, generated = experiment.evaluate.select_by, dataclasses.replace(self, answers=None).metric_names
-        if self.answers == 0 and metric in generated:
+        metric, generation_metrics = experiment.evaluate.select_by, dataclasses.replace(self, answers=None).metric_names
+        if self.answers == 0 and metric in generation_metrics:
             yield (
                 f"config.evaluate.select_by is {metric!r}, which needs generated answers: set "
                 "config.objective.answers to their number, for example 200"
@@ -93,11 +93,11 @@ class WritingTask(Task):
 
 
 def decoder_example(row: np.ndarray, weights: np.ndarray) -> Example:
-    """Returns the example of a decoder that reads ids and predicts the next ids.
+    """Builds the example of a decoder that reads token ids and predicts the next token ids.
 
     Args:
-      row: [n] ids; the decoder reads the first n - 1 ids and predicts the last n - 1 ids.
-      weights: [n] loss weight of each id of `row` as a target; 0: no loss.
+      row: [n] token ids; the decoder reads the first n - 1 tokens and predicts the last n - 1 tokens.
+      weights: [n], the loss weight of each token of `row` as a target; 0 means no loss.
     """
     return {
         **decoder_inputs(row[:-1]),
@@ -107,6 +107,6 @@ def decoder_example(row: np.ndarray, weights: np.ndarray) -> Example:
 
 
 def decoder_inputs(row: np.ndarray) -> Example:
-    """Returns the example of a decoder that reads the ids `row`, [n], without targets."""
+    """Builds the example of a decoder that reads the token ids `row`, [n], without targets."""
     positions = np.arange(len(row), dtype=np.int32)
     return {"tokens": row.astype(np.int32), "segment_ids": np.ones(len(row), np.int32), "positions": positions}

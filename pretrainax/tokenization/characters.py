@@ -13,7 +13,7 @@ from pretrainax.tokenization.choices import TokenizerConfig
 
 
 class CharacterTokenizer(Tokenizer):
-    """Encodes each character as one id; characters outside the vocabulary as unk."""
+    """A tokenizer that encodes each character as one id, or as unk if it is not in the vocabulary."""
 
     file = "characters.json"
 
@@ -24,7 +24,7 @@ class CharacterTokenizer(Tokenizer):
         self._check_size(len(self._characters) + len(vocabulary.special_ids))
         if vocabulary.unk is None:
             raise ValueError("the vocabulary has no id for unknown characters")
-        self._first = vocabulary.size - len(self._characters)
+        self._first_id = vocabulary.size - len(self._characters)
         self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # in ascending order
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -37,20 +37,20 @@ class CharacterTokenizer(Tokenizer):
     def _encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         indices = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
-        return np.where(self._codes[indices] == codes, indices + self._first, self.vocabulary.unk).astype(np.int32)
+        return np.where(self._codes[indices] == codes, indices + self._first_id, self.vocabulary.unk).astype(np.int32)
 
     def _decode(self, ids: list[int]) -> str:
-        return "".join(self._characters[i - self._first] for i in ids)
+        return "".join(self._characters[i - self._first_id] for i in ids)
 
     def spellings(self) -> list[bytes]:
-        return [b""] * self._first + [c.encode() for c in self._characters]
+        return [b""] * self._first_id + [c.encode() for c in self._characters]
 
 
 @dataclasses.dataclass
 class Characters(TokenizerConfig):
-    """Builds a `CharacterTokenizer` with all characters of the text.
+    """Builds a `CharacterTokenizer` whose vocabulary is the set of characters of the training text.
 
-    The ids are pad = 0, eos = 1, unk = 2, then the characters in sorted order.
+    The ids are pad = 0, eos = 1 and unk = 2, followed by the characters in order of their code points.
     """
 
     path: Optional[str] = None  # a saved tokenizer to load instead of training

@@ -1,4 +1,4 @@
-"""Applies chat templates: renders a conversation as text and marks the tokens of the assistant's answers."""
+"""Applies chat templates: renders conversations as text, and finds the tokens of the assistant's answers."""
 
 import functools
 import os
@@ -41,7 +41,7 @@ Message = Mapping[str, str]  # {"role": …, "content": …}
 
 
 class Rendered(NamedTuple):
-    """A conversation as text, and the positions of the assistant's answers in the text."""
+    """A conversation rendered as text, and the character spans of the assistant's answers."""
 
     text: str
     answers: list[tuple[int, int]]  # (index of the first character, index after the last character) of each answer
@@ -51,83 +51,85 @@ class Chat:
     """Encodes conversations with a Jinja chat template and a tokenizer.
 
     The template has the format of `chat_template` in the tokenizer_config.json of transformers. Special tokens in the
-    rendered text are encoded as special ids, even within a message, as in transformers' apply_chat_template.
+    rendered text are encoded as special ids, even within a message, as in apply_chat_template of transformers.
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer):
         check_template(template)
         self._template, self.marks_answers = template, "{% generation" in template.replace("{%-", "{%")
         pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
-        named = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
-        self._tokens = {name: pieces[i] for name, i in named.items() if i is not None}
-        self.end_of_text = pieces.get(vocabulary.separator, "")  # generation stops at this piece; "": no such piece
+        special_ids = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
+        self._tokens = {name: pieces[i] for name, i in special_ids.items() if i is not None}
+        self.end_of_text = pieces.get(vocabulary.separator, "")  # piece at which generation stops; "": none
         self._encoder = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
-        added = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
-        self.lacking = sorted(set(_TOKEN.findall(template)) - added - set(pieces.values()))
+        added_tokens = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
+        self.lacking = sorted(set(_TOKEN.findall(template)) - added_tokens - set(pieces.values()))
 
     def encode(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of a conversation, int32 [n], and a mask of the assistant's answers, bool [n].
+        """Returns the token ids of a conversation, int32 [T], and a mask of the assistant's answers, bool [T].
 
         Raises:
-          UserError: the template raises an error for the conversation, or the positions of the answers are unknown.
+          UserError: the template raises an error for the conversation, or the answers cannot be located in the text.
         """
         text, answers = self.render(messages)
-        encoded = self._encoder.encode(text, add_special_tokens=False)
-        offsets = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         is_answer = np.zeros(len(offsets), bool)
         for start, end in answers:
             is_answer |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-        return np.array(encoded.ids, np.int32), is_answer
+        return np.array(encoding.ids, np.int32), is_answer
 
     def render(self, messages: Sequence[Message]) -> Rendered:
-        """Returns a conversation as text, and the positions of its answers, end-of-turn tokens included.
+        """Renders a conversation as text; returns the text and the character spans of the answers.
 
-        A template can mark answers with {% generation %}. For a template without these marks, the positions are
-        computed by rendering the conversation up to the start and up to the end of each answer.
+        The spans include end-of-turn tokens. A template can mark answers with {% generation %}. For templates without
+        these marks, the spans are found by rendering the conversation up to the start and up to the end of each answer.
         """
         if self.marks_answers:
-            return _split_marks(*self._rendered(messages, [(len(messages), False)]))
-        of_assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        parts = [part for i in of_assistant for part in ((i, True), (i + 1, False))]
-        whole, *texts = self._rendered(messages, [(len(messages), False), *parts])
+            return _parse_marks(*self._render_prefixes(messages, [(len(messages), False)]))
+        assistant_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        prefixes = [prefix for i in assistant_turns for prefix in ((i, True), (i + 1, False))]
+        full_text, *prefix_texts = self._render_prefixes(messages, [(len(messages), False), *prefixes])
         answers = []
-        for i, before, after in zip(of_assistant, texts[::2], texts[1::2], strict=True):
-            if not (after.startswith(before) and whole.startswith(after)):
+        for i, text_before, text_with_answer in zip(
+            assistant_turns, prefix_texts[::2], prefix_texts[1::2], strict=True
+        ):
+            if not (text_with_answer.startswith(text_before) and full_text.startswith(text_with_answer)):
                 raise UserError(
                     "config.objective.template renders the start of a conversation differently than the whole: put "
-                    f"{{% generation %}} around the answers in it ({_described(messages)})"
+                    f"{{% generation %}} around the answers in it ({_describe(messages)})"
                 )
-            answer = after[len(before) :]
+            answer = text_with_answer[len(text_before) :]
             # White space after an end-of-turn token is not part of the answer.
             has_end = not answer.rstrip().endswith(messages[i]["content"].rstrip())
-            answers.append((len(before), len(before) + len(answer.rstrip() if has_end else answer)))
-        return Rendered(whole, answers)
+            answers.append((len(text_before), len(text_before) + len(answer.rstrip() if has_end else answer)))
+        return Rendered(full_text, answers)
 
     def end_of_turn(self) -> str:
-        """Returns the piece of the last token of an answer, for example "<|im_end|>"."""
+        """Returns the piece of the token that ends an answer, for example "<|im_end|>"."""
         ids, is_answer = self.encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         return self._encoder.id_to_token(int(ids[is_answer][-1])) or ""
 
-    def _rendered(self, messages: Sequence[Message], parts: Sequence[tuple[int, bool]]) -> list[str]:
-        """Renders prefixes of a conversation; returns one string per prefix.
+    def _render_prefixes(self, messages: Sequence[Message], prefixes: Sequence[tuple[int, bool]]) -> list[str]:
+        """Renders several prefixes of a conversation; returns one string per prefix.
 
         Args:
-          messages: the whole conversation.
-          parts: for each prefix, (number of messages, True to add the generation prompt at the end).
+          messages: the full conversation.
+          prefixes: for each prefix, (number of messages, whether to append the generation prompt).
         """
         requests = [
             {"messages": [*messages[:count]], "add_generation_prompt": has_prompt, **self._tokens}
-            for count, has_prompt in parts
+            for count, has_prompt in prefixes
         ]
         try:
             return _renderer().call("config.objective.template", template=self._template, requests=requests)
         except UserError as e:
-            raise UserError(f"{e}: {_described(messages)}") from e
+            raise UserError(f"{e}: {_describe(messages)}") from e
 
 
 @functools.lru_cache(maxsize=2)
 def cached_chat(template: str, tokenizer: Tokenizer) -> Chat:
-    """Returns the `Chat` of a template and a tokenizer, cached for the two latest pairs."""
+    """Returns a `Chat` for a template and a tokenizer, caching the two most recently used ones."""
     return Chat(template, tokenizer)
 
 
@@ -138,15 +140,15 @@ def check_template(template: str) -> None:
 
 @functools.cache
 def _renderer() -> Confined:
-    """Returns the confined process that renders templates, which are untrusted code."""
+    """Returns the sandboxed process in which templates, which are untrusted code, are rendered."""
     return Confined(chat_templates.__file__, "render", seconds=10, gib=1)
 
 
 def read_template(directory: str) -> Optional[str]:
-    """Returns the chat template of a Hugging Face directory or of the tokenizer directory of a run.
+    """Reads the chat template from a Hugging Face directory, or from the tokenizer directory of a run.
 
-    Returns None if the directory has no template. If the directory has several named templates, returns the template
-    with the name "default".
+    Returns None if the directory has no template. If it has several named templates, the one named "default" is
+    returned.
 
     Raises:
       UserError: a file cannot be read.
@@ -156,17 +158,17 @@ def read_template(directory: str) -> Optional[str]:
         return read_bytes(template_file).decode("utf-8", "replace")
     value = read_object(config).get("chat_template") if os.path.isfile(config) else None
     if isinstance(value, list):
-        value = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}.get("default")
+        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}.get("default")
     return value if isinstance(value, str) else None
 
 
 def write_template(directory: str, template: str) -> None:
-    """Writes a chat template to the directory of a tokenizer, where `read_template` finds it."""
+    """Writes a chat template to a tokenizer's directory, from which `read_template` can read it."""
     write_atomically(os.path.join(directory, _TEMPLATE_FILE), template)
 
 
-def _split_marks(text: str) -> Rendered:
-    """Removes the characters BEGIN and END around answers from a rendered text; returns text and answer positions."""
+def _parse_marks(text: str) -> Rendered:
+    """Removes the BEGIN and END marks from a rendered text; returns the text and the spans between the marks."""
     parts, answers, length = re.split(f"{chat_templates.BEGIN}(.*?){chat_templates.END}", text, flags=re.DOTALL), [], 0
     for i, part in enumerate(parts):
         answers += [(length, length + len(part))] if i % 2 else []
@@ -174,5 +176,5 @@ def _split_marks(text: str) -> Rendered:
     return Rendered("".join(parts), answers)
 
 
-def _described(messages: Sequence[Message]) -> str:
+def _describe(messages: Sequence[Message]) -> str:
     return f"the conversation that begins with {messages[0]['content'][:60]!r}" if messages else "no conversation"

@@ -1,7 +1,7 @@
-"""Renders Jinja chat templates. `runtime.confined` runs this module in a separate process, so it imports only Jinja.
+"""Renders Jinja chat templates. `runtime.confined` runs this module in a separate process; it imports only Jinja.
 
-Templates are untrusted and run in Jinja's sandbox: they can read the conversation but cannot modify anything. The
-output must depend only on the conversation, so the filter `random` and the function `lipsum` are removed.
+Templates are untrusted code and run in Jinja's sandbox: they can read the conversation, but cannot modify anything.
+The output must depend only on the conversation, so the filter `random` and the function `lipsum` are removed.
 """
 
 import functools
@@ -16,35 +16,35 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-BEGIN, END = "\ufdd0", "\ufdd1"  # marks around rendered answers; Unicode noncharacters, which no text contains
-_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")  # Python's default repr of an object, which differs between processes
+BEGIN, END = "\ufdd0", "\ufdd1"  # marks around rendered answers; these Unicode noncharacters occur in no text
+_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")  # in the default repr of Python objects; differs between processes
 
 
 def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]:
-    """Renders a template once per request; returns the rendered strings.
+    """Renders a template once for each request; returns the rendered strings.
 
     Args:
-      requests: one mapping per rendering, from variable names (such as "messages") to values.
+      requests: for each rendering, a mapping from variable names (such as "messages") to values.
 
     Raises:
       ValueError: the template is invalid, rendering fails, or the output differs between processes.
     """
-    parsed = _parsed(template)
-    texts = []
+    compiled = _compile(template)
+    outputs = []
     for request in requests:
         try:
-            text = parsed.render(**request)
+            output = compiled.render(**request)
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as e:
             raise ValueError(f"fails ({type(e).__name__}: {e})") from e
-        if (address := _ADDRESS.search(text)) and address[0] not in json.dumps(request):
+        if (address := _ADDRESS.search(output)) and address[0] not in json.dumps(request):
             raise ValueError("fails: its output has the address of an object, which differs between processes")
-        texts.append(text)
-    return texts
+        outputs.append(output)
+    return outputs
 
 
 @functools.lru_cache(maxsize=2)
-def _parsed(template: str) -> jinja2.Template:
-    """Returns a compiled template with the global functions and filters that transformers provides.
+def _compile(template: str) -> jinja2.Template:
+    """Compiles a template with the same global functions and filters that transformers provides.
 
     Raises:
       ValueError: the template is invalid.
@@ -53,7 +53,7 @@ def _parsed(template: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
+    environment.globals["raise_exception"] = _raise_template_error
     del environment.filters["random"], environment.globals["lipsum"]
     try:
         return environment.from_string(template)
@@ -62,7 +62,7 @@ def _parsed(template: str) -> jinja2.Template:
 
 
 class _Generation(jinja2.ext.Extension):
-    """Jinja extension for the block {% generation %} … {% endgeneration %}, which marks answers in a template."""
+    """Jinja extension for {% generation %} … {% endgeneration %} blocks, which mark the answers in a template."""
 
     tags = {"generation"}  # noqa: RUF012  required by jinja2
 
@@ -80,5 +80,5 @@ def _to_json(value: object, indent: Optional[int] = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _raise(message: str) -> None:
+def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)

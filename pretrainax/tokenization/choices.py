@@ -12,10 +12,12 @@ from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
-    """Raises UserError if the vocabulary has too many ids for the model, or lacks special ids of the objective."""
-    size, rows = tokenizer.vocabulary.size, experiment.model.vocab_size
-    if size > rows:
-        raise UserError(f"the tokenizer has {size} ids, config.model.vocab_size is {rows}: it must be at least {size}")
+    """Raises UserError if the vocabulary exceeds the model's or lacks special ids that an objective needs."""
+    size, embedding_rows = tokenizer.vocabulary.size, experiment.model.vocab_size
+    if size > embedding_rows:
+        raise UserError(
+            f"the tokenizer has {size} ids, config.model.vocab_size is {embedding_rows}: it must be at least {size}"
+        )
     for objective in (experiment.objective, experiment.validation_objective):
         objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
 
@@ -23,26 +25,26 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
 class TokenizerConfig(kinds.TokenizerConfig):
     """Base class of tokenizer configs."""
 
-    kind: ClassVar[type[Tokenizer]]  # class of the tokenizers that the config trains or loads
+    kind: ClassVar[type[Tokenizer]]  # class of the tokenizer that the config trains or loads
     path: Optional[str]  # a saved tokenizer to load; None: trains a tokenizer
-    train_bytes: Optional[int]  # bytes of text for `build`; None: all text
+    train_bytes: Optional[int]  # number of bytes of text for `build`; None: all text
 
     @property
     def size(self) -> Optional[int]:
-        """The number of ids after training, special ids included; None if the number depends on the text."""
+        """The trained tokenizer's number of ids, including special ids, or None if it depends on the training text."""
         return None
 
     def build(self, texts: Iterator[str]) -> Tokenizer:
-        """Trains a tokenizer on strings of text; raises UserError if the text is too short."""
+        """Trains a tokenizer on documents; raises UserError if they have too little text."""
         raise NotImplementedError
 
     def load(self) -> Tokenizer:
-        """Loads the tokenizer of `path`.
+        """Loads the tokenizer at `path`.
 
-        `path` is a directory that `Tokenizer.save` wrote, a model file, or a directory with a model file.
+        `path` is a directory written by `Tokenizer.save`, a model file, or a directory that contains a model file.
 
         Raises:
-          UserError: a file is missing, damaged or of a different kind.
+          UserError: a file is missing or damaged, or contains a tokenizer of a different kind.
         """
         path = local_path(os.path.expanduser(self.path))
         if os.path.exists(os.path.join(path, DESCRIPTION)):
@@ -67,24 +69,24 @@ class TokenizerConfig(kinds.TokenizerConfig):
             return
         if self.train_bytes is not None and self.train_bytes < 1:
             yield f"config.tokenizer.train_bytes is {self.train_bytes}, it must be at least 1"
-        rows = experiment.model.vocab_size
-        if self.size is not None and rows != AUTO and self.size > rows:
+        embedding_rows = experiment.model.vocab_size
+        if self.size is not None and embedding_rows != AUTO and self.size > embedding_rows:
             yield (
-                f"config.model.vocab_size is {rows}, but the tokenizer will have {self.size} ids: "
+                f"config.model.vocab_size is {embedding_rows}, but the tokenizer will have {self.size} ids: "
                 "increase it, or decrease config.tokenizer.vocab_size"
             )
 
     def _read(self, model: bytes) -> Tokenizer:
-        """Returns the tokenizer of a model file with this content."""
+        """Builds the tokenizer from the content of its model file."""
         raise NotImplementedError
 
 
 def special_piece_problems(config: Any, allowed: Mapping[str, Any]) -> Iterator[str]:
-    """Yields an error line for each invalid field of `num_sentinels` and `special_pieces`.
+    """Yields an error message for each invalid field among `num_sentinels` and `special_pieces`.
 
     Args:
-      config: a tokenizer config with both fields.
-      allowed: valid values of `special_pieces`, as keys.
+      config: a tokenizer config that has both fields.
+      allowed: a mapping whose keys are the valid values of `special_pieces`.
     """
     if config.num_sentinels < 0:
         yield f"config.tokenizer.num_sentinels is {config.num_sentinels}, it must be at least 0"
@@ -93,7 +95,7 @@ def special_piece_problems(config: Any, allowed: Mapping[str, Any]) -> Iterator[
 
 
 def too_little_text(vocab_size: int, most: int) -> str:
-    """Returns the error line for training text that is enough for at most `most` pieces."""
+    """Formats the error message for training text that is only sufficient for `most` pieces."""
     return (
         f"config.tokenizer.vocab_size is {vocab_size}, but this text is enough for at most {most}: "
         "set it lower, or provide more text"

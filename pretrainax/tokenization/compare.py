@@ -1,4 +1,4 @@
-"""Compares tokenizers of several kinds and sizes: trains all on the same text and measures all on held-out text."""
+"""Compares tokenizers of several kinds and sizes, trained on the same text and measured on the same held-out text."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from pretrainax.tokenization.sentencepiece import BPE, Unigram
 from pretrainax.tokenization.subwords import ByteBPE, WordPiece
 
 KINDS = {"unigram": Unigram, "bpe": BPE, "byte_bpe": ByteBPE, "wordpiece": WordPiece}
-# (tokenizer, bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of a model with the tokenizer
+# (tokenizer, bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of a model that uses the tokenizer
 Costs = Callable[[Tokenizer, float], dict[str, float]]
 
 
@@ -33,40 +33,40 @@ def compare(
     costs: Costs,
     say: Callable[[str], None] = print,
 ) -> JsonObject:
-    """Trains a tokenizer of each kind and vocab_size; returns the metrics of all tokenizers as JSON values.
+    """Trains a tokenizer of each kind and vocab_size, and measures it on held-out documents.
 
     Args:
-      given: config.tokenizer; its fields, except vocab_size and path, apply to tokenizers of its kind.
+      given: the value of config.tokenizer, whose fields (except vocab_size and path) apply to tokenizers of its kind.
       training: documents to train on.
       held_out: documents to measure on.
       kinds: keys of KINDS.
       sizes: values of config.tokenizer.vocab_size.
-      costs: returns the costs of a model with a tokenizer.
+      costs: returns the costs of a model that uses a given tokenizer.
       say: prints a line of progress.
 
     Returns:
-      The metrics of each tokenizer in "rows". "skipped" lists the sizes that are too large for the training text, with
-      the reason. The sizes of the two sets of documents are "training_bytes", "held_out_bytes" and
-      "held_out_documents".
+      A JSON object. "rows" has each tokenizer's metrics. "skipped" has the kinds and sizes that the training text is
+      too short for, with the reason. "training_bytes", "held_out_bytes" and "held_out_documents" are the sizes of the
+      two sets of documents.
     """
     rows, skipped = [], []
     for kind in kinds:
         for size in sizes:
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             try:
                 tokenizer = _config(given, KINDS[kind], size).build(iter(training))
             except UserError as e:
                 skipped.append({"kind": kind, "size": size, "reason": str(e)})
                 say(f"{kind} {size:,}: skipped, {e}")
                 continue
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - start_time
             metrics = measure(tokenizer, held_out)
             metrics |= costs(tokenizer, metrics["bytes_per_token"])
             rows.append({"kind": kind, "size": size, **metrics, "training_seconds": seconds})
             say(f"{kind} {size:,}: {metrics['bytes_per_token']:.3f} bytes per token, trained in {seconds:.1f} s")
     return {
-        "training_bytes": _bytes(training),
-        "held_out_bytes": _bytes(held_out),
+        "training_bytes": _count_bytes(training),
+        "held_out_bytes": _count_bytes(held_out),
         "held_out_documents": len(held_out),
         "rows": rows,
         "skipped": skipped,
@@ -78,35 +78,38 @@ def _config(given: Any, kind: type[TokenizerConfig], size: int) -> TokenizerConf
 
 
 def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> JsonObject:
-    """Returns metrics of a tokenizer on documents: compression, use of the vocabulary, and encoding speed on one core.
+    """Measures a tokenizer on documents: compression, vocabulary use, and encoding speed on one core.
 
     Args:
       texts: the documents.
     """
     with _one_thread():
-        started = time.process_time()  # CPU time, independent of other load on the machine
+        start_time = time.process_time()  # CPU time, independent of other load on the machine
         encoded = tokenizer.encode_batch(list(texts))
-        seconds = time.process_time() - started
-    vocabulary, size = tokenizer.vocabulary, _bytes(texts)
+        seconds = time.process_time() - start_time
+    vocabulary, size = tokenizer.vocabulary, _count_bytes(texts)
     counts = np.bincount(np.concatenate(encoded), minlength=vocabulary.size)
-    tokens, pieces = int(counts.sum()), np.delete(counts, sorted(vocabulary.special_ids))
-    restored = [text for text, ids in zip(texts, encoded, strict=True) if tokenizer.decode(ids) == text]
+    tokens, piece_counts = int(counts.sum()), np.delete(counts, sorted(vocabulary.special_ids))
+    restored_texts = [text for text, ids in zip(texts, encoded, strict=True) if tokenizer.decode(ids) == text]
     return {
         "vocabulary": vocabulary.size,
         "tokens": tokens,
         "bytes_per_token": size / tokens,
         "tokens_per_word": tokens / max(sum(len(text.split()) for text in texts), 1),
         "unknown_share": unknown_share(counts, tokenizer),
-        "restored_share": _bytes(restored) / size,  # share of the bytes that are in documents that decode exactly
-        "pieces": len(pieces),  # number of ids of text, which are all ids except special ids
-        "pieces_used": int((pieces > 0).sum()),
-        "pieces_below_10": int((pieces < 10).sum()),  # pieces with fewer than 10 occurrences, unused pieces included
+        "restored_share": _count_bytes(restored_texts)
+        / size,  # fraction of the bytes that are in documents whose ids decode to the same text
+        "pieces": len(piece_counts),  # number of ids that are not special
+        "pieces_used": int((piece_counts > 0).sum()),
+        "pieces_below_10": int(
+            (piece_counts < 10).sum()
+        ),  # pieces that occur fewer than 10 times, unused pieces included
         "encoded_mb_per_second": size / 1e6 / max(seconds, 1e-9),
     }
 
 
 def table(results: JsonObject) -> str:
-    """Returns the results of `compare` as a Markdown table, with sentences that describe the data and the columns."""
+    """Formats the results of `compare` as a Markdown table, with a description of the data and the columns."""
     header = [
         *("tokenizer", "vocab_size", "bytes per token", "tokens per word", "unknown", "restored", "used", "under 10 ×"),
         *("embedding, M", "MFLOP per byte", "MB/s", "trained in, s"),
@@ -138,7 +141,7 @@ def table(results: JsonObject) -> str:
         "than 10 uses in it; embedding: embedding parameters of config.model with this vocabulary; MFLOP per byte: its "
         "training FLOPs per byte of text; MB/s: encoding speed on one core.",
         "",
-        f"Fewest FLOPs per byte: {', '.join(_cheapest(results['rows'])) or 'no tokenizer was trained'}.",
+        f"Fewest FLOPs per byte: {', '.join(_format_cheapest(results['rows'])) or 'no tokenizer was trained'}.",
     ]
     if results["skipped"]:
         lines += ["", f"Skipped {len(results['skipped'])}:", ""]
@@ -148,7 +151,7 @@ def table(results: JsonObject) -> str:
 
 def write_report(results: JsonObject, directory: str) -> None:
     """Writes the results of `compare` to report.md, report.json and, if a tokenizer was trained, report.png."""
-    from pretrainax.reporting.text_plots import draw_tokenizers  # a local import: matplotlib is slow to import
+    from pretrainax.reporting.text_plots import draw_tokenizers  # a local import, because matplotlib is slow to import
 
     os.makedirs(directory, exist_ok=True)
     for name, content in (("report.md", table(results)), ("report.json", json.dumps(results, indent=1) + "\n")):
@@ -157,24 +160,24 @@ def write_report(results: JsonObject, directory: str) -> None:
         draw_tokenizers(os.path.join(directory, "report.png"), results)
 
 
-def _cheapest(rows: Sequence[JsonObject]) -> Iterator[str]:
+def _format_cheapest(rows: Sequence[JsonObject]) -> Iterator[str]:
     for kind in dict.fromkeys(row["kind"] for row in rows):
-        best = min((row for row in rows if row["kind"] == kind), key=lambda row: row["flops_per_byte"])
-        yield f"{kind} {best['size']:,}"
+        cheapest = min((row for row in rows if row["kind"] == kind), key=lambda row: row["flops_per_byte"])
+        yield f"{kind} {cheapest['size']:,}"
 
 
-def _bytes(texts: Sequence[str]) -> int:
+def _count_bytes(texts: Sequence[str]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limits the library tokenizers to one thread in the context. The library reads the variable at each call."""
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    """Limits the `tokenizers` library to one thread inside the context, with a variable that it reads on each call."""
+    previous_value = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         yield
     finally:
         del os.environ["TOKENIZERS_PARALLELISM"]
-        if before is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = before
+        if previous_value is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = previous_value

@@ -1,11 +1,12 @@
-"""Reads the tokenizers of Hugging Face directories, with the same ids as in transformers.
+"""Loads tokenizers from Hugging Face directories, with the same token ids as in transformers.
 
-`huggingface_export` writes these directories. A tokenizer that is written and read back has the same ids, vocabulary
-and fingerprint. This module reads JSON files, text files and SentencePiece models. It never runs the code of a
+`huggingface_export` writes such directories. A tokenizer that is written and loaded again has the same ids, vocabulary
+and fingerprint. This module reads JSON files, text files and SentencePiece models. It never runs code from a
 repository.
 
-For text without special pieces, the ids equal the ids of transformers. A string such as "<s>" or "[MASK]" in a text is
-encoded as ordinary characters here. transformers encodes it as the special id unless `split_special_tokens=True`.
+For text without special pieces, the ids are the same as in transformers. This module encodes a string such as "<s>" or
+"[MASK]" within a text as ordinary characters, whereas transformers encodes it as the special id unless
+`split_special_tokens=True`.
 """
 
 import dataclasses
@@ -31,9 +32,9 @@ from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
 from pretrainax.tokenization.subwords import SubwordTokenizer, byte_character, decisive_part
 from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json
 
-_MAX_SENTINELS = 1_000_000  # about 100 MB as text
+_MAX_SENTINELS = 1_000_000  # their strings would have about 100 MB
 FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
-# Special pieces for directories that list none. The first entry whose pieces are all in the vocabulary is used.
+# Special pieces of directories that list none: the first entry whose pieces are all in the vocabulary.
 _CONVENTIONS = (
     dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # BERT, ELECTRA, DeBERTa
     dict(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # ALBERT
@@ -45,10 +46,10 @@ _CONVENTIONS = (
     dict(bos="<|endoftext|>", eos="<|endoftext|>"),  # GPT-2
     dict(unk="<unk>"),  # GPT-1
 )
-_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # mT5 has the space mark before the piece
-# Tokenizer file of older models -> the classes of transformers (without "Tokenizer" and "Fast") that this file fully
+_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # in mT5, the space mark precedes the piece
+# Tokenizer file of older models -> the classes of transformers (without "Tokenizer" and "Fast") that the file fully
 # defines. Other classes split or lowercase text in their own code, so they require a tokenizer.json.
-_READERS = {
+_CLASSES_OF_FILE = {
     "spiece.model": ("T5", "MT5"),
     "spm.model": ("DebertaV2",),
     "tokenizer.model": ("Llama", "CodeLlama", "Gemma"),
@@ -58,32 +59,36 @@ _READERS = {
 
 
 def tokenizer_file(directory: str) -> str:
-    """Returns the name of the file in a directory that defines the tokenizer.
+    """Returns the name of the file that defines a Hugging Face directory's tokenizer.
 
     Raises:
-      UserError: the directory does not exist or has no such file.
+      UserError: the directory does not exist, or has no supported tokenizer file.
     """
     if not os.path.isdir(directory):
         raise UserError(f"{directory} is not a directory")
-    for name in (DESCRIPTION, "tokenizer.json", *_READERS):
-        needs = ("vocab.json", name) if name == "merges.txt" else (name,)
-        if all(os.path.isfile(os.path.join(directory, need)) for need in needs):
+    for name in (DESCRIPTION, "tokenizer.json", *_CLASSES_OF_FILE):
+        required_files = ("vocab.json", name) if name == "merges.txt" else (name,)
+        if all(os.path.isfile(os.path.join(directory, file)) for file in required_files):
             return name
-    if _class(directory) == "ByT5":
+    if _tokenizer_class(directory) == "ByT5":
         return "tokenizer_config.json"
-    shifted = "sentencepiece.bpe.model"  # XLM-R, mBART, CamemBERT
-    why = f"; the ids in {shifted} differ from the ids of the model" if os.path.exists(f"{directory}/{shifted}") else ""
+    shifted_file = "sentencepiece.bpe.model"  # XLM-R, mBART, CamemBERT
+    reason = (
+        f"; the ids in {shifted_file} differ from the ids of the model"
+        if os.path.exists(f"{directory}/{shifted_file}")
+        else ""
+    )
     raise UserError(
-        f"{directory} holds no supported tokenizer file, neither tokenizer.json nor {', '.join(_READERS)}{why}. "
-        "In transformers, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
+        f"{directory} holds no supported tokenizer file, neither tokenizer.json nor {', '.join(_CLASSES_OF_FILE)}"
+        f"{reason}. In transformers, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
     )
 
 
 def read_tokenizer(directory: str) -> Tokenizer:
-    """Loads the tokenizer of a Hugging Face directory.
+    """Loads the tokenizer in a Hugging Face directory.
 
-    The directory may also be written by `write_tokenizer` or `Tokenizer.save`. The SentencePiece library encodes text
-    for SentencePiece models, and the library tokenizers for all other models.
+    Directories written by `write_tokenizer` or `Tokenizer.save` are also supported. SentencePiece models run in the
+    `sentencepiece` library, all other tokenizers in the `tokenizers` library.
 
     Raises:
       UserError: the directory has no tokenizer, or its files are damaged or do not fully determine the ids.
@@ -92,10 +97,10 @@ def read_tokenizer(directory: str) -> Tokenizer:
     try:
         if name == DESCRIPTION:
             tokenizer = load_tokenizer(directory)
-            if _is_current(tokenizer, directory):
+            if _is_consistent(tokenizer, directory):
                 return tokenizer
             name = "tokenizer.json"
-        return _Files(directory).read(name)
+        return _Directory(directory).read(name)
     except OSError as e:
         raise UserError(f"cannot read {e.filename} ({e.strerror})") from e
     except UserError:
@@ -104,10 +109,10 @@ def read_tokenizer(directory: str) -> Tokenizer:
         raise UserError(f"the tokenizer in {directory} is damaged ({type(e).__name__}: {e})") from e
 
 
-def _is_current(tokenizer: Tokenizer, directory: str) -> bool:
-    """Returns True if a tokenizer that `Tokenizer.save` wrote still agrees with the other files of its directory.
+def _is_consistent(tokenizer: Tokenizer, directory: str) -> bool:
+    """Returns True if a tokenizer saved by `Tokenizer.save` is consistent with the other files in its directory.
 
-    The other files may be newer, for example if transformers wrote a tokenizer.json to the same directory.
+    The other files may be newer, for example if transformers has written a tokenizer.json to the same directory.
     """
     try:
         stored = read_bytes(os.path.join(directory, "tokenizer.json"))
@@ -119,60 +124,66 @@ def _is_current(tokenizer: Tokenizer, directory: str) -> bool:
     return ours == theirs
 
 
-class _Files:
-    """Reads the tokenizer files of a Hugging Face directory."""
+class _Directory:
+    """Builds a tokenizer from the files in a Hugging Face directory."""
 
     def __init__(self, directory: str):
         self._directory = directory
-        self._config = self._json("tokenizer_config.json")
+        self._config = self._read_json("tokenizer_config.json")
         # tokenizer_config.json overrides the older special_tokens_map.json
-        settings = self._json("special_tokens_map.json") | self._config
-        self._named = {field: _piece(settings.get(f"{field}_token")) for field in FIELDS}
-        self._named = {field: piece for field, piece in self._named.items() if piece}
+        settings = self._read_json("special_tokens_map.json") | self._config
+        self._piece_of_field = {field: _token_string(settings.get(f"{field}_token")) for field in FIELDS}
+        self._piece_of_field = {field: piece for field, piece in self._piece_of_field.items() if piece}
         extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-        self._extra = [_piece(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
-        self._added = dict(self._json("added_tokens.json"))
+        self._extra_pieces = [_token_string(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
+        self._added_ids = dict(self._read_json("added_tokens.json"))
         decoder = self._config.get("added_tokens_decoder") or {}
-        self._added |= {_piece(token): int(i) for i, token in decoder.items()}
+        self._added_ids |= {_token_string(token): int(i) for i, token in decoder.items()}
 
     def read(self, name: str) -> Tokenizer:
-        kind = _class(self._directory)
-        if kind and kind not in _READERS.get(name, (kind,)):
-            raise self._error(f"{name} does not define how {kind}Tokenizer splits text: tokenizer.json is required")
+        class_name = _tokenizer_class(self._directory)
+        if class_name and class_name not in _CLASSES_OF_FILE.get(name, (class_name,)):
+            raise self._error(
+                f"{name} does not define how {class_name}Tokenizer splits text: tokenizer.json is required"
+            )
         if name.endswith(".model"):
-            return self._sentencepiece(name)
-        kinds = {"tokenizer.json": self._tokenizers, "vocab.txt": self._wordpiece, "merges.txt": self._byte_bpe}
-        return kinds.get(name, self._bytes)()
+            return self._load_sentencepiece(name)
+        loaders = {
+            "tokenizer.json": self._load_tokenizer_json,
+            "vocab.txt": self._load_wordpiece,
+            "merges.txt": self._load_byte_bpe,
+        }
+        return loaders.get(name, self._build_byt5)()
 
-    def _tokenizers(self) -> SubwordTokenizer:
-        """Loads tokenizer.json; raises UserError if the other files contradict it."""
-        model = self._read("tokenizer.json")
+    def _load_tokenizer_json(self) -> SubwordTokenizer:
+        """Loads a tokenizer from tokenizer.json; raises UserError if the other files contradict it."""
+        model = self._read_file("tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(model)
         except Exception as e:  # the library raises no specific type
             raise self._error(f"tokenizers {tokenizers.__version__} cannot load tokenizer.json ({e})") from e
         description = json.loads(model)
-        for key, part, kind, field in (
+        for key, component, component_type, field in (
             ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
             ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
-        ):  # tokenizer_config.json decides these in transformers
-            part = description[part] or {}
-            if part.get("type") == kind and self._config.get(key, part[field]) != part[field]:
+        ):  # in transformers, tokenizer_config.json overrides these fields of tokenizer.json
+            component = description[component] or {}
+            if component.get("type") == component_type and self._config.get(key, component[field]) != component[field]:
                 raise self._error(
-                    f"tokenizer_config.json has {key} {self._config[key]}, but tokenizer.json {part[field]}"
+                    f"tokenizer_config.json has {key} {self._config[key]}, but tokenizer.json {component[field]}"
                 )
         if description["model"].get("dropout"):
             raise self._error("tokenizer.json samples pieces at random (BPE dropout): set its model.dropout to null")
-        if missing := [piece for piece, i in self._added.items() if tokenizer.token_to_id(piece) != i]:
+        if missing_pieces := [piece for piece, i in self._added_ids.items() if tokenizer.token_to_id(piece) != i]:
             raise self._error(
-                f"tokenizer_config.json or added_tokens.json adds pieces that tokenizer.json lacks: {missing}"
+                f"tokenizer_config.json or added_tokens.json adds pieces that tokenizer.json lacks: {missing_pieces}"
             )
-        return self._subword(tokenizer, model)
+        return self._build_subword(tokenizer, model)
 
-    def _wordpiece(self) -> SubwordTokenizer:
-        """Loads a WordPiece tokenizer from vocab.txt (BERT), with one piece per line."""
-        vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
-        unk = self._named.get("unk", "[UNK]")
+    def _load_wordpiece(self) -> SubwordTokenizer:
+        """Loads a WordPiece tokenizer (BERT) from vocab.txt, which has one piece per line."""
+        vocabulary = {piece: i for i, piece in enumerate(self._read_lines("vocab.txt"))}
+        unk = self._piece_of_field.get("unk", "[UNK]")
         tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
         tokenizer.normalizer = normalizers.BertNormalizer(
             lowercase=self._config.get("do_lower_case", True),
@@ -181,14 +192,14 @@ class _Files:
         )
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
-        return self._subword(self._with_added(tokenizer))
+        return self._build_subword(self._add_pieces(tokenizer))
 
-    def _byte_bpe(self) -> SubwordTokenizer:
+    def _load_byte_bpe(self) -> SubwordTokenizer:
         """Loads a byte-level BPE tokenizer from vocab.json and merges.txt (GPT-2, RoBERTa, BART)."""
-        vocabulary = self._json("vocab.json")
+        vocabulary = self._read_json("vocab.json")
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
             raise self._error("vocab.json is not byte-level, as in GPT-2: tokenizer.json is required")
-        lines = self._lines("merges.txt")
+        lines = self._read_lines("merges.txt")
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         try:
             model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
@@ -197,127 +208,131 @@ class _Files:
         tokenizer = tokenizers.Tokenizer(model)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self._config.get("add_prefix_space", False))
         tokenizer.decoder = decoders.ByteLevel()
-        return self._subword(self._with_added(tokenizer))
+        return self._build_subword(self._add_pieces(tokenizer))
 
-    def _bytes(self) -> SubwordTokenizer:
-        """Returns the tokenizer of ByT5, which needs no model file: the id of byte b is b + 3."""
-        names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
+    def _build_byt5(self) -> SubwordTokenizer:
+        """Builds the tokenizer of ByT5, which needs no model file: the id of byte b is b + 3."""
+        special_pieces = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
             259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
         }
-        vocabulary = {byte_character(byte): byte + 3 for byte in range(256)} | {piece: i for i, piece in names.items()}
+        vocabulary = {byte_character(byte): byte + 3 for byte in range(256)} | {
+            piece: i for i, piece in special_pieces.items()
+        }
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
-        return self._subword(self._with_added(tokenizer))
+        return self._build_subword(self._add_pieces(tokenizer))
 
-    def _sentencepiece(self, name: str) -> SentencePieceTokenizer:
-        """Loads a tokenizer from the SentencePiece model in file `name` (T5, LLaMA, Gemma, DeBERTa)."""
-        model = self._read(name)
+    def _load_sentencepiece(self, name: str) -> SentencePieceTokenizer:
+        """Loads a tokenizer (T5, LLaMA, Gemma, DeBERTa) from the SentencePiece model file `name`."""
+        model = self._read_file(name)
         processor = sentencepiece.SentencePieceProcessor()
         try:
             processor.load_from_serialized_proto(model)
         except RuntimeError as e:
             raise self._error(f"{name} is not a SentencePiece model (tiktoken files require tokenizer.json)") from e
         pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
-        appended = [piece for piece, i in sorted(self._added.items(), key=lambda item: item[1]) if i >= len(pieces)]
+        appended = [piece for piece, i in sorted(self._added_ids.items(), key=lambda item: item[1]) if i >= len(pieces)]
         if name == "spm.model":
             appended = appended or ["[MASK]"]  # added by DebertaV2Tokenizer
         elif {"[CLS]", "<cls>"} & set(pieces):
             raise self._error(f"transformers preprocesses text for {name} (ALBERT, XLNet): tokenizer.json is required")
         if name == "spiece.model" and not any(map(_SENTINEL.fullmatch, [*pieces, *appended])):
             appended = [*(f"<extra_id_{n}>" for n in reversed(range(self._num_sentinels(100)))), *appended]
-        vocabulary = {piece: i for i, piece in enumerate([*pieces, *appended])}
-        self._check_added(vocabulary)
-        described, special_pieces = self._special(vocabulary)
-        special_pieces |= {vocabulary[piece]: piece for piece in appended}
-        return SentencePieceTokenizer(model, described, special_pieces)
+        ids = {piece: i for i, piece in enumerate([*pieces, *appended])}
+        self._check_added_ids(ids)
+        vocabulary, special_pieces = self._build_vocabulary(ids)
+        special_pieces |= {ids[piece]: piece for piece in appended}
+        return SentencePieceTokenizer(model, vocabulary, special_pieces)
 
     # --- shared helpers
 
-    def _subword(self, tokenizer: tokenizers.Tokenizer, model: Optional[bytes] = None) -> SubwordTokenizer:
-        described, special_pieces = self._special(tokenizer.get_vocab())
+    def _build_subword(self, tokenizer: tokenizers.Tokenizer, model: Optional[bytes] = None) -> SubwordTokenizer:
+        vocabulary, special_pieces = self._build_vocabulary(tokenizer.get_vocab())
         special_pieces = dict(sorted(special_pieces.items()))
         if model is None:
             add_special(tokenizer, special_pieces)
             model = tokenizer.to_str().encode()
-        return SubwordTokenizer(model, described, special_pieces)
+        return SubwordTokenizer(model, vocabulary, special_pieces)
 
-    def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
-        """Returns the `Vocabulary` of a mapping piece -> id, and the piece of each special id."""
-        ids = set(vocabulary.values())
-        if missing := max(ids) + 1 - len(ids):
+    def _build_vocabulary(self, id_of_piece: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
+        """Builds the `Vocabulary` from a mapping of pieces to ids; returns the vocabulary and {special id: piece}."""
+        ids = set(id_of_piece.values())
+        if num_missing := max(ids) + 1 - len(ids):
             first = next(i for i in itertools.count() if i not in ids)
-            raise self._error(f"the vocabulary has no piece for {missing} of its ids, the first is {first}")
-        named = self._named
-        if not named:
-            fitting = (pieces for pieces in _CONVENTIONS if set(pieces.values()) <= vocabulary.keys())
-            named = next(fitting, {})
-        if lacking := {f"{field}_token {piece!r}" for field, piece in named.items() if piece not in vocabulary}:
-            raise self._error(f"{', '.join(sorted(lacking))} is not in the vocabulary")
-        special = {field: vocabulary[piece] for field, piece in named.items()}
+            raise self._error(f"the vocabulary has no piece for {num_missing} of its ids, the first is {first}")
+        piece_of_field = self._piece_of_field
+        if not piece_of_field:
+            matching_conventions = (pieces for pieces in _CONVENTIONS if set(pieces.values()) <= id_of_piece.keys())
+            piece_of_field = next(matching_conventions, {})
+        if missing_pieces := {
+            f"{field}_token {piece!r}" for field, piece in piece_of_field.items() if piece not in id_of_piece
+        }:
+            raise self._error(f"{', '.join(sorted(missing_pieces))} is not in the vocabulary")
+        special = {field: id_of_piece[piece] for field, piece in piece_of_field.items()}
         if special.get("unk") in (special.get("bos"), special.get("eos")):
-            special.pop("unk", None)  # GPT-2's <|endoftext|>: no byte is unknown
-        numbered = {int(m[1]): i for piece, i in vocabulary.items() if (m := _SENTINEL.fullmatch(piece))}
-        sentinels = tuple(numbered[n] for n in sorted(numbered))
-        piece_of = {i: piece for piece, i in vocabulary.items()}
+            special.pop("unk", None)  # GPT-2's <|endoftext|>: byte-level BPE has no unknown text
+        sentinel_ids = {int(m[1]): i for piece, i in id_of_piece.items() if (m := _SENTINEL.fullmatch(piece))}
+        sentinels = tuple(sentinel_ids[n] for n in sorted(sentinel_ids))
+        piece_of = {i: piece for piece, i in id_of_piece.items()}
         pieces = {i: piece_of[i] for i in (*special.values(), *sentinels)}
         return Vocabulary(len(ids), **special, sentinels=sentinels), pieces
 
-    def _with_added(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """Adds the pieces of added_tokens.json and added_tokens_decoder to a tokenizer; returns the tokenizer."""
-        for piece, _ in sorted(self._added.items(), key=lambda item: item[1]):
+    def _add_pieces(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """Adds the pieces in added_tokens.json and added_tokens_decoder to a tokenizer; returns the same tokenizer."""
+        for piece, _ in sorted(self._added_ids.items(), key=lambda item: item[1]):
             tokenizer.add_tokens([tokenizers.AddedToken(piece, normalized=False)])
-        self._check_added(tokenizer.get_vocab())
+        self._check_added_ids(tokenizer.get_vocab())
         return tokenizer
 
-    def _check_added(self, vocabulary: Mapping[str, int]) -> None:
-        if wrong := [f"{piece!r} as {i}" for piece, i in self._added.items() if vocabulary.get(piece) != i]:
-            raise self._error(f"the added tokens do not fit the vocabulary: {', '.join(wrong)}")
+    def _check_added_ids(self, id_of_piece: Mapping[str, int]) -> None:
+        if wrong_ids := [f"{piece!r} as {i}" for piece, i in self._added_ids.items() if id_of_piece.get(piece) != i]:
+            raise self._error(f"the added tokens do not fit the vocabulary: {', '.join(wrong_ids)}")
 
     def _num_sentinels(self, default: int) -> int:
-        listed = len([piece for piece in self._extra if _SENTINEL.fullmatch(piece)])
-        number = self._config.get("extra_ids", listed or default)
+        num_listed = len([piece for piece in self._extra_pieces if _SENTINEL.fullmatch(piece)])
+        number = self._config.get("extra_ids", num_listed or default)
         if type(number) is not int or not 0 <= number <= _MAX_SENTINELS:
             raise self._error(f"extra_ids is {number!r}, it must be an integer from 0 to {_MAX_SENTINELS:,}")
         return number
 
-    def _read(self, name: str) -> bytes:
+    def _read_file(self, name: str) -> bytes:
         return read_bytes(os.path.join(self._directory, name))
 
-    def _lines(self, name: str) -> list[str]:
-        return [line.removesuffix("\n") for line in io.StringIO(self._read(name).decode("utf-8"), newline=None)]
+    def _read_lines(self, name: str) -> list[str]:
+        return [line.removesuffix("\n") for line in io.StringIO(self._read_file(name).decode("utf-8"), newline=None)]
 
-    def _json(self, name: str) -> JsonObject:
-        return _json(self._directory, name)
+    def _read_json(self, name: str) -> JsonObject:
+        return _read_json(self._directory, name)
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"the tokenizer in {self._directory}: {problem}")
 
 
-def _json(directory: str, name: str) -> JsonObject:
-    """Returns the contents of a JSON file, or {} if the file does not exist."""
+def _read_json(directory: str, name: str) -> JsonObject:
+    """Reads a JSON file from a directory; returns {} if the file does not exist."""
     path = os.path.join(directory, name)
     return read_object(path) if os.path.exists(path) else {}
 
 
-def _class(directory: str) -> str:
-    """Returns the name of the tokenizer class in transformers, without "Tokenizer" and "Fast", such as "Bert".
+def _tokenizer_class(directory: str) -> str:
+    """Returns a directory's transformers tokenizer class without "Tokenizer" and "Fast", for example "Bert".
 
-    Returns "" if tokenizer_config.json and config.json of the directory do not contain it.
+    Returns "" if neither tokenizer_config.json nor config.json names the class.
     """
     files = ("tokenizer_config.json", "config.json")
-    name = next(filter(None, (_json(directory, name).get("tokenizer_class") for name in files)), "")
+    name = next(filter(None, (_read_json(directory, name).get("tokenizer_class") for name in files)), "")
     return re.sub("Tokenizer(Fast)?$", "", str(name))
 
 
-def _piece(token: Any) -> Any:
-    """Returns the text of a token in a JSON file of transformers: "</s>" or {"content": "</s>", …}."""
+def _token_string(token: Any) -> Any:
+    """Returns the string of a token that a transformers JSON file gives as "</s>" or {"content": "</s>", …}."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 @dataclasses.dataclass
 class PretrainedTokenizer(TokenizerConfig):
-    """Loads the tokenizer of a Hugging Face directory (RoBERTa, T5, LLaMA 3, …), with the ids of pretrained weights."""
+    """Loads the tokenizer of a Hugging Face directory (RoBERTa, T5, LLaMA 3, …), to match pretrained weights."""
 
     path: Optional[str] = (
         None  # a directory or hf:org/name[@revision] with a tokenizer.json or the tokenizer files of older models
@@ -331,7 +346,7 @@ class PretrainedTokenizer(TokenizerConfig):
             return
         try:
             tokenizer_file(local_path(os.path.expanduser(self.path)))
-        except RunFailed:  # not an error in this field
+        except RunFailed:  # the error is not in this field
             raise
         except UserError as e:
             yield f"config.tokenizer.path: {e}"

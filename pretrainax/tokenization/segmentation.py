@@ -1,4 +1,4 @@
-"""Describes in readable form how a tokenizer splits a text into tokens."""
+"""Formats a text's segmentation into tokens as a readable table."""
 
 import json
 from collections.abc import Iterator
@@ -9,22 +9,24 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 def describe_segmentation(tokenizer: Tokenizer, text: str) -> str:
-    """Returns a table of the tokens of a text, and a line with the number of tokens and bytes.
+    """Formats the tokens of a text as a table, followed by a line with the number of tokens and bytes.
 
-    The table has one line per token, with id and text. Tokens that together form one character share a line.
+    Each line has the id and the text of one token. Tokens that together form a single character share a line.
     """
     ids = tokenizer.encode(text).tolist()
-    lines = [(" ".join(map(str, group)), _quoted(tokenizer.decode(group))) for group in _characters(tokenizer, ids)]
+    lines = [
+        (" ".join(map(str, group)), _quote(tokenizer.decode(group))) for group in _group_by_character(tokenizer, ids)
+    ]
     size, decoded = len(text.encode()), tokenizer.decode(ids)
     ratio = f", {size / len(ids):.2f} bytes per token" if ids else ""
-    result = "decoding restores the text exactly" if decoded == text else f"decoding gives {_quoted(decoded)}"
+    result = "decoding restores the text exactly" if decoded == text else f"decoding gives {_quote(decoded)}"
     return "\n".join(filter(None, [text_table(lines, "><"), f"{len(ids)} tokens for {size} bytes{ratio}; {result}"]))
 
 
-def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
-    """Divides ids into groups that end at character boundaries, of at most four ids each.
+def _group_by_character(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
+    """Yields groups of one to four consecutive ids that end at character boundaries.
 
-    Four ids suffice, because a character has at most four bytes.
+    Four ids suffice, because a character has at most four UTF-8 bytes.
     """
     start = 0
     while start < len(ids):
@@ -34,5 +36,5 @@ def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
         start = stop
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return visible(json.dumps(text, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""Implements SentencePiece tokenizers: unigram and BPE models, trained so that decoding restores the text exactly."""
+"""Implements SentencePiece tokenizers: unigram and BPE models, trained so that decoding restores a text exactly."""
 
 import dataclasses
 import io
@@ -13,7 +13,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 
-SPACE_MARK = "\u2581"  # represents a space in SentencePiece, which therefore treats this character in a text as a space
+SPACE_MARK = "\u2581"  # represents a space in SentencePiece, which treats this character in a text as a space, too
 # config.tokenizer.special_pieces -> {Vocabulary field: piece}, in the order of the ids
 SPECIALS = {
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
@@ -21,15 +21,20 @@ SPECIALS = {
     "llama": {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},
     "gemma": {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"},
 }
-_DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # SentencePiece has settings for these pieces
-_LONGEST_LINE = 1 << 20  # bytes
-# If the share of spaces is lower, they are declared as required: SentencePiece omits the rarest characters, which are
-# up to 5e-4 of a text.
-_RARE = 1e-3
+_DEFAULTS = {
+    "pad": "<pad>",
+    "bos": "<s>",
+    "eos": "</s>",
+    "unk": "<unk>",
+}  # pieces with their own trainer settings in SentencePiece
+_MAX_LINE_BYTES = 1 << 20  # bytes
+# If the fraction of spaces in a text is lower, the space is declared as a required character. SentencePiece omits the
+# rarest characters, up to a fraction of 5e-4 of the text.
+_MIN_SPACE_FRACTION = 1e-3
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A tokenizer with a SentencePiece model, unigram or BPE."""
+    """A tokenizer that runs a SentencePiece model (unigram or BPE)."""
 
     file = "spiece.model"
 
@@ -37,12 +42,12 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(model, vocabulary, special_pieces)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._check_size(self._processor.get_piece_size())
-        self._mark_ids = self._ids_of_mark()
+        self._mark_ids = self._find_mark_ids()
         self.spellings()  # raises an error if a piece is not valid text
 
     @property
     def encodes_marks(self) -> bool:
-        """True if U+2581 (SPACE_MARK) in a text has different ids than a space."""
+        """Returns True if the character U+2581 (SPACE_MARK) in a text is encoded differently from a space."""
         return bool(self._mark_ids)
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -50,32 +55,32 @@ class SentencePieceTokenizer(Tokenizer):
         if self._mark_ids:
             for i, text in enumerate(texts):
                 if SPACE_MARK in text:
-                    encoded[i] = self._encode_around_marks(text)
+                    encoded[i] = self._encode_with_marks(text)
         return [np.asarray(ids, np.int32) for ids in encoded]
 
-    def _encode_around_marks(self, text: str) -> list[int]:
+    def _encode_with_marks(self, text: str) -> list[int]:
         ids = []
-        for part in self._processor.encode(text.split(SPACE_MARK), out_type=int):
-            ids += part + self._mark_ids
+        for segment_ids in self._processor.encode(text.split(SPACE_MARK), out_type=int):
+            ids += segment_ids + self._mark_ids
         return ids[: -len(self._mark_ids)]
 
     def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        ids, places, start = [], [], 0
-        for part in text.split(SPACE_MARK) if self._mark_ids else [text]:
-            found = self._processor.encode(part, return_type="offset_mapping")
-            offsets = found["offsets"]
-            for i in reversed(range(len(offsets) - 1)):  # only the last byte token of a character has a nonempty range
-                if self._processor.is_byte(found["ids"][i]) and offsets[i][0] == offsets[i][1]:
+        ids, spans, segment_start = [], [], 0
+        for segment in text.split(SPACE_MARK) if self._mark_ids else [text]:
+            encoding = self._processor.encode(segment, return_type="offset_mapping")
+            offsets = encoding["offsets"]
+            for i in reversed(range(len(offsets) - 1)):  # only the last byte token of a character has a nonempty span
+                if self._processor.is_byte(encoding["ids"][i]) and offsets[i][0] == offsets[i][1]:
                     offsets[i] = offsets[i + 1]
-            ids += found["ids"] + self._mark_ids
-            places += [(start + begin, start + end) for begin, end in offsets]
-            start += len(part) + 1
-            places += [(start - 1, start)] * len(self._mark_ids)
-        count = len(ids) - len(self._mark_ids)  # the last part has no mark after it
-        return np.array(ids[:count], np.int32), np.array(places[:count], np.int32).reshape(-1, 2)
+            ids += encoding["ids"] + self._mark_ids
+            spans += [(segment_start + begin, segment_start + end) for begin, end in offsets]
+            segment_start += len(segment) + 1
+            spans += [(segment_start - 1, segment_start)] * len(self._mark_ids)
+        num_ids = len(ids) - len(self._mark_ids)  # no mark follows the last segment
+        return np.array(ids[:num_ids], np.int32), np.array(spans[:num_ids], np.int32).reshape(-1, 2)
 
-    def _ids_of_mark(self) -> list[int]:
-        """Returns the ids of the three bytes of U+2581; [] if the model lacks byte pieces or adds a space to a text."""
+    def _find_mark_ids(self) -> list[int]:
+        """Returns the ids of U+2581's three bytes, or [] if the model lacks byte pieces or adds an initial space."""
         processor = self._processor
         ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         adds_a_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
@@ -98,7 +103,7 @@ _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def piece_bytes(piece: str) -> bytes:
-    """Returns the UTF-8 bytes of the text of a SentencePiece piece; the byte piece "<0xE5>" is a single byte."""
+    """Returns the UTF-8 bytes that a SentencePiece piece represents; the byte piece "<0xE5>" is a single byte."""
     if byte := _BYTE_PIECE.fullmatch(piece):
         return bytes.fromhex(byte[1])
     return piece.replace(SPACE_MARK, " ").encode()
@@ -108,25 +113,27 @@ def piece_bytes(piece: str) -> bytes:
 
 
 def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapping[str, str]) -> bytes:
-    """Trains a SentencePiece model on text; returns the content of the model file.
+    """Trains a SentencePiece model on documents; returns the content of the model file.
 
     Args:
-      model_type: unigram | bpe.
-      vocab_size: number of pieces, including the special pieces and 256 byte pieces.
-      specials: Vocabulary field -> special piece, in the order of the ids.
+      model_type: "unigram" or "bpe".
+      vocab_size: number of pieces, including special pieces and 256 byte pieces.
+      specials: maps Vocabulary fields to special pieces, in the order of the ids.
     """
     model = io.BytesIO()
     settings = {f"{field}_id": -1 for field in _DEFAULTS}
     for i, (field, piece) in enumerate(specials.items()):
         if field in _DEFAULTS:
             settings[f"{field}_id"] = i
-            if piece != _DEFAULTS[field]:  # a setting is stored in the model and changes its fingerprint
+            if piece != _DEFAULTS[field]:  # the model stores this setting, so it changes the fingerprint
                 settings[f"{field}_piece"] = piece
-    lines = [part for text in texts for line in text.split("\n") if line for part in _parts(line)]
-    if sum(line.count(" ") for line in lines) < _RARE * sum(map(len, lines)):  # as in Chinese
-        settings["required_chars"] = SPACE_MARK  # otherwise a space is encoded as three bytes that decode to U+2581
-    if others := [piece for field, piece in specials.items() if field not in _DEFAULTS]:
-        settings["control_symbols"] = others  # they get the next free ids
+    lines = [line_part for text in texts for line in text.split("\n") if line for line_part in _split_long_line(line)]
+    if sum(line.count(" ") for line in lines) < _MIN_SPACE_FRACTION * sum(map(len, lines)):  # as in Chinese
+        settings["required_chars"] = (
+            SPACE_MARK  # otherwise a space would be encoded as three bytes that decode to U+2581
+        )
+    if control_pieces := [piece for field, piece in specials.items() if field not in _DEFAULTS]:
+        settings["control_symbols"] = control_pieces  # SentencePiece assigns the next free ids to them
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
@@ -140,32 +147,32 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
             allow_whitespace_only_pieces=True,  # indentation
             byte_fallback=True,
             user_defined_symbols=["\n", "\n\n"],
-            max_sentence_length=_LONGEST_LINE,  # bytes; SentencePiece skips longer lines
+            max_sentence_length=_MAX_LINE_BYTES,  # bytes; SentencePiece skips longer lines
             num_threads=4,  # fixed on every machine, because the result depends on it
             minloglevel=2,
         )
     except RuntimeError as e:
-        raise UserError(_explain(str(e), vocab_size)) from e
+        raise UserError(_training_error_message(str(e), vocab_size)) from e
     return model.getvalue()
 
 
-def _parts(line: str) -> list[str]:
-    """Splits a line that is too long for SentencePiece into shorter strings, before spaces if possible."""
-    if len(line) <= _LONGEST_LINE // 4 or len(line.encode()) <= _LONGEST_LINE:
+def _split_long_line(line: str) -> list[str]:
+    """Splits a line that is too long for SentencePiece into shorter strings, before spaces where possible."""
+    if len(line) <= _MAX_LINE_BYTES // 4 or len(line.encode()) <= _MAX_LINE_BYTES:
         return [line]
     return re.findall(r"(?s).{1,4096}(?= |\Z)|.{1,4096}", line)
 
 
 def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: str | None) -> SentencePieceTokenizer:
-    """Returns the tokenizer of a SentencePiece model, with sentinels.
+    """Builds a tokenizer from a SentencePiece model and adds sentinels.
 
-    The model defines the ids of pad, bos, eos and unk. The sentinels follow the pieces of the model in descending
-    order, so <extra_id_0> has the highest id.
+    The model defines the ids of pad, bos, eos and unk. The sentinels' ids follow those of the model's pieces in
+    descending order: <extra_id_0> has the highest id.
 
     Args:
       model: content of the model file.
-      specials: Vocabulary field -> piece, for all further special pieces, such as [CLS].
-      path: path of the model, for error messages; None: a newly trained model.
+      specials: maps Vocabulary fields to pieces; only additional special pieces, such as [CLS], matter.
+      path: path of the model, for error messages, or None for a newly trained model.
 
     Raises:
       UserError: `model` is not a SentencePiece model or lacks a special piece.
@@ -189,15 +196,15 @@ def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: st
     return SentencePieceTokenizer(model, Vocabulary(size, **ids, sentinels=sentinels), pieces)
 
 
-def _explain(error: str, vocab_size: int) -> str:
-    """Returns the error line for the user for an error message of SentencePiece's trainer."""
-    too_high = re.search(r"to a value <= (\d+)", error)
-    too_low = re.search(r"required_chars\. \d+ vs (\d+)", error)
-    if too_high:
-        return too_little_text(vocab_size, int(too_high[1]))
-    if too_low:
+def _training_error_message(error: str, vocab_size: int) -> str:
+    """Converts an error message from SentencePiece's trainer to one that users understand."""
+    max_size = re.search(r"to a value <= (\d+)", error)
+    min_size = re.search(r"required_chars\. \d+ vs (\d+)", error)
+    if max_size:
+        return too_little_text(vocab_size, int(max_size[1]))
+    if min_size:
         return (
-            f"config.tokenizer.vocab_size is {vocab_size}, but the characters of this text alone need {too_low[1]}, "
+            f"config.tokenizer.vocab_size is {vocab_size}, but the characters of this text alone need {min_size[1]}, "
             "as in Chinese: set it to at least twice that number, or use config.tokenizer="
             f'"ByteBPE(vocab_size={vocab_size})", which represents characters as bytes'
         )
@@ -236,9 +243,9 @@ class _SentencePiece(TokenizerConfig):
 class Unigram(_SentencePiece):
     """Trains SentencePiece's unigram language model (Kudo 2018). Decoding restores the text exactly.
 
-    Characters outside the vocabulary are encoded as bytes. By default, the ids are the same as in T5: pad = 0, eos = 1,
-    unk = 2. The sentinels follow the `vocab_size` pieces, and <extra_id_0> has the highest id, so 32,000 pieces and 100
-    sentinels are 32,100 ids.
+    Characters outside the vocabulary are encoded as bytes. By default, the special ids are the same as in T5: pad = 0,
+    eos = 1, unk = 2. The sentinels follow the `vocab_size` pieces, and <extra_id_0> has the highest id. With 32,000
+    pieces and 100 sentinels, the tokenizer has 32,100 ids.
     """
 
     vocab_size: int = 32_000  # pieces to learn, without the sentinels
@@ -255,8 +262,8 @@ class BPE(_SentencePiece):
     """Trains SentencePiece's byte pair encoding (Kudo and Richardson 2018), as in LLaMA 1 and 2, Mistral and Gemma.
 
     Decoding restores the text exactly. BPE merges characters, not bytes, within a word and the space before the word.
-    Characters outside the vocabulary are encoded as bytes. By default, the ids are the same as in LLaMA: unk = 0, bos =
-    1, eos = 2.
+    Characters outside the vocabulary are encoded as bytes. By default, the special ids are the same as in LLaMA:
+    unk = 0, bos = 1, eos = 2.
     """
 
     vocab_size: int = 32_000  # pieces to learn, without the sentinels

@@ -1,4 +1,4 @@
-"""Implements tokenizers that use the library tokenizers (tokenizer.json), and trains WordPiece and byte-level BPE."""
+"""Implements tokenizers of the `tokenizers` library (tokenizer.json), and trains WordPiece and byte-level BPE."""
 
 import collections
 import contextlib
@@ -17,11 +17,11 @@ from pretrainax.tokenization.choices import TokenizerConfig, special_piece_probl
 from pretrainax.tokenization.growth import check_growth
 from pretrainax.tokenization.sentencepiece import piece_bytes
 
-_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that few vocabularies contain
+_RARE_CHARACTERS = "\U0002a6d6 \ua66e \u0f3a"  # characters that few vocabularies contain
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer with a tokenizer.json of the library tokenizers: WordPiece, byte-level BPE, Unigram, …"""
+    """A tokenizer that runs a tokenizer.json in the `tokenizers` library: WordPiece, byte-level BPE, Unigram, …"""
 
     file = "tokenizer.json"
 
@@ -30,23 +30,23 @@ class SubwordTokenizer(Tokenizer):
         super().__init__(model, vocabulary, special_pieces, decisive.encode())
         check_growth(json.loads(decisive))
         self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is encoded as characters
+        self._tokenizer.encode_special_tokens = True  # encodes "[MASK]" in a text as ordinary characters
         self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
-        with _explained_panics():
-            self._tokenizer.encode(_RARE)  # raises an error if the model has no unk piece
-        self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
+        with _panics_as_errors():
+            self._tokenizer.encode(_RARE_CHARACTERS)  # raises an error if the model has no unk piece
+        self._separator = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        with _explained_panics():
-            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, np.int32) for e in encoded]
+        with _panics_as_errors():
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        with _explained_panics():
-            encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.array(encoded.ids, np.int32), np.array(encoded.offsets, np.int32).reshape(-1, 2)
+        with _panics_as_errors():
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2)
 
-    def _encode_part(self, part: str) -> list[int]:
+    def _encode_fragment(self, part: str) -> list[int]:
         return [token.id for token in self._tokenizer.model.tokenize(part)]
 
     def _decode(self, ids: list[int]) -> str:
@@ -57,20 +57,20 @@ class SubwordTokenizer(Tokenizer):
         if isinstance(self._tokenizer.model, models.WordPiece):
             prefix = self._tokenizer.model.continuing_subword_prefix
             return [(p.removeprefix(prefix) if p.startswith(prefix) else f" {p}").encode() for p in pieces]
-        described = json.loads(self.model)
-        if '"ByteLevel"' in json.dumps([described["pre_tokenizer"], described["decoder"]]):
+        description = json.loads(self.model)
+        if '"ByteLevel"' in json.dumps([description["pre_tokenizer"], description["decoder"]]):
             byte_of = {byte_character(byte): byte for byte in range(256)}
             return [bytes(byte_of[c] for c in p if c in byte_of) for p in pieces]
         return [piece_bytes(piece) for piece in pieces]
 
 
 @contextlib.contextmanager
-def _explained_panics() -> Iterator[None]:
-    """Replaces a panic of the library tokenizers in the context by a UserError.
+def _panics_as_errors() -> Iterator[None]:
+    """Converts a panic of the `tokenizers` library inside the context to a UserError.
 
-    A panic is a BaseException but not an Exception. One cause is a regular expression in a tokenizer.json that
-    backtracks through 2^n paths for n characters, such as (a+)+$. This cannot be detected in advance. The library stops
-    a match after ten million steps (half a second) and panics.
+    A panic is a BaseException but not an Exception. One cause is a regular expression in a tokenizer.json, such as
+    (a+)+$, that backtracks through 2^n paths for n characters. This cannot be detected in advance: the library stops
+    matching after ten million steps (half a second) and panics.
     """
     try:
         yield
@@ -84,23 +84,23 @@ def _explained_panics() -> Iterator[None]:
 
 
 def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:
-    """Returns the part of a tokenizer.json that determines the ids of a text, as JSON.
+    """Returns the part of a tokenizer.json that determines a text's ids, as JSON.
 
-    All special ids of the vocabulary are marked as special.
+    Truncation, padding and the post-processor are omitted. All special ids of the vocabulary are marked as special.
     """
-    described = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
-    for token in described["added_tokens"]:
+    description = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
+    for token in description["added_tokens"]:
         token["special"] |= token["id"] in vocabulary.special_ids
-        if token["special"]:  # text is never matched with special tokens, so these flags have no effect
+        if token["special"]:  # special tokens never match text, so these flags have no effect
             token |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return json.dumps(described, ensure_ascii=False)
+    return json.dumps(description, ensure_ascii=False)
 
 
 def byte_character(byte: int) -> str:
     """Returns the character that represents a byte in the pieces of byte-level BPE.
 
-    A printable byte is represented by the character with the same code, the other bytes by the characters from U+0100.
-    Source: the released code of Radford et al. 2019.
+    A printable byte is represented by the character with the same code, and all other bytes, in order, by characters
+    from U+0100 on. Source: the released code of Radford et al. 2019.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return chr(byte) if byte in printable else chr(0x100 + sorted(set(range(256)) - set(printable)).index(byte))
@@ -110,11 +110,11 @@ def byte_character(byte: int) -> str:
 
 
 class _Subword(TokenizerConfig):
-    """Base class of the configs of tokenizers that the library tokenizers trains."""
+    """Base class of the configs that train a tokenizer with the `tokenizers` library."""
 
     kind = SubwordTokenizer
     specials: dict[str, str]  # Vocabulary field -> special piece
-    hint: ClassVar[str] = ""  # end of the error line for missing special pieces
+    hint: ClassVar[str] = ""  # end of the error message for missing special pieces
     num_sentinels: int = 0
 
     @property
@@ -140,10 +140,10 @@ class _Subword(TokenizerConfig):
         except Exception as e:  # the library raises no specific type
             raise UserError(f"config.tokenizer.path={self.path} is not a tokenizer.json of tokenizers ({e})") from e
         ids = {field: tokenizer.token_to_id(piece) for field, piece in self.specials.items()}
-        missing = sorted({piece for field, piece in self.specials.items() if ids[field] is None})
-        if missing:
+        missing_pieces = sorted({piece for field, piece in self.specials.items() if ids[field] is None})
+        if missing_pieces:
             raise UserError(
-                f"config.tokenizer.path={self.path} has no {', '.join(missing)}: "
+                f"config.tokenizer.path={self.path} has no {', '.join(missing_pieces)}: "
                 f"it is not a {type(self).__name__}{self.hint}"
             )
         pieces = {i: self.specials[field] for field, i in ids.items()}
@@ -159,7 +159,7 @@ class _Subword(TokenizerConfig):
 class WordPiece(_Subword):
     """Trains BERT's WordPiece tokenizer (Devlin et al. 2018, section 3).
 
-    Decoding does not restore white space and, with `lowercase`, case and accents.
+    Decoding does not restore white space or, with `lowercase`, case and accents.
     """
 
     vocab_size: int = 30_522  # number of ids, special pieces included
@@ -175,12 +175,12 @@ class WordPiece(_Subword):
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         texts = list(texts)
-        # The trainer numbers pieces in an order that differs between runs. Pieces of single characters that are
-        # declared as special tokens have fixed ids, which also fixes the ids of all pieces that are merged from them.
-        alphabet, within = self._alphabet(tokenizer, texts)
+        # The trainer assigns ids in an order that differs between runs. Single-character pieces that are declared as
+        # special tokens get fixed ids, which also fixes the ids of all pieces that are merged from them.
+        alphabet, suffix_pieces = self._alphabet(tokenizer, texts)
         trainer = trainers.WordPieceTrainer(
             vocab_size=self.vocab_size,
-            special_tokens=[*self.specials.values(), *within],
+            special_tokens=[*self.specials.values(), *suffix_pieces],
             initial_alphabet=alphabet,
             limit_alphabet=len(alphabet),
             show_progress=False,
@@ -188,27 +188,28 @@ class WordPiece(_Subword):
         return self._train(tokenizer, trainer, texts)
 
     def _alphabet(self, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Returns the alphabet of the texts: frequent characters, and pieces "##c" for characters c within words.
+        """Returns the alphabet: the frequent characters c, and the pieces "##c" for those inside words.
 
-        Rare characters that together are at most 0.01 % of the text are omitted, and so are characters for which the
-        vocabulary has no room. Punctuation and Chinese characters have no piece "##c", because they are words.
+        The alphabet omits the rarest characters, which together are at most 0.01 % of the text. It also omits
+        characters that do not fit into the vocabulary. Punctuation and Chinese characters have no piece "##c", because
+        each of them is a word of its own.
         """
         counts = collections.Counter()
         for text in texts:
             counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
-        alphabet, within = [], []
-        missing, room = counts.total(), self.vocab_size - len(self.specials)
+        alphabet, suffix_pieces = [], []
+        num_uncovered, free_ids = counts.total(), self.vocab_size - len(self.specials)
         for character in sorted(counts, key=lambda c: (-counts[c], c)):
-            # len(word) is 2 for punctuation and Chinese characters, which are separate words.
-            word = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))
-            pieces = 2 if len(word) == 1 else 1
-            if missing <= counts.total() * 1e-4 or pieces > room:
+            # For punctuation and Chinese characters, the pre-tokenizer returns two words, "a" and the character.
+            words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))
+            num_pieces = 2 if len(words) == 1 else 1
+            if num_uncovered <= counts.total() * 1e-4 or num_pieces > free_ids:
                 break
-            missing, room = missing - counts[character], room - pieces
+            num_uncovered, free_ids = num_uncovered - counts[character], free_ids - num_pieces
             alphabet.append(character)
-            if pieces == 2:
-                within.append(f"##{character}")
-        return sorted(alphabet), sorted(within)
+            if num_pieces == 2:
+                suffix_pieces.append(f"##{character}")
+        return sorted(alphabet), sorted(suffix_pieces)
 
 
 # config.tokenizer.special_pieces of a ByteBPE -> {Vocabulary field: special piece}, in the order of the ids
@@ -226,8 +227,8 @@ _SPECIAL_PIECES = {
 class ByteBPE(_Subword):
     """Trains GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2).
 
-    Decoding restores the text exactly. Sentinels, which GPT-2 does not have, follow the `vocab_size` pieces in
-    ascending order, so <extra_id_0> is the first id after the pieces.
+    Decoding restores the text exactly. The ids of sentinels, which GPT-2 does not have, follow the `vocab_size` pieces
+    in ascending order: <extra_id_0> is the first id after the pieces.
     """
 
     vocab_size: int = 50_257  # number of ids, with special pieces and without sentinels

@@ -1,4 +1,4 @@
-"""Implements a tokenizer with one token per word, for words separated by white space."""
+"""Implements a tokenizer with one token per word, where white space separates words."""
 
 import collections
 import dataclasses
@@ -13,18 +13,18 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, too_little_text
 
 _WORD = re.compile(r"\S+")
-# Vocabulary field -> special piece, as in the first lines of a vocabulary file of bilm-tf (the code of ELMo)
+# Vocabulary field -> special piece; the first lines of a vocabulary file of bilm-tf (the code of ELMo)
 _SPECIALS = {"eos": "</S>", "bos": "<S>", "unk": "<UNK>"}
 
 
 class WordTokenizer(Tokenizer):
-    """Encodes each word as the number of its line in a vocabulary file; words outside the vocabulary as unk.
+    """A tokenizer that encodes each word as its line number in a vocabulary file, or as unk if it is not listed.
 
-    Decoding separates words by single spaces, so it does not restore other white space.
+    Line numbers start at 0. Decoding joins words with single spaces, so other white space is not restored.
     """
 
     file = "words.txt"
-    _between = " "
+    _separator = " "
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
         super().__init__(model, vocabulary, special_pieces)
@@ -32,8 +32,8 @@ class WordTokenizer(Tokenizer):
         self._check_size(len(self._words))
         if vocabulary.unk is None:
             raise ValueError("the vocabulary has no id for unknown words")
-        numbered = [(word, i) for i, word in enumerate(self._words) if i not in special_pieces]
-        self._ids = dict(reversed(numbered))  # a repeated word has its first id
+        word_ids = [(word, i) for i, word in enumerate(self._words) if i not in special_pieces]
+        self._ids = dict(reversed(word_ids))  # a repeated word is encoded as its first id
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         unk = self.vocabulary.unk
@@ -52,9 +52,9 @@ class WordTokenizer(Tokenizer):
 
 @dataclasses.dataclass
 class Words(TokenizerConfig):
-    """Builds a `WordTokenizer` with the most frequent words of the text, after </S>, <S> and <UNK>.
+    """Builds a `WordTokenizer` whose vocabulary is </S>, <S>, <UNK> and the most frequent words of the training text.
 
-    Words are separated by white space, so punctuation without spaces around it is part of a word. The vocabulary file
+    White space separates words, so punctuation that is not surrounded by spaces is part of a word. The vocabulary file
     has one word per line, as in bilm-tf (the code of ELMo).
     """
 
@@ -72,7 +72,7 @@ class Words(TokenizerConfig):
         counts = collections.Counter()
         for text in texts:
             counts.update(_WORD.findall(text))
-        for piece in _SPECIALS.values():  # in a text, the names of special pieces are not special
+        for piece in _SPECIALS.values():  # a text may contain these strings; they are not words of the vocabulary
             counts.pop(piece, None)
         words = [*_SPECIALS.values(), *sorted(counts, key=lambda word: (-counts[word], word))]
         if len(words) < self.vocab_size:
@@ -80,14 +80,14 @@ class Words(TokenizerConfig):
         return self._read("".join(f"{word}\n" for word in words[: self.vocab_size]).encode())
 
     def _read(self, model: bytes) -> Tokenizer:
-        numbers = {word: i for i, word in enumerate(_lines(model))}
-        if missing := [piece for piece in _SPECIALS.values() if piece not in numbers]:
+        line_numbers = {word: i for i, word in enumerate(_lines(model))}
+        if missing := [piece for piece in _SPECIALS.values() if piece not in line_numbers]:
             raise UserError(
                 f"config.tokenizer.path={self.path} has no line {', '.join(missing)}: it is not a word vocabulary"
             )
-        named = {field: numbers[piece] for field, piece in _SPECIALS.items()}
-        vocabulary = Vocabulary(len(_lines(model)), **named)
-        return WordTokenizer(model, vocabulary, {i: _SPECIALS[field] for field, i in named.items()})
+        special_ids = {field: line_numbers[piece] for field, piece in _SPECIALS.items()}
+        vocabulary = Vocabulary(len(_lines(model)), **special_ids)
+        return WordTokenizer(model, vocabulary, {i: _SPECIALS[field] for field, i in special_ids.items()})
 
 
 def _lines(model: bytes) -> list[str]:

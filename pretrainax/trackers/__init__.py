@@ -1,4 +1,4 @@
-"""Trackers copy the metrics of a run to TensorBoard, Weights & Biases or MLflow."""
+"""Trackers, which copy the metrics of a run to TensorBoard, Weights & Biases or MLflow."""
 
 from pretrainax.trackers.background import Trackers
 from pretrainax.trackers.base import TrackedRun, Tracker, Writer, check_trackers, config_values

@@ -1,7 +1,7 @@
-"""The interface of trackers: a config contains a `Tracker`, whose `Writer` writes the entries of a run.
+"""The interface for trackers: a config contains a `Tracker`, which opens a `Writer` for the entries of a run.
 
-A writer is opened, used and closed in one thread (`background.py`). If a writer raises an exception, it is logged once,
-and the run continues without the tracker.
+A writer is opened, used and closed in a single thread (`background.py`). If a writer raises an exception, the exception
+is logged once and the run continues without the tracker.
 """
 
 import abc
@@ -21,63 +21,64 @@ Value = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """The facts about a run that a tracker gets when it opens."""
+    """The workdir, first step and config of a run, which a tracker receives when it is opened."""
 
     workdir: str
-    step: int = 0  # number of steps that were done before this process started
-    config: Mapping[str, Value] = dataclasses.field(default_factory=dict)  # by path of the field, {"train.steps": 1000}
+    step: int = 0  # number of steps that earlier processes have completed
+    config: Mapping[str, Value] = dataclasses.field(default_factory=dict)  # by field path, {"train.steps": 1000}
 
     @property
     def name(self) -> str:
-        """Returns the name of the run, which is the last component of its workdir."""
+        """Returns the name of the run, the last component of its workdir."""
         return os.path.basename(os.path.abspath(self.workdir))
 
 
 class Writer(abc.ABC):
-    """Writes the entries of one run to one tracker.
+    """Writes the entries of one run to one tracking service.
 
-    Any method may raise an exception. The run then continues without the tracker.
+    Any method may raise an exception, in which case the run continues without the tracker.
     """
 
-    link: str = ""  # URL of the run in the tracker, if it is known only after opening; "": none
+    link: str = ""  # URL of the run in the tracking service, if known only after opening; "": no URL
 
     @abc.abstractmethod
     def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        """Writes the metrics of `step`; split: "train" or "valid"."""
+        """Writes the metrics of `step`, computed on the split "train" or "valid"."""
 
     @abc.abstractmethod
     def write_text(self, step: int, name: str, text: str) -> None:
-        """Writes a Markdown text as an entry of `step` with a name."""
+        """Writes a Markdown text as the entry `name` of `step`."""
 
     @abc.abstractmethod
     def rewind(self, step: int) -> None:
-        """Removes or marks the entries after `step`, because the run returns to this step and repeats later steps."""
+        """Removes or marks the entries after `step`, because the run rolls back to it and repeats the later steps."""
 
     @abc.abstractmethod
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics of the last validation together with the hyperparameters."""
+        """Writes the metrics of the last validation, at `step`, as the run's final results."""
 
     @abc.abstractmethod
     def close(self, done: bool) -> None:
-        """Writes all pending entries and closes the tracker; done: True if the run reached its end."""
+        """Writes all pending entries and closes the tracker; `done` says whether the run has completed."""
 
 
 @dataclasses.dataclass
 class Tracker(kinds.Tracker, abc.ABC):
     """Copies the metrics of a run to a tracking service."""
 
-    extra: ClassVar[str] = ""  # pip extra (in setup.cfg) with the required packages; "": none
-    packages: ClassVar[Sequence[str]] = ()  # import names of these packages
+    extra: ClassVar[str] = ""  # pip extra (in setup.cfg) with the required packages; "": no extra
+    packages: ClassVar[Sequence[str]] = ()  # import names of the required packages
 
     @abc.abstractmethod
     def open(self, run: TrackedRun) -> Writer:
-        """Returns a writer that begins a new run in the tracker, or continues the run of an earlier process."""
+        """Opens a writer, which begins a new run in the tracking service or continues that of an earlier process."""
 
     @abc.abstractmethod
     def describe(self, workdir: str) -> str:
-        """Returns a text with the location of the tracked run, for the header."""
+        """Describes in one line where the tracked run can be found, for the header of the log."""
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
+        """Yields an error message for each invalid setting of this tracker."""
         if [type(tracker) for tracker in experiment.trackers].count(type(self)) > 1:
             yield f"config.trackers has {type(self).__name__} more than once: leave one of them out"
 
@@ -93,22 +94,22 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 
 
 def config_values(experiment: Experiment) -> dict[str, Value]:
-    """Returns the fields of a config whose value is not None, by path, with secrets masked."""
-    shown: dict[str, Value] = {}
+    """Returns a config's fields by path, with secrets masked, except for None values and the trackers themselves."""
+    values: dict[str, Value] = {}
     for field in leaf_fields(experiment):
         if field.value is not None and not field.path.startswith("trackers"):
             value = field.value if isinstance(field.value, Value) else format_value(field.value)
-            shown[field.path] = masked_field(field.path, value) if isinstance(value, str) else value
-    return shown
+            values[field.path] = masked_field(field.path, value) if isinstance(value, str) else value
+    return values
 
 
 def config_table(config: Mapping[str, Value]) -> str:
-    """Returns a Markdown table of a config from `config_values`, with a row per field."""
+    """Formats the result of `config_values` as a Markdown table with one row per field."""
     rows = (f"| {name} | `{str(value).replace('|', chr(92) + '|')}` |" for name, value in config.items())
     return "\n".join(["| field | value |", "| --- | --- |", *rows])
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the type and message of an error as one line of at most 300 characters, with secrets masked."""
+    """Formats an error's type and message as one line, truncated to 300 characters and with secrets masked."""
     line = masked(" ".join(f"{type(error).__name__}: {error}".split()))
     return line if len(line) <= 300 else f"{line[:300]}…"

@@ -14,16 +14,16 @@ from pretrainax.config import Experiment
 from pretrainax.trackers.base import TrackedRun, Tracker, Writer, config_table
 from pretrainax.trackers.progress import Progress
 
-_MOST_PARAMS = 100  # maximum number of config fields per request
-_MOST_CHARACTERS = 500  # maximum length of a config value, the limit of the oldest servers
+_MAX_PARAMS = 100  # maximum number of config fields per request
+_MAX_CHARACTERS = 500  # maximum length of a config value, the limit of the oldest servers
 
 
 @dataclasses.dataclass
 class MLflow(Tracker):
     """Tracks the run in MLflow (extra `mlflow`).
 
-    A resumed run continues the same MLflow run. MLflow cannot remove entries. After a rollback, a child run of the
-    first MLflow run receives the entries, and a tag of the old MLflow run has its last valid step.
+    A resumed run continues the same MLflow run. Because MLflow cannot remove entries, a rollback begins a child run of
+    the first MLflow run, which receives all later entries. A tag of the previous MLflow run stores its last valid step.
     """
 
     # http://HOST:5000 or sqlite:///FILE; None: the variable MLFLOW_TRACKING_URI or, without it, mlflow.db in the
@@ -36,8 +36,12 @@ class MLflow(Tracker):
     packages = ("mlflow", "sqlalchemy", "alembic")
 
     def uri(self, workdir: str) -> str:
-        """Returns the tracking URI: from the config, from MLFLOW_TRACKING_URI, or of the database in `workdir`."""
-        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_own(workdir)}/mlflow.db"
+        """Returns the tracking URI from the config, or else from MLFLOW_TRACKING_URI, or else `workdir`'s database."""
+        return (
+            self.tracking_uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{_absolute_path(workdir)}/mlflow.db"
+        )
 
     def open(self, run: TrackedRun) -> "MLflowWriter":
         return MLflowWriter(self, run)
@@ -74,26 +78,32 @@ class MLflowWriter(Writer):
             self._begin(tracker.name or run.name, {})
 
     def _begin(self, name: str, tags: dict[str, str]) -> None:
+        """Creates an MLflow run, stores its id in the tracker's progress file, and writes the config to the run.
+
+        Args:
+          name: name of the MLflow run.
+        """
         experiment = self._client.get_experiment_by_name(self._tracker.experiment)
-        number = experiment.experiment_id if experiment else self._new_experiment()
-        made = self._client.create_run(number, tags=tags, run_name=name)
-        self._progress.begin(made.info.run_id)
-        found = [
-            self._entities.Param(_name(key), str(value)[:_MOST_CHARACTERS]) for key, value in self._run.config.items()
+        experiment_id = experiment.experiment_id if experiment else self._new_experiment()
+        mlflow_run = self._client.create_run(experiment_id, tags=tags, run_name=name)
+        self._progress.begin(mlflow_run.info.run_id)
+        params = [
+            self._entities.Param(_valid_name(key), str(value)[:_MAX_CHARACTERS])
+            for key, value in self._run.config.items()
         ]
-        for first in range(0, len(found), _MOST_PARAMS):
-            self._client.log_batch(self._id, params=found[first : first + _MOST_PARAMS])
+        for first in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[first : first + _MAX_PARAMS])
         self._client.log_text(self._id, config_table(self._run.config), "config.md")
 
     def _new_experiment(self) -> str:
         """Creates the MLflow experiment and returns its id.
 
-        If the database is in the workdir, the artifacts of the experiment are there too.
+        If the database is in the workdir, the experiment's artifacts are stored there as well.
         """
-        own = pathlib.Path(_own(self._run.workdir))
-        is_own = self._tracker.uri(self._run.workdir) == f"sqlite:///{own}/mlflow.db"
-        where = (own / "mlflow").as_uri() if is_own else None
-        return self._client.create_experiment(self._tracker.experiment, where)
+        workdir = pathlib.Path(_absolute_path(self._run.workdir))
+        is_local = self._tracker.uri(self._run.workdir) == f"sqlite:///{workdir}/mlflow.db"
+        artifact_uri = (workdir / "mlflow").as_uri() if is_local else None
+        return self._client.create_experiment(self._tracker.experiment, artifact_uri)
 
     @property
     def _id(self) -> str:
@@ -102,19 +112,23 @@ class MLflowWriter(Writer):
     def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
         if self._progress.is_new(step, split):
             now = int(1000 * time.time())
-            points = [self._entities.Metric(_name(f"{split}/{k}"), x, now, step) for k, x in values.items()]
+            points = [self._entities.Metric(_valid_name(f"{split}/{k}"), x, now, step) for k, x in values.items()]
             self._client.log_batch(self._id, metrics=points)
-            self._progress.wrote(step, split)
+            self._progress.record(step, split)
 
     def write_text(self, step: int, name: str, text: str) -> None:
         self._client.log_text(self._id, text, f"{name}/step-{step}.md")
 
     def rewind(self, step: int) -> None:
-        before, first = self._id, self._progress.first
-        self._client.set_tag(before, "pretrainax.counts_until_step", str(step))
-        self._client.set_terminated(before, "KILLED")
+        previous_run, parent_run = self._id, self._progress.first
+        self._client.set_tag(previous_run, "pretrainax.counts_until_step", str(step))
+        self._client.set_terminated(previous_run, "KILLED")
         self._progress.rewind(step)
-        tags = {"mlflow.parentRunId": first, "pretrainax.from_run": before, "pretrainax.from_step": str(step)}
+        tags = {
+            "mlflow.parentRunId": parent_run,
+            "pretrainax.from_run": previous_run,
+            "pretrainax.from_step": str(step),
+        }
         self._begin(f"{self._tracker.name or self._run.name}, rollback {self._progress.rollbacks}", tags)
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -124,10 +138,11 @@ class MLflowWriter(Writer):
         self._client.set_terminated(self._id, "FINISHED" if done else "KILLED")
 
 
-def _own(workdir: str) -> str:
+def _absolute_path(workdir: str) -> str:
+    """Returns the absolute path of a workdir, with "~" expanded."""
     return os.path.abspath(os.path.expanduser(workdir))
 
 
-def _name(name: str) -> str:
-    """Returns a name in which "_" replaces characters that MLflow rejects, such as "=" in "loss/source=wiki"."""
+def _valid_name(name: str) -> str:
+    """Replaces characters that MLflow rejects in names, such as "=" in "loss/source=wiki", with "_"."""
     return re.sub(r"[^\w\-. /]", "_", name)

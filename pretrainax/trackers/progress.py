@@ -1,4 +1,4 @@
-"""Stores which run of a tracking service belongs to a workdir, and the last steps that were written to this run."""
+"""Stores which run of a tracking service belongs to a workdir, and which steps have been written to it."""
 
 import dataclasses
 import json
@@ -7,53 +7,56 @@ import os
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
 
-_FOLDER = "trackers"
+_FOLDER_NAME = "trackers"
 
 
 @dataclasses.dataclass
 class Progress:
-    """The progress of a tracker, stored in the workdir.
+    """A record of what a tracker has written so far, stored in the workdir.
 
-    A resumed run repeats some steps; `is_new` prevents duplicate entries.
+    A resumed run repeats some steps; `is_new` prevents duplicate entries for these steps.
     """
 
     path: str
-    run: str = ""  # id of the current run in the service; "": none yet
+    run: str = ""  # id of the current run in the service; "": no run yet
     first: str = ""  # id of the first run in the service; a rollback may begin another run
-    rollbacks: int = 0
-    last_steps: dict[str, int] = dataclasses.field(default_factory=dict)  # kind -> last written step, {"train": 1000}
+    rollbacks: int = 0  # number of rollbacks
+    written: dict[str, int] = dataclasses.field(default_factory=dict)  # kind -> last written step, {"train": 1000}
 
     @classmethod
     def load(cls, workdir: str, tracker: str) -> "Progress":
-        """Reads the progress that an earlier process has stored in the workdir; returns an empty progress without it.
+        """Loads the progress that an earlier process stored in the workdir, or returns an empty one if there is none.
+
+        Args:
+          tracker: name of the tracker, such as "WandB".
 
         Raises:
           UserError: the file is not valid.
         """
-        path = os.path.join(workdir, _FOLDER, f"{tracker}.json")
+        path = os.path.join(workdir, _FOLDER_NAME, f"{tracker}.json")
         if not os.path.exists(path):
             return cls(path)
         stored = read_object(path)
         return cls(path, **{name: stored[name] for name in ("run", "first", "rollbacks", "written") if name in stored})
 
     def begin(self, run: str) -> None:
-        """Stores the id of the current run in the service."""
+        """Stores the id of the current run in the tracking service; the first such id is also stored as `first`."""
         self.run, self.first = run, self.first or run
         self._save()
 
     def is_new(self, step: int, what: str) -> bool:
-        """Returns True if no entry of kind `what` has been written for this step or a later step."""
-        return step > self.last_steps.get(what, -1)
+        """Checks that no entry of kind `what` has been written yet for this or any later step."""
+        return step > self.written.get(what, -1)
 
-    def wrote(self, step: int, what: str) -> None:
-        """Stores that an entry of kind `what` was written for `step`."""
-        self.last_steps[what] = step
+    def record(self, step: int, what: str) -> None:
+        """Records that an entry of kind `what` has been written for `step`."""
+        self.written[what] = step
         self._save()
 
     def rewind(self, step: int) -> None:
-        """Stores a rollback to `step`: entries of later steps are new again."""
+        """Records a rollback to `step`, so that entries of later steps count as new again."""
         self.rollbacks += 1
-        self.last_steps = {what: min(last, step) for what, last in self.last_steps.items()}
+        self.written = {what: min(last, step) for what, last in self.written.items()}
         self._save()
 
     def _save(self) -> None:

@@ -1,7 +1,7 @@
-"""The TensorBoard tracker, which uses only the parts of tensorboardX that start no thread.
+"""The TensorBoard tracker, which uses only modules of tensorboardX that do not start a thread.
 
-The thread of tensorboardX's `SummaryWriter` dies if the disk is full or the clock jumps. The process would then wait
-for this thread forever.
+The thread of tensorboardX's `SummaryWriter` dies if the disk is full or the clock jumps, and the process would then
+wait for it forever.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pretrainax.storage.places import with_urls
 from pretrainax.trackers.base import TrackedRun, Tracker, Value, Writer, config_table
 
 _FLUSH_SECONDS = 30
-_FOLDER = "events"
+_FOLDER_NAME = "events"
 _SPLITS = ("train", "valid")
 
 
@@ -28,42 +28,42 @@ class _Message(Protocol):
 
 @dataclasses.dataclass
 class TensorBoard(Tracker):
-    """Writes event files to the workdir: `tensorboard --logdir=RUN` shows them.
+    """Writes event files to the workdir: `tensorboard --logdir=RUN` displays them.
 
-    Training and validation are two TensorBoard runs, so that one chart shows both. At a resume or a rollback, a
-    session-start event tells readers of event files to ignore the earlier entries of later steps.
+    Training and validation are two TensorBoard runs, so that a single chart displays both. On resume or rollback, a
+    session-start event tells event-file readers to discard existing entries for later steps.
     """
 
     def open(self, run: TrackedRun) -> "EventWriter":
-        return EventWriter(os.path.join(run.workdir, _FOLDER), run)
+        return EventWriter(os.path.join(run.workdir, _FOLDER_NAME), run)
 
     def describe(self, workdir: str) -> str:
-        return f"TensorBoard, {with_urls(os.path.join(workdir, _FOLDER))}"
+        return f"TensorBoard, {with_urls(os.path.join(workdir, _FOLDER_NAME))}"
 
 
-# Packages that tensorboardX imports if they are installed, and that are not needed here; importing them takes 2 s,
-# 0.5 s and 0.3 s.
-_UNUSED = ("torch", "boto3", "google.cloud.storage")
+# Optional packages that tensorboardX imports if they are installed. This tracker does not need them, and their imports
+# take 2 s, 0.5 s and 0.3 s.
+_UNUSED_PACKAGES = ("torch", "boto3", "google.cloud.storage")
 
 
 @contextlib.contextmanager
-def _without_unused() -> Iterator[None]:
-    """Prevents tensorboardX, inside the context, from importing packages that are not needed here."""
-    hidden = [name for name in _UNUSED if name not in sys.modules]
-    sys.modules |= dict.fromkeys(hidden)  # pyright: ignore[reportArgumentType]  # None makes `import` fail
+def _without_unused_packages() -> Iterator[None]:
+    """Prevents tensorboardX from importing the packages in _UNUSED_PACKAGES within the context."""
+    blocked = [name for name in _UNUSED_PACKAGES if name not in sys.modules]
+    sys.modules |= dict.fromkeys(blocked)  # pyright: ignore[reportArgumentType]  # None makes `import` fail
     try:
         yield
     finally:
-        for name in hidden:
+        for name in blocked:
             del sys.modules[name]
 
 
 class EventWriter(Writer):
-    """Writes the event files of a run: events/train, events/valid, texts and hyperparameters."""
+    """Writes the event files of a run: events/train, events/valid, Markdown entries and hyperparameters."""
 
     def __init__(self, folder: str, run: TrackedRun):
-        """Opens new files, which invalidate existing entries of steps after `run.step`."""
-        with _without_unused():
+        """Opens new event files, which invalidate existing entries for steps after `run.step`."""
+        with _without_unused_packages():
             from tensorboardX import summary
         self._summary, self._folder, self._config = summary, folder, run.config
         is_new = not os.path.isdir(folder)
@@ -72,12 +72,13 @@ class EventWriter(Writer):
             self.write_text(0, "config", config_table(run.config))
 
     def _open(self, step: int) -> None:
-        after = step + 1 if step else 0  # a run that begins again at step 0 also writes its config again
-        self._files = {split: _EventFile(os.path.join(self._folder, split), after) for split in (*_SPLITS, "")}
+        """Opens a new event file for each split, which invalidates existing entries after `step`."""
+        first_invalid = step + 1 if step else 0  # a run that begins again at step 0 also writes its config again
+        self._files = {split: _EventFile(os.path.join(self._folder, split), first_invalid) for split in (*_SPLITS, "")}
 
     def write_metrics(self, step: int, split: str, values: Mapping[str, float]) -> None:
-        found = [value for name, x in values.items() for value in self._summary.scalar(name, x).value]
-        self._files[split].add(step, found)
+        scalars = [value for name, x in values.items() for value in self._summary.scalar(name, x).value]
+        self._files[split].add(step, scalars)
 
     def write_text(self, step: int, name: str, text: str) -> None:
         self._files[""].add(step, self._summary.text(name, text).value)
@@ -87,12 +88,12 @@ class EventWriter(Writer):
         self._open(step)
 
     def finish(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the metrics and hyperparameters of the run for the HPARAMS tab of TensorBoard."""
+        """Writes the run's final metrics and hyperparameters for TensorBoard's HPARAMS tab."""
         values = {f"final/{name}": value for name, value in metrics.items()}
-        parts = self._summary.hparams(dict[str, Value](self._config), values)
+        summaries = self._summary.hparams(dict[str, Value](self._config), values)
         file = _EventFile(os.path.join(self._folder, "hparams"), 0)
-        for part in parts:
-            file.add(step, part.value)
+        for summary in summaries:
+            file.add(step, summary.value)
         file.add(step, [value for name, x in values.items() for value in self._summary.scalar(name, x).value])
         file.close()
 
@@ -105,10 +106,10 @@ class EventWriter(Writer):
 
 
 class _EventFile:
-    """One event file; writing raises OSError if the disk is full."""
+    """An open event file; writing raises OSError if the disk is full."""
 
     def __init__(self, folder: str, after: int):
-        """Opens a new file in a folder, which invalidates the entries of step `after` and later in the other files."""
+        """Opens a new file in a folder; it invalidates the entries in older files for step `after` and later."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto import event_pb2
 
@@ -122,7 +123,7 @@ class _EventFile:
         self._write(self._event(wall_time=time.time(), step=after, session_log=log(status=log.START)))
 
     def add(self, step: int, values: Iterable[_Message]) -> None:
-        """Adds values for a step; values: from a summary of tensorboardX."""
+        """Adds a step's values, which come from a tensorboardX summary."""
         event = self._event(wall_time=time.time(), step=step)
         event.summary.value.extend(values)
         self._write(event)

@@ -1,1 +1,1 @@
-"""Implements a training run: its parts, the loop around the jitted update, losses, logging and restoring."""
+"""Implements training runs: setup, the jitted update, the training loop, losses, logging and restoring."""

@@ -1,4 +1,4 @@
-"""Defines callbacks: code of this package or of users that a run calls between its steps.
+"""Defines callbacks: code of PretrainAX or its users that a training run calls between steps.
 
     @dataclasses.dataclass
     class Histogram(Callback):
@@ -8,9 +8,9 @@
             if loop.step % self.every == 0:
                 loop.note(str(jax.tree.map(jnp.std, state.params)))
 
-`config.callbacks` contains the callbacks of a config. Like each `Choice`, their classes are found by entry points. All
-processes of a run call all methods, so a method may compute with sharded arrays. A method must call `Loop.stop` and
-`Loop.request` in all processes or in none.
+`config.callbacks` lists the callbacks of a config. Like the classes of every `Choice`, callback classes are found
+through entry points. All processes of a run call all methods, so a method may compute with sharded arrays. A method
+must call `Loop.stop` and `Loop.request` in all processes or in none.
 """
 
 import contextlib
@@ -37,83 +37,83 @@ class Callback(kinds.Callback):
     logged instead (see `finish`). The goodput table shows the time of each callback.
     """
 
-    part: ClassVar[Optional[str]] = None  # row of the goodput table; None: its own row; "": the row of the steps
+    part: ClassVar[Optional[str]] = None  # row of the goodput table; None: a separate row; "": the row "steps"
     label: ClassVar[str] = ""  # name in messages; "": the class name
 
     def resolve_fields(self, experiment: Experiment) -> None:
-        """Sets fields that depend on the devices; runs after JAX finds the devices and before the data is prepared."""
+        """Sets config fields that depend on the devices; runs after JAX initializes them, before data preparation."""
 
     def rows(self, run: "Run") -> Iterable[Row]:
-        """Returns rows for the header of the run."""
+        """Returns additional (name, value) rows for the run's header."""
         return ()
 
     def on_batch(self, step: int, batch: HostBatch) -> None:
-        """Receives this process's rows of each batch, in the loader thread, as soon as the batch is ready."""
+        """Receives this process's rows of each batch as soon as they are ready; called in the loader thread."""
 
     def on_start(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Runs before the first step of each process, also when a run is resumed; `metrics` is empty."""
+        """Runs before the first step of this process, in both new and resumed runs; `metrics` is empty."""
 
     def before_step(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
         """Runs before step `loop.step + 1`; `metrics` is empty."""
 
     def on_step(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Runs after each update. The metrics are still on the device, so reading them blocks."""
+        """Runs after each update is dispatched; reading `metrics` blocks until the devices have finished the update."""
 
     def log_metrics(self, loop: "Loop", state: TrainState) -> Mapping[str, object]:
-        """Returns extra metrics for a line of training metrics, for example from `loop.sums`: numbers, or dicts."""
+        """Returns additional training metrics (numbers or dicts) to log, computed for example from `loop.sums`."""
         return {}
 
     def on_log(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Runs after a line of training metrics is logged."""
+        """Runs after training metrics are logged, with the logged metrics."""
 
     def evaluation_metrics(self, loop: "Loop", state: TrainState) -> Mapping[str, float]:
-        """Returns extra validation metrics; the run adds them to the metrics of the objective."""
+        """Returns additional validation metrics, which the run logs along with the objective's own metrics."""
         return {}
 
     def on_evaluate(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Runs after a validation."""
+        """Runs after each validation, with the logged metrics."""
 
     def on_save(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Runs after the save of a checkpoint is started, with the validation metrics of its step; {} if none."""
+        """Runs after a save has started; `metrics` has the saved step's validation metrics, or is empty."""
 
     def on_rollback(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
         """Runs after a rollback to `loop.step`, with the restored state; `metrics` is empty."""
 
     def on_text(self, loop: "Loop", name: str, text: str) -> None:
-        """Receives a text about the model, such as samples."""
+        """Receives text that the run outputs, such as samples; `name` identifies the kind of text."""
 
     def on_end(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Runs after the last step is saved, with the validation metrics of this step."""
+        """Runs after the last step is saved, with the validation metrics of the last step."""
 
     def close(self) -> None:
         """Runs last, even after an exception."""
 
 
 class Callbacks:
-    """Calls the methods of all callbacks of a run, in order."""
+    """Calls the methods of all of a run's callbacks, in order."""
 
     def __init__(self, callbacks: Sequence[Callback], goodput: Goodput):
         self.all, self._goodput = tuple(callbacks), goodput
 
     def overriding(self, method: str) -> list[Callback]:
-        """Returns the callbacks that override the method of this name."""
-        return [each for each in self.all if getattr(type(each), method) is not getattr(Callback, method)]
+        """Returns the callbacks whose class overrides `method`."""
+        return [callback for callback in self.all if getattr(type(callback), method) is not getattr(Callback, method)]
 
     def call(self, method: str, *args: object) -> list:
-        """Calls a method of all callbacks that override this method, and returns the results in order.
+        """Calls `method` on all callbacks that override it, and returns the results in order.
 
         Raises:
           RunFailed: a callback raised an exception other than UserError, RunFailed or Spike.
         """
-        return [self._call(each, method, self.timed(each), *args) for each in self.overriding(method)]
+        return [self._call(callback, method, self.timed(callback), *args) for callback in self.overriding(method)]
 
     def call_untimed(self, method: str, *args: object) -> None:
-        """Calls a method as `call` does, but does not add its time to the goodput table; for other threads."""
-        for each in self.overriding(method):
-            self._call(each, method, contextlib.nullcontext(), *args)
+        """Calls `method` as `call` does, but without adding to the goodput table; for use from other threads."""
+        for callback in self.overriding(method):
+            self._call(callback, method, contextlib.nullcontext(), *args)
 
     def timed(self, callback: Callback) -> contextlib.AbstractContextManager:
-        """Returns a context whose time the goodput table counts for the callback."""
+        """Returns a context manager that adds the elapsed time to the callback's row of the goodput table."""
         part = f"callback {name_of(callback)}" if callback.part is None else callback.part
         return self._goodput.on(part) if part else contextlib.nullcontext()
 
@@ -129,18 +129,18 @@ class Callbacks:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator["Callbacks"]:
-        """Returns a context that calls `close` of all callbacks on exit."""
+        """Closes all callbacks when the context exits."""
         with contextlib.ExitStack() as stack:
-            for each in self.overriding("close"):
-                stack.callback(each.close)
+            for callback in self.overriding("close"):
+                stack.callback(callback.close)
             yield self
 
 
 def name_of(callback: Callback) -> str:
-    """Returns the name of a callback for messages: its `label`, or the name of its class."""
+    """Returns a callback's name for messages: its `label`, or its class name if `label` is empty."""
     return callback.label or type(callback).__name__
 
 
 def describe_error(error: Exception) -> str:
-    """Returns the type and the message of an exception as one line."""
+    """Formats an exception as one line: its type and its message."""
     return " ".join(f"{type(error).__name__}: {error}".split())

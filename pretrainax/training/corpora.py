@@ -1,4 +1,4 @@
-"""Downloads the corpora of a run from a store and verifies their checksums, while the run trains."""
+"""Downloads a run's corpora from an object store and verifies their checksums, in the background during training."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,18 +14,18 @@ from pretrainax.files.paths import is_url
 
 @contextlib.contextmanager
 def checked_corpora(data: DataConfig, corpora: Sequence[Corpus], note: Callable[[str], None]) -> Iterator[CorpusCheck]:
-    """Yields a check of the corpora that runs in the background, and prints which files it could not check.
+    """Verifies the corpora's checksums in the background while the context is open; logs which files were not verified.
 
     Args:
-      corpora: in download order; downloads stop at `config.data.keep_bytes`.
-      note: a function that prints a line.
+      corpora: the corpora in download order; downloads stop at `config.data.keep_bytes`.
+      note: logs a line.
 
     Raises:
       UserError: a file is damaged.
     """
     # With an object store, each process has its own local copy and checks all of its files.
-    share = (0, 1) if is_url(data.cache_dir) else (jax.process_index(), jax.process_count())
-    with CorpusCheck(corpora, *share, ShardCache(corpora, data.keep_bytes).fetch) as corpus_check:
+    process = (0, 1) if is_url(data.cache_dir) else (jax.process_index(), jax.process_count())
+    with CorpusCheck(corpora, *process, ShardCache(corpora, data.keep_bytes).fetch) as corpus_check:
         for directory in corpus_check.unknown:
             note(f"{directory} has no checksums: an older version prepared it")
         yield corpus_check
@@ -35,5 +35,5 @@ def checked_corpora(data: DataConfig, corpora: Sequence[Corpus], note: Callable[
                 f"{corpus_check.elsewhere:,} token files are beyond config.data.keep_bytes={data.keep_bytes:,}: they "
                 f"stay in {data.cache_dir}, where the run read them by range without verifying their checksums"
             )
-        if left := corpus_check.left:
-            note(f"the run ended before the checksums of {left:,} corpus files were verified")
+        if unverified := corpus_check.left:
+            note(f"the run ended before the checksums of {unverified:,} corpus files were verified")

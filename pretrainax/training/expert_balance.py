@@ -1,4 +1,4 @@
-"""Computes metrics of the load balance in a mixture of experts, from the sums that the blocks return."""
+"""Computes the load-balance metrics of a mixture of experts from sums that its blocks return."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,7 +8,7 @@ from pretrainax.layers.by_layer import BY_LAYER, DROPPED, EXPERT_TOKENS, ROUTER_
 
 
 def balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns balance metrics averaged over layers, and the number of experts without tokens; {} without experts.
+    """Averages the load-balance metrics over layers and counts unused experts; returns {} for a model without experts.
 
     Args:
       sums: {metric: (sum, count)}; per-layer sums, whose names start with BY_LAYER, are arrays [L, …].
@@ -27,7 +27,7 @@ def balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
 
 def layer_balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the balance metrics of each layer, {"expert_imbalance/layer=decoder.0": …}, for `sums` as above."""
+    """Computes the load-balance metrics of each layer, for example {"expert_imbalance/layer=decoder.0": …}."""
     metrics = {f"expert_imbalance/layer={layer}": max(load) for layer, load in expert_loads(sums).items()}
     for name, metric in ((ROUTER_ENTROPY, "router_entropy"), (DROPPED, "dropped_fraction")):
         metrics |= {f"{metric}/layer={layer}": mean for layer, mean in _means(sums, name)}
@@ -35,7 +35,7 @@ def layer_balance_metrics(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
 
 def expert_loads(sums: Mapping[str, Sequence]) -> dict[str, list[float]]:
-    """Returns {"decoder.0": [E], …}: for each expert of a layer, its tokens divided by the mean of the layer."""
+    """Divides each expert's token count by the mean over its layer's experts; returns {"decoder.0": [E], …}."""
     loads = {}
     for layer, tokens, _ in _layer_sums(sums, EXPERT_TOKENS):
         loads[layer] = np.round(tokens / max(tokens.mean(), 1e-9), 4).tolist()
@@ -48,10 +48,10 @@ def _means(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, float
 
 
 def _layer_sums(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields (layer such as "decoder.0", sum, count) of the per-layer metric `name` for each layer."""
+    """Yields (layer, sum, count) of the metric `name` for each layer, where the layer is a name such as "decoder.0"."""
     for key, (total, count) in sums.items():
         if key.startswith(BY_LAYER) and key.endswith(f"/{name}"):
-            _, stack, numbers, _ = key.split("/")
-            first, step = map(int, numbers.split(":"))
+            _, stack, layer_range, _ = key.split("/")
+            first, step = map(int, layer_range.split(":"))
             for i, layer_values in enumerate(zip(*(np.asarray(x, np.float64) for x in (total, count)), strict=True)):
                 yield f"{stack}.{first + i * step}", *layer_values

@@ -1,6 +1,6 @@
-"""Finishes a run whose last step is saved: runs the last validation and the `on_end` methods of the callbacks.
+"""Completes a run after its last step is saved: runs the last validation and the `on_end` methods of the callbacks.
 
-The trained parameters are safe at this point. With one process, a failed callback is logged and the next ones run.
+The trained parameters are already safe. With one process, an error in a callback is logged and the others still run.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # that module imports this module
 
 
 def finish(loop: "Loop", state: TrainState) -> None:
-    """Validates the state, unless it was validated after the last step, and calls `on_end` of the callbacks.
+    """Validates the final state, unless the last step was already validated, and calls the callbacks' `on_end`.
 
     Raises:
-      RunFailed: the validation failed; or a callback failed in one of several processes: the others would wait for it.
+      RunFailed: validation failed, or a callback failed in a multi-process run, whose other processes might hang.
     """
     run, metrics = loop.run, loop.last_evaluation
     run.peers.beat(None)
@@ -31,14 +31,14 @@ def finish(loop: "Loop", state: TrainState) -> None:
             metrics = run.validate(run.validated(state))
         except Exception as error:
             raise RunFailed(f"the run is done and saved, but its validation failed: {describe_error(error)}") from error
-    for each in loop.callbacks.overriding("on_end"):
-        with continue_on_error(name_of(each), loop), loop.callbacks.timed(each):
-            each.on_end(loop, state, metrics)
+    for callback in loop.callbacks.overriding("on_end"):
+        with continue_on_error(name_of(callback), loop), loop.callbacks.timed(callback):
+            callback.on_end(loop, state, metrics)
 
 
 @contextlib.contextmanager
 def continue_on_error(what: str, loop: "Loop") -> Iterator[None]:
-    """Returns a context that logs an exception in one line instead of raising it, because the run is already saved.
+    """Suppresses an exception inside the context and logs it in one line, because the run is already saved.
 
     Raises:
       RunFailed: an exception was raised, and the run has several processes.

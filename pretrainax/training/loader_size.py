@@ -1,4 +1,4 @@
-"""Chooses the number of loader processes so that batches arrive as fast as the devices need them."""
+"""Chooses the number of data-loader processes so that batches are ready as fast as the devices need them."""
 
 import math
 import os
@@ -12,22 +12,21 @@ from pretrainax.reporting.units import short_time
 from pretrainax.training.run import Run
 
 MFU = 0.6  # assumed model FLOPs utilization of a step, which bounds the rate at which batches are needed
-MAX_THREAD_SHARE = (
-    0.5  # a loader thread, in the process that also launches the steps, is used up to this share of the time
-)
-SAFETY_FACTOR = 1.5  # factor of the number of processes, because some batches take longer than the median
+# A loader thread, in the process that also dispatches the steps, suffices if it is busy for at most this fraction.
+MAX_THREAD_SHARE = 0.5
+SAFETY_FACTOR = 1.5  # multiplies the number of processes, because some batches take longer than the median
 
 
 class LoaderSize(NamedTuple):
-    """The measured speed of the data loader and its number of processes."""
+    """The measured speed of the data loader, and the number of loader processes."""
 
-    batch: float  # seconds to make a batch in one process
-    step: float  # expected seconds per step on the devices, at a utilization of MFU
+    batch: float  # seconds to build a batch in one process
+    step: float  # expected seconds per step on the devices, at the utilization MFU
     workers: int  # number of loader processes; 0: a thread of the training process
-    wanted: int  # number of loader processes that make batches as fast as the devices need them
+    wanted: int  # number of loader processes that build batches as fast as the devices need them
 
     def row(self) -> tuple[str, str]:
-        """Returns the name and the value of the loader's row in the header of a run."""
+        """Returns the (name, value) row that describes the loader in the run's header."""
         loader = f"{self.workers} processes" if self.workers else "a thread"
         warning = f", TOO FEW: set config.data.workers to {self.wanted}" if self.workers < self.wanted else ""
         batch, step = short_time(self.batch), short_time(self.step)
@@ -35,7 +34,7 @@ class LoaderSize(NamedTuple):
 
 
 def size_loader(run: Run) -> Optional[LoaderSize]:
-    """Sets `config.data.workers` if it is None. Returns the measurements; None if the devices' speed is unknown."""
+    """Sets `config.data.workers` if it is None; returns the measurements, or None if the chip's peak is unknown."""
     data = run.experiment.data
     steps = [(part, seconds) for part in run.parts if (seconds := part.work.least_seconds(MFU)) is not None]
     if not steps:
@@ -53,12 +52,12 @@ def size_loader(run: Run) -> Optional[LoaderSize]:
 
 
 def processes_for(busy: float, cores: int) -> int:
-    """Returns the number of loader processes; 0: use a thread. `busy` is (seconds per batch) / (seconds per step)."""
+    """Returns the number of loader processes (0 for a thread), where `busy` is seconds per batch / seconds per step."""
     return 0 if busy <= MAX_THREAD_SHARE else max(min(math.ceil(SAFETY_FACTOR * busy), cores - 1), 1)
 
 
 def seconds_to_make(run: Run, count: int = 3) -> float:
-    """Returns the median seconds to make one of `count` batches, after a first batch, which also opens files."""
+    """Measures the median seconds to build a batch over `count` batches, after an untimed one that opens the files."""
     first, seconds = run.stop - run.steps, []
     for i in range(count + 1):
         start = time.perf_counter()

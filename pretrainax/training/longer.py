@@ -1,4 +1,4 @@
-"""Extends a run past its planned steps, and lists how its completed steps differ from a run of the new length."""
+"""Extends a run beyond its planned steps, and describes how its completed steps differ from those of a longer run."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from pretrainax.config import Experiment, UserError, phase_at, phases_of
 
 
 def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
-    """Checks the extension of a run from config `old` to `new`, which differ in train.steps; returns a line about it.
+    """Checks that a run of config `old` can continue with `new`, which has more train.steps; returns a log message.
 
     Args:
       done: number of completed steps.
-      agreed: the user accepts that completed steps differ from a run of `new`, for example in learning rate.
+      agreed: whether the user accepts that completed steps were not trained as `new` specifies (learning rate, phase).
 
     Raises:
-      UserError: `new` has fewer steps than `old`; or completed steps differ from a run of `new`, without `agreed`.
+      UserError: `new` has fewer steps than `old`, or completed steps differ from `new` and `agreed` is False.
     """
     before, after = old.train.steps, new.train.steps
     if after < before:
@@ -36,19 +36,19 @@ def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
 
 
 def _changes(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
-    """Yields a description of each difference between the `done` completed steps and the same steps of `new`."""
+    """Describes how the `done` completed steps differ from the same steps in a run that uses `new` from the start."""
     yield from _moved_phases(old, new, done)
-    rates, longer = _rates(old, done + 1), _rates(new, done + 1)
-    if not jnp.array_equal(rates[:done], longer[:done]):
+    old_rates, new_rates = _rates(old, done + 1), _rates(new, done + 1)
+    if not jnp.array_equal(old_rates[:done], new_rates[:done]):
         yield (
-            f"the learning rate of step {done + 1:,} is {float(rates[done]):.3g} in the schedule of "
-            f"{old.train.steps:,} steps and {float(longer[done]):.3g} in the schedule of {new.train.steps:,} steps "
+            f"the learning rate of step {done + 1:,} is {float(old_rates[done]):.3g} in the schedule of "
+            f"{old.train.steps:,} steps and {float(new_rates[done]):.3g} in the schedule of {new.train.steps:,} steps "
             f"({type(new.schedule).__name__})"
         )
-    started = [phase.experiment for phase in phases_of(old) if phase.start < done]
-    sources, objectives = [one.data.source for one in started], [one.objective for one in started]
-    starts = [start for source in sources for start, _ in source.weight_stages([1] * len(source.components()))]
-    if any(0 < start * old.train.steps < done for start in starts):
+    configs = [phase.experiment for phase in phases_of(old) if phase.start < done]
+    sources, objectives = [config.data.source for config in configs], [config.objective for config in configs]
+    stage_starts = [start for source in sources for start, _ in source.weight_stages([1] * len(source.components()))]
+    if any(0 < start * old.train.steps < done for start in stage_starts):
         yield "the stages of config.data.source begin at shares of config.train.steps, and a stage has begun"
     changes = [change for objective in objectives for change in _rate_changes(objective)]
     if any(change.begin * old.train.steps < done for change in changes):
@@ -56,7 +56,7 @@ def _changes(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
 
 
 def _moved_phases(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
-    """Yields a description of the first completed step that is in a different phase in `new`; nothing if none is."""
+    """Describes the first completed step whose phase is different in `new`; yields nothing if there is none."""
     before, after = phases_of(old), phases_of(new)
     for start in sorted({phase.start for phase in (*before, *after) if phase.start < done}):
         old_phase, new_phase = phase_at(before, start), phase_at(after, start)
@@ -66,7 +66,7 @@ def _moved_phases(old: Experiment, new: Experiment, done: int) -> Iterator[str]:
 
 
 def _rates(experiment: Experiment, count: int) -> jax.Array:
-    """Returns the learning rates of the first `count` steps of a run, [count]; the last phase has no end."""
+    """Computes the learning rates [count] of a run's first `count` steps, as if the last phase never ended."""
     rates = []
     for phase in phases_of(experiment):
         config = phase.experiment
@@ -76,14 +76,14 @@ def _rates(experiment: Experiment, count: int) -> jax.Array:
     return jnp.concatenate(rates)
 
 
-def _rate_changes(part: object) -> Iterator[Any]:
-    """Yields each `rate_change` that is set in an objective or in its nested objectives."""
-    if isinstance(part, tuple):
-        for item in part:
+def _rate_changes(value_or_config: object) -> Iterator[Any]:
+    """Yields every `rate_change` that is set in an objective, including its nested objectives."""
+    if isinstance(value_or_config, tuple):
+        for item in value_or_config:
             yield from _rate_changes(item)
-    elif dataclasses.is_dataclass(part):
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
+    elif dataclasses.is_dataclass(value_or_config):
+        for field in dataclasses.fields(value_or_config):
+            value = getattr(value_or_config, field.name)
             if field.name == "rate_change" and value is not None:
                 yield value
             yield from _rate_changes(value)

@@ -5,7 +5,7 @@ Loop       everything around the jitted update; callbacks receive the loop
   _train_steps   for each step: fetches a batch, runs the update, then logs, evaluates and saves if due
   _roll_back, _next_batch, _watch_batches, _announce_speed: helpers of `train` and `_train_steps`
   _read_metrics  copies metrics from the device when they are needed, and checks each step once
-  _log, _evaluate, _save: run every `train.logged_every`, `evaluate.every`, `checkpoint.every` steps
+  _log, _evaluate, _save: called every `train.logged_every`, `evaluate.every` and `checkpoint.every` steps
 """
 
 import collections
@@ -43,19 +43,19 @@ from pretrainax.training.train_step import TrainState
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:
-    """Yields batches on the devices of the mesh; the next batch is copied while the devices use the current batch."""
-    ahead = collections.deque()
+    """Copies batches to the devices of the mesh, prefetching one batch."""
+    on_device = collections.deque()
     for batch in batches:
-        ahead.append(put_batch(batch, mesh))
-        if len(ahead) > 1:
-            yield ahead.popleft()
-    yield from ahead
+        on_device.append(put_batch(batch, mesh))
+        if len(on_device) > 1:
+            yield on_device.popleft()
+    yield from on_device
 
 
 class Loop:
     """Runs the jitted update, and periodically logs, evaluates and saves.
 
-    `loop_state` is the state, in addition to the `TrainState`, that a restart needs; each checkpoint contains a copy.
+    `loop_state` is what a restart needs in addition to the `TrainState`; each checkpoint contains a copy of it.
     Callbacks use `run`, `step`, `workdir`, `sums`, `note`, `log_text`, `paused`, `stop`, `request` and `is_stopping`.
     """
 
@@ -75,14 +75,14 @@ class Loop:
         self.callbacks = callbacks
         self.first_rows: Sequence[Row] = ()  # header rows about the workdir and the initial parameters
         self.sums: Mapping[str, Sequence] = {}  # {metric: (sum, count)} over the steps of the last "train" line
-        self._stopped, self._asked_for = "", set[str]()  # arguments of `stop` and of `request`
+        self._requested_stop, self._requests = "", set[str]()  # arguments of `stop` and of `request`
         self.saved = False  # True if this process has saved a checkpoint
         self.compiled: Optional[Run] = None  # the phase whose update is compiled
         self.first_step = loop_state.step + 1  # first step of this process; a rollback does not change this number
         self._reset()
 
     def _reset(self) -> None:
-        """Discards all data about steps after `loop_state.step`: in a new process, and after a rollback."""
+        """Discards all data about steps after `loop_state.step`; used in a new process and after a rollback."""
         self.writer.check(self.loop_state.metrics_file, self.loop_state.step)
         self.run = self.run.at(self.loop_state.step - 1)
         self.batches = loss_spikes.SkippingBatches(self.run.batches, self.loop_state.rollbacks)
@@ -94,13 +94,13 @@ class Loop:
         self._select_by(self.run.experiment.select_by)
 
     def _reset_clock(self) -> None:
-        """Resets the times and counts from which the next line of metrics.jsonl computes speeds."""
-        self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # seconds of training, of these waiting for data; steps
+        """Resets the times and counts from which the speeds in the next line of metrics.jsonl are computed."""
+        self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # seconds of training; seconds of waiting for data; steps
         self.counts = Counts()  # counts of these steps
         self.flops_done = 0.0  # FLOPs of these steps, without masked blocks that attention skips
 
     def _select_by(self, metric: str) -> None:
-        """Resets the best value if the restored state selected checkpoints by a different metric."""
+        """Discards the restored best metric value if the run now selects checkpoints by a different metric."""
         state = self.loop_state
         if state.select_by != metric and state.best_loss is not None:
             self.writer.note(
@@ -117,7 +117,7 @@ class Loop:
 
     @property
     def workdir(self) -> str:
-        """Returns the folder of the run (--workdir); for a URL, the local copy of the folder."""
+        """Returns the run's folder (--workdir), or the local copy of that folder if --workdir is a URL."""
         return self.writer.workdir
 
     @property
@@ -126,24 +126,24 @@ class Loop:
         return self.preemption.requested
 
     def note(self, line: str) -> None:
-        """Prints a line to the log of the run."""
+        """Logs a line."""
         self.writer.note(line)
 
     def log_text(self, name: str, text: str) -> None:
-        """Passes a text about the model, such as samples, to `on_text` of all callbacks."""
+        """Passes text that the run outputs, such as samples, to the `on_text` method of every callback."""
         self.callbacks.call("on_text", self, name, text)
 
     def stop(self, reason: str) -> None:
-        """Ends the run after this step, as if it were the last step; all processes must call this."""
-        self._stopped = reason
+        """Ends the run after this step as if it were the last one; all processes must call this method."""
+        self._requested_stop = reason
 
     def request(self, *what: Literal["evaluation", "checkpoint"]) -> None:
-        """Requests a validation or a checkpoint after this step; all processes must call this."""
-        self._asked_for.update(what)
+        """Requests a validation or a checkpoint after this step; all processes must call this method."""
+        self._requests.update(what)
 
     @contextlib.contextmanager
     def paused(self, part: str) -> Iterator[None]:
-        """Returns a context for work between two steps, with idle devices; its time does not count as step time.
+        """Waits until the devices are idle, and excludes the time inside the context from the step time.
 
         Args:
           part: the row of the goodput table to which the time is added.
@@ -154,23 +154,23 @@ class Loop:
         self.resumed = time.perf_counter()
 
     def _call(self, method: str, state: TrainState, metrics: Mapping[str, PyTree]) -> None:
-        """Calls a method of the callbacks between two steps; the time does not count as step time."""
+        """Calls the callbacks' method `method` between two steps, and excludes the time from the step time."""
         self.callbacks.call(method, self, state, metrics)
         self.resumed = time.perf_counter()
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
-        """Returns the validation metrics of the current step; None if there was no validation after this step."""
+        """Returns the validation metrics of the current step, or None if this step was not validated."""
         step, metrics = self.evaluation or (None, None)
         return metrics if step == self.loop_state.step else None
 
     @property
     def _phase(self) -> dict[str, float]:
-        """Returns {"phase": number}, an entry of metrics and checkpoints; {} for a run without phases."""
+        """Returns {"phase": number} to add to metrics and checkpoints, or {} for a run without phases."""
         return {"phase": self.run.phase.number} if self.run.phase else {}
 
     def train(self, state: TrainState) -> tuple[TrainState, int]:
-        """Runs all steps. Returns the state at the end, and the exit code: 0, or PREEMPTED after a signal."""
+        """Runs all remaining steps; returns the final state and the exit code (0, or PREEMPTED after a signal)."""
         self._call("on_start", state, {})
         while True:
             try:
@@ -181,7 +181,7 @@ class Loop:
             state = self._roll_back(spike)
 
     def _train_steps(self, state: TrainState) -> tuple[TrainState, int]:
-        """Runs the steps from `loop_state.step` + 1, and returns as `train`; raises Spike or RunFailed."""
+        """Runs the steps after `loop_state.step`. Returns the same as `train`; raises Spike or RunFailed."""
         experiment, loop_state = self.run.experiment, self.loop_state
         steps, first = experiment.train.steps, loop_state.step + 1
         batches = iterate(self.batches, first - 1, steps, experiment.data.workers or 0)
@@ -209,14 +209,14 @@ class Loop:
                 self._count(step, batch, metrics)
                 self.callbacks.call("on_step", self, state, metrics)
 
-                self._stop_if_text_is_damaged()
+                self._check_corpora()
                 self.run.peers.beat(step)
-                if self._do_what_is_due(state):
+                if self._run_due_actions(state):
                     return state, PREEMPTED
         return state, 0
 
     def _count(self, step: int, batch: dict[str, jax.Array], metrics: dict[str, PyTree]) -> None:
-        """Adds a step that was sent to the devices to `pending`, and waits until the previous step is done."""
+        """Appends a dispatched step to `pending`, then waits until the devices have finished the step before it."""
         index, work = self.batches.index(step - 1), self.run.work
         self.flops_done += work.flops_done_of(index)
         self.pending.append((step, Counts(tokens=tokens_read(batch), flops=work.flops_of(index)), metrics))
@@ -225,10 +225,10 @@ class Loop:
             self._announce_speed(step - self.first_step)
         jax.block_until_ready(self.pending[-2:-1])  # stays at most one step ahead of the devices
 
-    def _do_what_is_due(self, state: TrainState) -> bool:
-        """Logs, evaluates and saves after a step if due; returns True if a signal stops the run after this step."""
-        experiment, step, requests = self.run.experiment, self.step, self._asked_for
-        self._asked_for = set()
+    def _run_due_actions(self, state: TrainState) -> bool:
+        """Logs, evaluates and saves if due after this step; returns True if a signal requires the run to stop now."""
+        experiment, step, requests = self.run.experiment, self.step, self._requests
+        self._requests = set()
         is_end = step == self.run.stop  # the last step of the phase
         is_last, is_stopping = step == experiment.train.steps, self.run.peers.agree(self.preemption.requested)
         if step % experiment.train.logged_every == 0 or is_end:
@@ -239,7 +239,7 @@ class Loop:
         is_due = (
             step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step) or "checkpoint" in requests
         )
-        is_scheduled = is_due or is_best or is_end or bool(self._stopped)
+        is_scheduled = is_due or is_best or is_end or bool(self._requested_stop)
         if is_scheduled or is_stopping:
             self._save(state, is_scheduled)
         if is_stopping and not is_last:
@@ -250,39 +250,39 @@ class Loop:
         return False
 
     def _stop_reason(self) -> str:
-        """Returns the reason to end the run before its last step; "": the run continues."""
+        """Returns the reason to end the run before its last step, or "" if the run continues."""
         evaluate = self.run.experiment.evaluate
         if evaluate.patience is not None and self.loop_state.evaluations_since_best >= evaluate.patience:
             return (
                 f"no better validation {self.run.experiment.select_by} in {evaluate.patience} evaluations: "
                 "stopping; to continue, run the same command with a larger config.evaluate.patience"
             )
-        return self._stopped and f"stopped after step {self.step}: {self._stopped}"
+        return self._requested_stop and f"stopped after step {self.step}: {self._requested_stop}"
 
     def _roll_back(self, spike: loss_spikes.Spike) -> TrainState:
         """Restores a checkpoint from before the spike, and deletes later checkpoints and later lines of metrics.jsonl.
 
-        If the process is killed during the rollback, the resumed run finds the same spike again, whatever the newest
-        checkpoint is. If all checkpoints are too new, the oldest one is used, also after a kill: see `Checkpoints`.
+        If the process is killed during the rollback, the resumed run detects the same spike again, from any checkpoint.
+        If all checkpoints are too new, the oldest one is restored, also after a kill (`Checkpoints.restore_newest`).
         """
-        before = self.loop_state.rollbacks
-        rollback = loss_spikes.plan_rollback(spike, before, self.run.experiment.train)
+        earlier_rollbacks = self.loop_state.rollbacks
+        rollback = loss_spikes.plan_rollback(spike, earlier_rollbacks, self.run.experiment.train)
         with self.goodput.on("restoring"):
-            state, restored = restore_or_init(self.run, self.checkpoints, up_to=rollback.step)
-            self.checkpoints.drop_after(restored.step)
-        rollback = dataclasses.replace(rollback, step=max(rollback.step, restored.step))
-        self.loop_state = dataclasses.replace(restored, rollbacks=[*before, rollback])
-        self.writer.rewind(restored.step)
+            state, restored_state = restore_or_init(self.run, self.checkpoints, up_to=rollback.step)
+            self.checkpoints.drop_after(restored_state.step)
+        rollback = dataclasses.replace(rollback, step=max(rollback.step, restored_state.step))
+        self.loop_state = dataclasses.replace(restored_state, rollbacks=[*earlier_rollbacks, rollback])
+        self.writer.rewind(restored_state.step)
         self._reset()
         self.writer.note(
-            f"{spike.what}; rollback {len(before) + 1}: back to step {restored.step}; after step "
+            f"{spike.what}; rollback {len(earlier_rollbacks) + 1}: back to step {restored_state.step}; after step "
             f"{rollback.step} the run skips {rollback.skipped} batches"
         )
         self._call("on_rollback", state, {})
         return state
 
     def _enter_phase(self, step: int) -> None:
-        """Switches to the model, the update and the batches of the step's phase if a new phase begins, and logs that.
+        """Switches to a new phase's model, update and batches if `step` begins one, and logs the phase.
 
         Spike detection discards its previous losses, because losses of different phases are not comparable.
         """
@@ -293,40 +293,40 @@ class Loop:
             self.writer.note(str(run.phase))
 
     def _next_batch(self, fetched: Future) -> dict[str, jax.Array]:
-        """Returns the fetched batch, and adds the waiting time, which starts when the devices are idle."""
+        """Waits for the fetched batch and returns it; adds the time for which the devices sat idle to `waited`."""
         if not fetched.done():
             jax.block_until_ready(self.pending[-1:])
-        before = time.perf_counter()
+        start = time.perf_counter()
         with self.goodput.on("waiting"):
             batch = fetched.result()
-        self.waited += time.perf_counter() - before
+        self.waited += time.perf_counter() - start
         return batch
 
     def _watch_batches(self, batches: Iterator[HostBatch], first: int) -> Iterator[HostBatch]:
-        """Yields the batches from step `first` on, and checks the first batch and the first batch of each phase."""
+        """Yields the batches from step `first` on, after checking the first one and the first of each later phase."""
         model, checked = self.run.experiment.model, None
         for step, batch in enumerate(batches, first):
-            source = self.run.at(step - 1).train_batches
-            if source is not checked:
-                check_batch(batch, model, source.lengths_of(self.batches.index(step - 1)), source.local_batch_size)
-                checked = source
+            current = self.run.at(step - 1).train_batches
+            if current is not checked:
+                check_batch(batch, model, current.lengths_of(self.batches.index(step - 1)), current.local_batch_size)
+                checked = current
             self.callbacks.call_untimed("on_batch", step, batch)
             yield batch
 
-    def _announce_speed(self, done: int) -> None:
-        """Logs the time to the first step (if `done` is 0) or, 3 steps later, the expected time of remaining steps."""
+    def _announce_speed(self, steps_done: int) -> None:
+        """Logs the startup time after the first step (`steps_done` is 0) or, 3 steps later, the estimated time left."""
         jax.block_until_ready(self.pending[-1][-1])
         now = time.perf_counter()
-        if done == 0:
+        if steps_done == 0:
             self.first_done = now
             self.writer.note(f"first step {self.goodput.age():.1f} s after the start")
         else:
-            left = self.run.experiment.train.steps - self.loop_state.step
-            seconds = (now - self.first_done) / done * self.run.steps_left(self.loop_state.step)
-            self.writer.note(f"expected time {datetime.timedelta(seconds=round(seconds))} for {left:,} steps")
+            remaining = self.run.experiment.train.steps - self.loop_state.step
+            seconds = (now - self.first_done) / steps_done * self.run.steps_left(self.loop_state.step)
+            self.writer.note(f"expected time {datetime.timedelta(seconds=round(seconds))} for {remaining:,} steps")
 
     def _read_metrics(self) -> None:
-        """Copies the metrics of all pending steps from the device, and checks for non-finite values and spikes."""
+        """Copies the metrics of all pending steps to the host and checks them for non-finite values and spikes."""
         if not self.pending:
             return
         steps, counts_of_steps, on_device = zip(*self.pending, strict=True)
@@ -334,8 +334,8 @@ class Loop:
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
-        train, objective, skipped = self.run.experiment.train, self.run.experiment.objective, []
-        watched = objective.watched or objective.select_by
+        train, objective, skipped_lines = self.run.experiment.train, self.run.experiment.objective, []
+        watched_loss = objective.watched or objective.select_by
         for step, counts, metrics in zip(steps, counts_of_steps, metrics_of_steps, strict=True):
             counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
             for total in filter(None, (self.counts, self.loop_state.counts)):
@@ -343,11 +343,11 @@ class Loop:
             if metrics["finite"]:
                 self.loop_state.add_sums(metrics["sums"])
                 means, norm = summarize(metrics["sums"]), float(metrics["gradient_norm"])
-                loss = means.get(watched, means["loss"])  # a step without labels for `watched` has only "loss"
+                loss = means.get(watched_loss, means["loss"])  # a step without labels for `watched` has only "loss"
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))
-            skipped.append(line)
+            skipped_lines.append(line)
             if train.on_nonfinite == "stop" and train.on_spike == "rollback":
                 raise loss_spikes.Spike(step, line)
             if train.on_nonfinite == "stop":
@@ -355,12 +355,12 @@ class Loop:
                     f"{line}; lower config.optimizer.learning_rate in a new --workdir, or resume with "
                     "--config.train.on_nonfinite=skip or --config.train.on_spike=rollback"
                 )
-        if skipped:
-            self.loop_state.skipped_updates += len(skipped)
-            self.writer.note(f"{skipped[0]}; skipped {len(skipped)} of the last {len(steps)} updates")
+        if skipped_lines:
+            self.loop_state.skipped_updates += len(skipped_lines)
+            self.writer.note(f"{skipped_lines[0]}; skipped {len(skipped_lines)} of the last {len(steps)} updates")
 
-    def _stop_if_text_is_damaged(self) -> None:
-        """Raises UserError if the checksum of a corpus file is wrong; the error describes the affected checkpoints."""
+    def _check_corpora(self) -> None:
+        """Raises UserError if the checksum of a corpus file is wrong; the message names the affected checkpoints."""
         try:
             self.corpus_check.raise_if_damaged()
         except UserError as e:
@@ -368,10 +368,10 @@ class Loop:
             raise UserError(f"{e}{hint}") from e
 
     def _describe_nonfinite(self, step: int, parameter: int) -> str:
-        """Returns a line about a non-finite step: its examples, and the first parameter with a non-finite gradient.
+        """Describes a non-finite step: its examples, and the first parameter with a non-finite gradient.
 
         Args:
-          parameter: index of this parameter in tree order; -1 if only the loss is not finite.
+          parameter: index of that parameter in tree order, or -1 if only the loss is not finite.
         """
         size, index = self.run.at(step - 1).train_batches.global_batch_size, self.batches.index(step - 1)
         names = parameter_names(self.run.abstract_state.params)
@@ -379,7 +379,7 @@ class Loop:
         return f"not finite at step {step} (examples {index * size} to {(index + 1) * size - 1}), {where}"
 
     def _log(self, state: TrainState) -> None:
-        """Logs mean metrics and speeds of the steps since the last log, and the counts of all steps so far."""
+        """Logs the mean metrics and the speed since the last log, and the total counts of all steps so far."""
         self._read_metrics()
         assert self.newest is not None  # _read_metrics sets it after a step
         loop_state, counts = self.loop_state, self.counts
@@ -407,12 +407,12 @@ class Loop:
         self._reset_clock()
 
     def _total_counts(self) -> dict[str, Optional[float]]:
-        """Returns the counts of all steps so far, such as tokens, as x axes for comparing losses of several runs."""
+        """Returns the total counts so far (None if unknown), which serve as x axes for comparing runs' losses."""
         counts = self.loop_state.counts
         return vars(counts) if counts else dict.fromkeys(vars(Counts()))
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Computes and logs the validation metrics; returns True if the metric `select_by` is the best so far."""
+        """Computes and logs the validation metrics; returns True if the `select_by` metric is the best so far."""
         self._read_metrics()
         loop_state, metric = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
@@ -424,15 +424,15 @@ class Loop:
             self.writer.log(loop_state.step, "valid", line)
         self._call("on_evaluate", state, line)
         self.evaluation = loop_state.step, metrics
-        value, best = metrics.get(metric, math.nan), loop_state.best_loss
-        if math.isfinite(value) and (best is None or best_step({0: best, 1: value}, metric) == 1):
+        value, best_value = metrics.get(metric, math.nan), loop_state.best_loss
+        if math.isfinite(value) and (best_value is None or best_step({0: best_value, 1: value}, metric) == 1):
             loop_state.best_loss, loop_state.evaluations_since_best = value, 0
             return True
         loop_state.evaluations_since_best += 1
         return False
 
     def _save(self, state: TrainState, is_scheduled: bool = True) -> None:
-        """Saves a checkpoint after `_read_metrics` has checked all steps; not `is_scheduled`: because of a signal."""
+        """Checks pending steps, then saves a checkpoint; `is_scheduled` is False if only a signal caused the save."""
         self._read_metrics()
         self.loop_state.metrics_file, self.loop_state.is_scheduled = self.writer.size(), is_scheduled
         evaluation, self.saved = self.last_evaluation, True

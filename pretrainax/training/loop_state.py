@@ -1,4 +1,4 @@
-"""Defines the state of the loop that a checkpoint saves besides the `TrainState`: counters, best metric, rollbacks."""
+"""Defines the loop state that a checkpoint saves in addition to the `TrainState`: counters, best metric, rollbacks."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pretrainax.files.json_files import JsonObject
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """A return to an earlier checkpoint after a loss spike, after which the run skips some batches."""
+    """A return to an earlier checkpoint after a loss spike, and the number of batches to skip afterwards."""
 
     spike: int  # first step of the spike
     step: int  # the run skips batches after this step
@@ -20,7 +20,7 @@ class Rollback:
 
 @dataclasses.dataclass
 class Counts:
-    """Counts of tokens, bytes and FLOPs of some steps, summed over all processes."""
+    """Counts of tokens, bytes and FLOPs in one or more steps, summed over all processes."""
 
     text_tokens: int = 0  # tokens of text in the examples, without special tokens
     text_bytes: int = 0  # UTF-8 bytes of the text of these tokens
@@ -34,7 +34,7 @@ class Counts:
 
 @dataclasses.dataclass(kw_only=True)
 class LoopState:
-    """The loop's part of a checkpoint, stored in the checkpoint's run.json under "extra"."""
+    """The state of the training loop, which each checkpoint stores in its run.json under "extra"."""
 
     step: int = 0  # number of completed updates
     tokenizer: str  # fingerprint of the tokenizer
@@ -53,29 +53,29 @@ class LoopState:
     is_scheduled: bool = True  # False: saved only because of a signal; an uninterrupted run has no such checkpoint
 
     def add_sums(self, sums: Mapping[str, Sequence]) -> None:
-        """Adds the sums and counts of a step, {metric: (sum, count)}, to `sums`."""
+        """Adds a step's sums and counts, {metric: (sum, count)}, to the running totals in `self.sums`."""
         for name, (value, count) in sums.items():
-            before = self.sums.get(name, (0.0, 0.0))
-            pairs = zip(before, (value, count), strict=True)
+            previous = self.sums.get(name, (0.0, 0.0))
+            pairs = zip(previous, (value, count), strict=True)
             self.sums[name] = [np.add(a, np.asarray(b, np.float64)).tolist() for a, b in pairs]
 
     def to_json(self) -> JsonObject:
-        """Returns a deep copy of the fields as a dict, in types that JSON supports."""
+        """Returns a deep copy of the fields as a JSON-serializable dict."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: JsonObject, default: "LoopState") -> "LoopState":
-        """Returns the state from a result of `to_json`, which may come from an older or newer version of PretrainAX.
+        """Builds a loop state from the output of `to_json`, possibly from an older or newer version of PretrainAX.
 
-        A missing field gets its value from `default`, except `counts`, which is None if the state has completed steps.
+        Missing fields are taken from `default`, except `counts`, which is set to None if the state has completed steps.
         Unknown entries are ignored.
         """
         values = {field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored}
         if "rollbacks" in values:
             values["rollbacks"] = [Rollback(**rollback) for rollback in values["rollbacks"]]
         if values.get("counts"):
-            known = {field.name for field in dataclasses.fields(Counts)}
-            values["counts"] = Counts(**{name: n for name, n in values["counts"].items() if name in known})
+            field_names = {field.name for field in dataclasses.fields(Counts)}
+            values["counts"] = Counts(**{name: n for name, n in values["counts"].items() if name in field_names})
         elif stored.get("step"):
             values["counts"] = None
         return dataclasses.replace(default, **values)

@@ -26,7 +26,7 @@ Observation = list[float]  # [loss, log of the gradient norm] of a step
 
 
 class Spike(Exception):
-    """Is raised for a loss spike; has the first step of the spike, and a description for error messages."""
+    """Signals a loss spike that began at `step`; `what` describes it in messages."""
 
     def __init__(self, step: int, what: str):
         super().__init__(what)
@@ -34,19 +34,19 @@ class Spike(Exception):
 
 
 def find_spike(recent: Sequence[Observation], train: TrainConfig) -> Optional[str]:
-    """Returns a description of the spike if the last `spike_steps` of the `recent` steps are a spike; else None.
+    """Returns a description of the loss spike if the last `spike_steps` steps of `recent` are one, otherwise None.
 
-    In a spike, the losses or the gradient norms of all its steps exceed the median of the `spike_window` steps before
-    the spike by more than `spike_deviations` robust deviations. A robust deviation is 1.4826 × the median absolute
-    deviation, which a few outliers do not change. By default, a single step is no spike, because gradient clipping
-    handles a bad batch and a rollback is expensive. OLMo skips updates beyond 6 standard deviations over 128 steps
-    (OLMo-core, `SkipStepOptimizer`).
+    The steps are a spike if all their losses, or all their gradient norms, exceed the median of the `spike_window`
+    preceding steps by more than `spike_deviations` robust deviations. A robust deviation is 1.4826 × the median
+    absolute deviation, which is insensitive to a few outliers. By default, a single step is not a spike, because
+    gradient clipping handles a bad batch and a rollback is expensive. OLMo skips updates beyond 6 standard deviations
+    over 128 steps (OLMo-core, `SkipStepOptimizer`).
     """
-    past, newest = recent[: -train.spike_steps], recent[-train.spike_steps :]
-    if len(past) < train.spike_window:
+    earlier, newest = recent[: -train.spike_steps], recent[-train.spike_steps :]
+    if len(earlier) < train.spike_window:
         return None
     for i, name in enumerate(("loss", "gradient norm")):
-        values = [observation[i] for observation in past]
+        values = [observation[i] for observation in earlier]
         median = statistics.median(values)
         deviation = _TO_SIGMA * statistics.median(abs(value - median) for value in values)
         deviation = max(deviation, _SMALLEST_DEVIATION[i] * (abs(median) if i == 0 else 1.0))
@@ -58,13 +58,13 @@ def find_spike(recent: Sequence[Observation], train: TrainConfig) -> Optional[st
 
 
 def observe_step(recent: list[Observation], step: int, loss: float, gradient_norm: float, train: TrainConfig) -> None:
-    """Appends a step to `recent`, drops old steps, and handles a spike according to `config.train.on_spike`.
+    """Appends a step to `recent`, removes old steps, and handles a spike according to `config.train.on_spike`.
 
     Loss and gradient norm are computed over all processes, so every process makes the same decision.
 
     Raises:
-      Spike: a spike, with on_spike="rollback".
-      RunFailed: a spike, with on_spike="stop".
+      Spike: a spike was found and on_spike="rollback".
+      RunFailed: a spike was found and on_spike="stop".
     """
     if train.on_spike == "ignore":
         return
@@ -83,10 +83,10 @@ def observe_step(recent: list[Observation], step: int, loss: float, gradient_nor
 
 
 def plan_rollback(found: Spike, rollbacks: Sequence[Rollback], train: TrainConfig) -> Rollback:
-    """Returns the rollback for a spike.
+    """Chooses the step to roll back to after a spike, and the number of batches to skip after that step.
 
     Raises:
-      RunFailed: the run already had `max_rollbacks` rollbacks.
+      RunFailed: the run has already rolled back `max_rollbacks` times.
     """
     if len(rollbacks) >= train.max_rollbacks:
         raise RunFailed(
@@ -98,23 +98,23 @@ def plan_rollback(found: Spike, rollbacks: Sequence[Rollback], train: TrainConfi
 
 
 def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
-    """Returns the number of batches that are skipped before the batch of update `step` + 1.
+    """Counts the batches that rollbacks skip before the batch of update `step` + 1.
 
     After a rollback that skips 200 batches after step 100, the result is 200 for `step` >= 100. Each rollback adds to
-    the batches that earlier rollbacks skip, even if it returns to an earlier step than they do.
+    the batches that earlier rollbacks skip, even if it returns to an earlier step.
     """
-    total = now = 0
+    total = skipped_now = 0
     for rollback in rollbacks:
         total += rollback.skipped
         if step >= rollback.step:
-            now = total
-    return now
+            skipped_now = total
+    return skipped_now
 
 
 class SkippingBatches:
     """The batches of a run without skipped batches: `self[step]` is the batch after `step` completed updates.
 
-    The phase of the step makes the batch, even if its index belongs to the next phase because of skipped batches.
+    The step's phase builds the batch, even if skipping has shifted the batch index into the next phase.
     """
 
     def __init__(self, batches: PhaseBatches, rollbacks: Sequence[Rollback]):

@@ -14,7 +14,7 @@ from pretrainax.models.outputs import TOKENS, Outputs, count_tokens
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
-    """Returns the float32 denominators of `objective`: {loss: number of predictions, TOKENS: number of tokens}."""
+    """Counts predictions and tokens, the float32 denominators in `objective`: {loss: predictions, TOKENS: tokens}."""
     numbers = ((head.loss_name, head.count(batch)) for head in HEADS.values())
     numbers = {name: n for name, n in numbers if n is not None} | {TOKENS: count_tokens(batch)}
     return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in numbers.items()}
@@ -23,18 +23,18 @@ def counts(batch: Batch) -> dict[str, jax.Array]:
 def objective(
     outputs: Outputs, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Unpack[LossOptions]
 ) -> tuple[jax.Array, Sums]:
-    """Returns the training objective, and {metric: (sum, count)} of each loss and accuracy.
+    """Computes the scalar training objective, and {metric: (sum, count)} for each loss and accuracy.
 
     Args:
       outputs: the objective is the sum of the mean losses of all heads with labels in the batch and of the entries of
         `outputs.sums` whose names end in "_loss". With a teacher, `combined_objective` adds the distillation loss.
-      batch: the global batch, or a micro-batch.
-      total_counts: `counts` of the global batch, so that the objectives and gradients of micro-batches add up to the
+      batch: the global batch, or a microbatch.
+      total_counts: `counts` of the global batch, so that the objectives and gradients of microbatches add up to the
         objective of the global batch and its gradient.
       options: options of `vocabulary_loss.loss_sums`.
 
     Raises:
-      UserError: the model is a discriminator without a generator, and the batch has no replaced tokens.
+      UserError: the model is a discriminator without a generator, but the batch has no replaced tokens.
     """
     total, sums = jnp.zeros((), jnp.float32), {}
     for name, head in HEADS.items():  # this order is the same on all devices; the order of the outputs may differ
@@ -42,7 +42,7 @@ def objective(
             loss, reported = head.sums(outputs.heads[name], batch, **options)
             total += loss / total_counts[head.loss_name]
             sums |= reported
-    # A block loss is weighted by the micro-batch's share of the global batch's predictions; the shares add up to 1.
+    # A block's loss is weighted by the microbatch's fraction of all predictions; the fractions add up to 1.
     main = "loss" if "loss" in total_counts else "label_loss"  # the loss of tokens, or of a task
     for name, (value, count) in outputs.sums.items():
         if name.endswith("_loss"):
@@ -53,6 +53,6 @@ def objective(
 
 
 def check_labels(outputs: Outputs, batch: Batch) -> None:
-    """Raises UserError if the batch has no labels for a head of the model, or labels for a head that is missing."""
+    """Raises UserError if the batch lacks labels for a head of the model, or has labels for a head that is missing."""
     for name, head in HEADS.items():
         head.check(outputs.heads.get(name), batch)

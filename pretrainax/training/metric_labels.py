@@ -1,4 +1,4 @@
-"""Selects the metrics to display, and their labels and formats."""
+"""Selects the metrics to display, with their labels and number formats."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -25,21 +25,21 @@ _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 
 
 def label_and_format(name: str) -> tuple[str, str]:
-    """Returns the label and the number format of a metric; "loss/source=wiki": "validation loss of source=wiki"."""
+    """Returns a metric's label ("validation loss of source=wiki" for "loss/source=wiki") and number format."""
     name, _, part = name.partition("/")
-    is_share = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
-    label, form = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
-    return (f"{label} of {part}" if part else label), form
+    is_fraction = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
+    label, spec = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_fraction else ".4f"))
+    return (f"{label} of {part}" if part else label), spec
 
 
 def label_and_format_among(name: str, names: Collection[str]) -> tuple[str, str]:
-    """Returns `label_and_format` of a metric; if "labels" is in `names`, accuracy is per label and not per token."""
-    label, form = label_and_format(name)
-    return ("accuracy" if name == "accuracy" and "labels" in names else label), form
+    """Returns a metric's label and number format; accuracy is per label if "labels" is in `names`, else per token."""
+    label, spec = label_and_format(name)
+    return ("accuracy" if name == "accuracy" and "labels" in names else label), spec
 
 
 def displayed_metrics(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
-    """Returns the metrics to display, without text metrics that repeat the loss (except `select_by`)."""
+    """Selects the metrics to display; omits text metrics that are redundant with the loss, except `select_by`."""
     loss, text_loss = metrics.get("loss"), metrics.get("text_loss")
     is_all_text = loss is not None and text_loss is not None and math.isclose(loss, text_loss, rel_tol=1e-6)
     repeated = ("text_loss", "text_accuracy") if is_all_text else ()
@@ -47,12 +47,14 @@ def displayed_metrics(metrics: Mapping[str, Optional[float]], select_by: str) ->
 
 
 def validation_parts(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
+    """Formats validation metrics for the log line, each as "label value"."""
     names = {name for name, value in displayed_metrics(metrics, select_by).items() if value is not None}
-    forms = {
+    formats = {
         name: label_and_format_among(name, names) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in names
     }
-    return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
+    return [f"{label} {format(metrics[name], spec)}" for name, (label, spec) in formats.items()]
 
 
 def format_metric(value: Optional[float], form: str) -> str:
+    """Formats a metric's value; None, which stands for a non-finite value, is formatted as "not finite"."""
     return "not finite" if value is None else format(value, form)

@@ -1,4 +1,4 @@
-"""Computes the metrics of a run from sums and counts, and reads the metrics.jsonl file."""
+"""Computes a run's metrics from sums and counts, and reads metrics.jsonl."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.layers.by_layer import BY_LAYER
 from pretrainax.training import expert_balance
 
-# Metrics of all runs. Heads, tasks, experts and distillation declare further metrics.
+# Metrics of all runs. Heads, tasks, experts and distillation declare additional metrics.
 declare(
     Metric("labels", "labels of a task, for rows or words"),
     Metric("phase", "number of the step's phase in config.phases, from 1"),
@@ -37,26 +37,26 @@ declare(
 )
 # Descriptions of metrics that differ for tasks, whose metrics include "labels".
 TASK_MEANINGS = {"loss": "nats per label, or the squared error of a number", "accuracy": "labels predicted correctly"}
-_OF_LOSS = ("perplexity", "bits_per_token")  # derived from the loss
+_DERIVED = ("perplexity", "bits_per_token")  # derived from the loss
 
 
 def parts_in_names(names: Iterable[str]) -> list[str]:
-    """Returns the distinct parts in metric names, such as "source=wiki" for "loss/source=wiki", in order."""
+    """Returns the distinct parts in metric names, such as "source=wiki" in "loss/source=wiki", in order."""
     return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
 
 def meaning(name: str, names: Collection[str] = ()) -> str:
-    """Returns the description of a metric; "" if it is not declared. With "labels" in `names`, of a task's metric."""
+    """Returns a metric's description (for a task if "labels" is in `names`), or "" if the metric is not declared."""
     metric, _, part = name.partition("/")
     declared = METRICS[metric].meaning if metric in METRICS else ""
-    text = TASK_MEANINGS.get(metric, declared) if "labels" in names else declared
-    return ", of ".join(filter(None, (text, part)))
+    description = TASK_MEANINGS.get(metric, declared) if "labels" in names else declared
+    return ", of ".join(filter(None, (description, part)))
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the metrics of one line of metrics.jsonl from {name: (sum, count)}: means, and metrics of these means.
+    """Computes a line of metrics.jsonl from {name: (sum, count)}: the means, and metrics derived from the means.
 
-    A metric with count 0 is missing, except the loss, which is then 0, because every line has a loss. The loss of a
+    A metric with count 0 is omitted, except the loss, which is then 0, because every line has a loss. The loss of a
     task is its "label_loss". A task has no token metrics, such as the perplexity.
     """
     has_tokens = "label_loss" not in sums
@@ -78,31 +78,31 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
 
 def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns {name: (sum, count)} added up over several batches, in float64."""
+    """Adds up {name: (sum, count)} over several batches, in float64."""
     pairs = {name: [sums[name] for sums in several] for name in several[0]}
     total = lambda parts: np.sum([np.asarray(x, np.float64) for x in parts], axis=0)  # noqa: E731
     return {name: (total([x for x, _ in values]), total([n for _, n in values])) for name, values in pairs.items()}
 
 
 def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str, tuple]]) -> dict[str, float]:
-    """Returns the metrics of each part of a validation, {"loss/source=wiki": …}, without metrics derived from the loss.
+    """Computes each validation part's metrics, such as {"loss/source=wiki": …}, except those in `_DERIVED`.
 
     Args:
-      parts: for each batch, the names of the parts to which it belongs, such as "source=wiki".
+      parts: for each batch, the names of the parts that it belongs to, such as "source=wiki".
       sums: for each batch, {name: (sum, count)}.
     """
     names = dict.fromkeys(name for batch_parts in parts for name in batch_parts)
-    of_name = {name: [s for each, s in zip(parts, sums, strict=True) if name in each] for name in names}
+    sums_by_part = {name: [s for labels, s in zip(parts, sums, strict=True) if name in labels] for name in names}
     metrics = {}
-    for name, several in of_name.items():
-        part_metrics = summarize(add_up(several))
-        excluded = _OF_LOSS if part_metrics["loss_tokens"] else (*_OF_LOSS, "loss")
+    for name, part_sums in sums_by_part.items():
+        part_metrics = summarize(add_up(part_sums))
+        excluded = _DERIVED if part_metrics["loss_tokens"] else (*_DERIVED, "loss")
         metrics |= {f"{metric}/{name}": x for metric, x in part_metrics.items() if metric not in excluded}
     return metrics
 
 
 def metrics_from_loss(loss: float) -> dict[str, float]:
-    """Returns the perplexity and the bits per token for a loss in nats per token; both are finite for a finite loss."""
+    """Converts a loss in nats per token to perplexity and bits per token; both are finite for a finite loss."""
     largest = 700.0  # float64 holds the exponential of numbers up to 709
     return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
 
@@ -111,7 +111,7 @@ def metrics_from_loss(loss: float) -> dict[str, float]:
 
 
 def read_metrics(path: str) -> list[dict]:
-    """Returns the lines of metrics.jsonl as dicts, without damaged lines and without an incomplete last line."""
+    """Reads the lines of metrics.jsonl as dicts; omits damaged lines and an incomplete last line."""
     with open(path, "rb") as f:
         return [upgrade_metrics(entry) for line in f if (entry := _parsed_line(line)) is not None]
 
@@ -120,7 +120,7 @@ def remove_lines_after(path: str, step: int) -> int:
     """Removes the lines of steps after `step` from metrics.jsonl, because the run is about to repeat these steps.
 
     Returns:
-      The number of damaged lines, which are removed too. If there are any, the original is saved as `path`.damaged.
+      The number of damaged lines, which are also removed. If there are any, the original is copied to `path`.damaged.
     """
     if not os.path.exists(path):
         return 0
@@ -136,7 +136,7 @@ def remove_lines_after(path: str, step: int) -> int:
 
 
 def _parsed_line(line: bytes) -> Optional[dict]:
-    """Returns a line of metrics.jsonl as a dict; None if the line is damaged or incomplete."""
+    """Parses a line of metrics.jsonl as a dict; returns None if the line is damaged or incomplete."""
     try:
         entry = json.loads(line)
         is_valid = type(entry["step"]) is int and isinstance(entry["split"], str)

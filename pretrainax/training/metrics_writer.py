@@ -1,6 +1,6 @@
-"""Prints the progress of a run to stderr, and writes metrics.jsonl.
+"""Prints a run's progress to stderr and writes metrics.jsonl.
 
-Each log prints one line. On a terminal, a progress bar is below the lines.
+Each log prints one line. A terminal also shows a progress bar below the lines.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # only a terminal needs it
 
 
 class MetricsWriter:
-    """Writes and prints the metrics of one run. In processes other than the primary process, methods do nothing."""
+    """Writes and prints the metrics of one run; does nothing in processes other than the primary process."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class MetricsWriter:
         primary: bool = True,
         select_by: str = "loss",
     ):
-        """Opens metrics.jsonl; if the file exists, removes its lines of steps after `resume_step`.
+        """Opens metrics.jsonl, removing the lines of any steps after `resume_step`.
 
         Args:
           select_by: the metric that selects the best checkpoint.
         """
         self.workdir, self.total_steps, self.primary, self.select_by = workdir, total_steps, primary, select_by
         self.path = os.path.join(workdir, "metrics.jsonl")
-        self.model = ""  # a line about the model, the subtitle of the plot; `header` sets it
+        self.model = ""  # description of the model, the subtitle of the plot; set by `header`
         if primary:
             os.makedirs(workdir, exist_ok=True)
             self._open(resume_step)
@@ -52,26 +52,26 @@ class MetricsWriter:
             self._lines = sum(1 for _ in f)
         self._file = open(self.path, "a", encoding="utf-8")
         self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
-        self._first = None  # (step, time) of the first log, from which the remaining time is estimated
+        self._first_log = None  # (step, time) of the first log, from which the remaining time is estimated
         if damaged:
             lines = "line is" if damaged == 1 else "lines are"
             self.note(f"{damaged} {lines} damaged in {self.path} and removed; the original is {self.path}.damaged")
 
     def size(self) -> Optional[dict[str, int]]:
-        """Returns {"bytes": …, "lines": …} of metrics.jsonl; None in processes other than the primary process."""
+        """Returns the size of metrics.jsonl as {"bytes": …, "lines": …}, or None if this is not the primary process."""
         return {"bytes": os.path.getsize(self.path), "lines": self._lines} if self.primary else None
 
     def check(self, saved: Optional[Mapping[str, int]], step: int) -> None:
-        """Warns if metrics.jsonl is smaller than when a checkpoint was saved; the run continues nevertheless.
+        """Warns if metrics.jsonl is smaller than it was when a checkpoint was saved; does not stop the run.
 
         Args:
-          saved: the `size` when the checkpoint was saved; None if unknown.
+          saved: the `size` when the checkpoint was saved, or None if unknown.
           step: the step of the checkpoint.
         """
-        if saved and (now := self.size()) and any(now[name] < saved[name] for name in now):
+        if saved and (size := self.size()) and any(size[name] < saved[name] for name in size):
             self.note(
-                f"WARNING: {self.path} has lost lines of steps up to {step:,}: it has {now['lines']:,} lines and "
-                f"{now['bytes']:,} bytes, and had {saved['lines']:,} lines and {saved['bytes']:,} bytes when step "
+                f"WARNING: {self.path} has lost lines of steps up to {step:,}: it has {size['lines']:,} lines and "
+                f"{size['bytes']:,} bytes, and had {saved['lines']:,} lines and {saved['bytes']:,} bytes when step "
                 f"{step:,} was saved. Training continues; curves and reports lack these lines. To recover them, stop, "
                 "restore the file from a copy, and run the same command again"
             )
@@ -83,30 +83,25 @@ class MetricsWriter:
             self._open(step)
 
     def header(self, rows: list[tuple[str, str]]) -> None:
-        """Prints a table of names and values. The row "model" becomes the subtitle of the plot."""
+        """Prints a table of names and values; the row "model" becomes the subtitle of the plot."""
         self.model = dict(rows).get("model", "")
         self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
 
     def note(self, text: str) -> None:
-        """Prints a line, above the progress bar if there is one; replaces control characters by visible ones."""
+        """Prints a line above the progress bar, if there is one, with control characters replaced by visible ones."""
         text = visible(text)
         if self.primary and self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         elif self.primary:
             print(text, file=sys.stderr, flush=True)
 
-    def log(
-        self,
-        step: int,
-        split: str,
-        metrics: Mapping[str, object],
-    ) -> None:
+    def log(self, step: int, split: str, metrics: Mapping[str, object]) -> None:
         """Appends a line to metrics.jsonl, and prints the progress or the validation metrics.
 
         Args:
           split: "train" or "valid".
-          metrics: {name: number}, at least "loss"; None and non-finite numbers become null in the file. A value that
-            is a dict is written unchanged, and not printed.
+          metrics: {name: number}, at least "loss"; None and non-finite numbers become null in the file. A dict as
+            value is written as is and not printed.
 
         Raises:
           RunFailed: the file cannot be written, for example because the disk is full.
@@ -141,16 +136,17 @@ class MetricsWriter:
             self._bar = None
 
     def _progress(self, step: int, metrics: dict[str, Optional[float]]) -> None:
+        """Prints the training metrics and the estimated time remaining, and updates the progress bar."""
         now = time.perf_counter()
-        self._first = self._first or (step, now)
-        steps, elapsed = step - self._first[0], now - self._first[1]
+        self._first_log = self._first_log or (step, now)
+        steps, elapsed = step - self._first_log[0], now - self._first_log[1]
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
         parts = [f"loss {format_metric(metrics['loss'], '.3f')}"]
-        if (distance := metrics.get("distillation_loss")) is not None:
-            parts.append(f"distillation {distance:.3f}")
+        if (distillation_loss := metrics.get("distillation_loss")) is not None:
+            parts.append(f"distillation {distillation_loss:.3f}")
         if self.select_by != "loss" and self.select_by in metrics:
-            label, form = label_and_format_among(self.select_by, metrics)
-            parts.append(f"{label} {format_metric(metrics[self.select_by], form)}")
+            label, spec = label_and_format_among(self.select_by, metrics)
+            parts.append(f"{label} {format_metric(metrics[self.select_by], spec)}")
         if (rate := metrics.get("learning_rate")) is not None:
             parts.append(f"lr {scientific(rate)}")
         if (speed := metrics.get("tokens_per_second")) is not None:
@@ -175,9 +171,9 @@ def number(value: object) -> Optional[float]:
 def _bar(total: int, done: int) -> "tqdm.tqdm":
     import tqdm
 
-    shape = "{percentage:3.0f}% {bar:24} {n_fmt}/{total_fmt} · {desc}"
+    template = "{percentage:3.0f}% {bar:24} {n_fmt}/{total_fmt} · {desc}"
     return tqdm.tqdm(
-        total=total, initial=done, bar_format=shape, file=sys.stderr, dynamic_ncols=True, ascii=" ━", desc="starting"
+        total=total, initial=done, bar_format=template, file=sys.stderr, dynamic_ncols=True, ascii=" ━", desc="starting"
     )
 
 

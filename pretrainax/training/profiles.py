@@ -1,4 +1,4 @@
-"""Contains the callback that records a profile when the config or a signal requests one."""
+"""Defines the callback that records a profile when the config or a signal requests it."""
 
 import functools
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from pretrainax.training.run import Run
 
 
 class Profiles(Callback):
-    """Records profiles of the steps in `config.train.profile_steps`, and on SIGUSR1."""
+    """Records profiles of the steps in `config.train.profile_steps`, and when the process receives SIGUSR1."""
 
-    part = ""  # the time of recording is in the row "profiling" of the goodput table, by `Loop.paused`
+    part = ""  # `Loop.paused` counts the time in the row "profiling" of the goodput table
 
     def __init__(self, request: Optional[ProfileRequest] = None, report: Optional[Callable[[Run, str], str]] = None):
         """Stores the handler of profile requests and the function that summarizes traces.
 
         Args:
-          request: the handler of SIGUSR1; None: only the config requests profiles.
-          report: (run, path of a trace) -> summary of the trace; None: no summary.
+          request: the handler of SIGUSR1. If None, only the config requests profiles.
+          report: returns a summary, given the run and the path of a trace. If None, traces are not summarized.
         """
         self._request, self._report = request or ProfileRequest(), report
         self._recorder: Optional[Recorder] = None

@@ -41,7 +41,7 @@ GenerateOutputs = Callable[["Run", Params, Objective], tuple[Sequence, list[Note
 
 
 def no_generation(run: "Run", params: Params, task: Objective) -> tuple[Sequence, list[Note]]:
-    """Raises UserError, because pretrainax.training cannot generate text."""
+    """Raises UserError; the default `write` of `build_run`, because pretrainax.training cannot generate text."""
     raise UserError(
         f"{type(task).__name__} generates answers, which pretrainax.training does not support: train with "
         "pretrainax.runs.train, or set config.objective.answers to 0"
@@ -52,9 +52,9 @@ def no_generation(run: "Run", params: Params, task: Objective) -> tuple[Sequence
 class Run:
     """The data, the model and the jitted steps of a config, before anything is allocated on a device.
 
-    A run in phases has one `Run` per phase, each with its own model, batches and steps; `at` returns the `Run` of a
-    step. `experiment`, `prepared` and the validation rows are the same in all phases: those of the config without
-    phases.
+    A run with phases has one `Run` per phase, each with its own model, batches and steps; `at` returns the `Run` that
+    trains a given step. `experiment`, `prepared` and the validation rows are the same in all phases: those of the
+    config without phases.
     """
 
     experiment: Experiment
@@ -68,7 +68,7 @@ class Run:
     step: train_step.Update
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
     abstract_frozen: Frozen  # shapes, dtypes and shardings
-    work: Work  # the work of a step
+    work: Work  # tokens and FLOPs of a step
     validation: Validation
     start: Start
     write: GenerateOutputs
@@ -77,17 +77,17 @@ class Run:
 
     @property
     def trained(self) -> Experiment:
-        """Returns the config of this phase."""
+        """Returns the config of this phase, or the run's config if it has no phases."""
         return self.phase.experiment if self.phase else self.experiment
 
     @property
     def parts(self) -> tuple["Run", ...]:
-        """Returns the phases of the run, or the run itself if it has no phases."""
+        """Returns the `Run` of each phase, or just this `Run` if there are no phases."""
         return self.phases or (self,)
 
     @property
     def stop(self) -> int:
-        """Returns the number of completed updates at the end of the phase."""
+        """Returns the total number of completed updates when the phase ends."""
         return self.phase.stop if self.phase else self.experiment.train.steps
 
     @property
@@ -96,13 +96,13 @@ class Run:
         return self.phase.steps if self.phase else self.experiment.train.steps
 
     def at(self, step: int) -> "Run":
-        """Returns the phase of update `step` + 1."""
+        """Returns the `Run` of the phase that contains update `step` + 1."""
         return phase_at(self.parts, step)
 
     def steps_left(self, step: int) -> float:
-        """Returns the FLOPs of all updates after `step`, divided by the FLOPs of one update of this phase."""
-        left = [(part.work.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
-        return sum(flops * steps for flops, steps in left if steps > 0) / self.work.flops_per_step
+        """Returns the work remaining after `step`, expressed as a number of this phase's updates with equal FLOPs."""
+        remaining = [(part.work.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
+        return sum(flops * steps for flops, steps in remaining if steps > 0) / self.work.flops_per_step
 
     @property
     def batches(self) -> PhaseBatches:
@@ -111,12 +111,12 @@ class Run:
 
     @property
     def is_primary(self) -> bool:
-        """Returns True if this process writes and prints for all processes."""
+        """Returns True if this process writes files and logs for all processes."""
         return jax.process_index() == 0
 
     @property
     def frozen(self) -> Frozen:
-        """Returns the frozen parameters of the model; None if there are none, or before `freeze`."""
+        """Returns the model's frozen parameters, or None if there are none or `freeze` has not been called."""
         return self.validation.frozen
 
     def freeze(self, frozen: Frozen) -> None:
@@ -125,41 +125,41 @@ class Run:
             part.validation.frozen = frozen
 
     def fresh_state(self) -> train_step.TrainState:
-        """Returns the state of a new run: parameters initialized with the seed "init", zero moments, sharded."""
+        """Initializes a new run's sharded state, with parameters drawn from the "init" seed and zero moments."""
         train = self.experiment.train
         seed, has_ema = train.seed_of("init"), train.ema_decay is not None
         return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
-        """Returns {path: array} of the plain model's parameters at `paths`, initialized as in `fresh_state`."""
+        """Initializes the unwrapped model's parameters at `paths` as `fresh_state` does; returns {path: array}."""
         seed = self.experiment.train.seed_of("init")
         return train_step.fresh_params(plain(self.model), self.batch_shapes, self.mesh, seed, paths)
 
     def state_of(self, params: Params) -> train_step.TrainState:
-        """Returns the state of a new run with the given parameters; their buffers are donated."""
+        """Creates a new run's state from the given parameters, whose buffers are donated."""
         has_ema = self.abstract_state.ema is not None
         return train_step.state_from(params, self.optimizer, self.mesh, has_ema)
 
     def validated(self, state: train_step.TrainState) -> Params:
-        """Returns the parameters to validate: `state.params`, or their moving average (`evaluate.parameters`)."""
+        """Returns the parameters to validate: `state.params` or their moving average, per `evaluate.parameters`."""
         if self.experiment.evaluate.parameters == "trained":
             return state.params
         assert state.ema is not None  # config/validation.py
         return state.ema
 
     def validate(self, params: Params) -> dict[str, float]:
-        """Returns the metrics of the validation objective on the validation split."""
+        """Computes the validation objective's metrics on the validation split."""
         return self.experiment.validation_objective.validate(self, params)
 
     def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
-        """Returns the model and parameters for use after training: tuning merged into the model, no teacher."""
+        """Returns the model and parameters for use after training, with adapters merged and the teacher removed."""
         return merged(self.model, params, self.frozen)
 
     @functools.cached_property
     def parameters(self) -> int:
-        """Returns the number of parameters, trained or frozen, without a teacher and distillation projections."""
-        own = model_params(self.model, self.abstract_state.params, self.abstract_frozen)
-        return sum(p.size for p in jax.tree.leaves(own))
+        """Returns the number of trained and frozen parameters, not counting any teacher or distillation projections."""
+        model_parameters = model_params(self.model, self.abstract_state.params, self.abstract_frozen)
+        return sum(p.size for p in jax.tree.leaves(model_parameters))
 
     @functools.cached_property
     def trained_parameters(self) -> int:
@@ -168,7 +168,7 @@ class Run:
 
 
 class Steps(NamedTuple):
-    """The parts of a run that need no data: model, optimizer and the jitted steps."""
+    """The parts of a run that do not depend on the data: model, optimizer and jitted steps."""
 
     model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
@@ -187,12 +187,12 @@ def build_steps(
     validated: Optional[Experiment] = None,
     make_model: Callable[[Experiment, TrainConfig], models.AnyModel] = trained_model,
 ) -> Steps:
-    """Builds the model, optimizer and steps, inside `jax.set_mesh(mesh)`; the devices of the mesh may be absent.
+    """Builds the model, optimizer and jitted steps; call it inside `jax.set_mesh(mesh)`, whose devices may be absent.
 
     Args:
       experiment: a config without phases.
-      validated: the config whose validation rows `eval_step` evaluates; None: `experiment`.
-      make_model: returns the model to train, as in `Start.model`.
+      validated: the config whose validation rows `eval_step` evaluates; defaults to `experiment`.
+      make_model: builds the model to train, as `Start.model` does.
 
     Raises:
       UserError: the mesh does not divide the batch or the model, or the attention cannot run on it.
@@ -204,12 +204,12 @@ def build_steps(
         variables = train_step.abstract_variables(model, batch_shapes)
     params = variables["params"]
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
-    chosen, layers = experiment.optimizer, experiment.layers
-    optimizer = with_layer_rates(layers, chosen, chosen.build(schedule, params), params)
+    optimizer_config, layers = experiment.optimizer, experiment.layers
+    optimizer = with_layer_rates(layers, optimizer_config, optimizer_config.build(schedule, params), params)
     return Steps(
         model=model,
         optimizer=optimizer,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, optimizer_config, layers),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         answer_step=train_step.make_answer_step(model, train, mesh),
         abstract_state=train_step.abstract_state(params, optimizer, mesh, train.ema_decay is not None),
@@ -219,7 +219,7 @@ def build_steps(
 
 
 def _has_answers(experiment: Experiment) -> bool:
-    """Returns True if all targets are outputs for an input (text pairs), so that sequence accuracy is meaningful."""
+    """Returns True if every row maps an input to a target (text pairs), so that sequence accuracy is meaningful."""
     is_encoder = experiment.model.family == "encoder"
     return not is_encoder and all(source.pairs for source in experiment.data.source.components())
 
@@ -232,20 +232,20 @@ def build_run(
     start: Start = FRESH,
     write: GenerateOutputs = no_generation,
 ) -> Run:
-    """Builds a run on prepared data, inside `jax.set_mesh(mesh)`; raises UserError like `build_steps`.
+    """Builds a run from prepared data; call it inside `jax.set_mesh(mesh)`. Raises UserError as `build_steps` does.
 
-    For a run in phases, returns the first phase. Phases that differ only in their data share the compiled steps.
+    For a run with phases, returns the first phase's `Run`. Phases that differ only in their data share compiled steps.
 
     Args:
       start: provides the initial and the frozen parameters.
       write: generates the text that the validation of some tasks requires.
     """
-    share = batch_share(mesh, jax.process_index())
-    processes = share.index, share.count
-    valid_batches = batches_of(experiment, prepared, "valid", *processes)
-    built: list[tuple[tuple, Steps]] = []
+    batch_slice = batch_share(mesh, jax.process_index())
+    index_and_count = batch_slice.index, batch_slice.count
+    valid_batches = batches_of(experiment, prepared, "valid", *index_and_count)
+    built_steps: list[tuple[tuple, Steps]] = []
     runs = []
-    batches_of_phases = phase_batches(experiment, prepared, *processes).phases
+    batches_of_phases = phase_batches(experiment, prepared, *index_and_count).phases
     for phase, train_batches in zip(phases_of(experiment), batches_of_phases, strict=True):
         e, rows, lengths = phase.experiment, phase.experiment.train.global_batch_size, train_batches.lengths
         # The first batch may belong to a short bucket, so traces use the longest rows.
@@ -254,10 +254,10 @@ def build_run(
             train_step.global_shapes(batch, rows) for batch in (train_batches[phase.start], longest)
         )
         key = (e.model, e.train, e.optimizer, e.schedule, longest_shapes)
-        if (steps := next((steps for built_key, steps in built if built_key == key), None)) is None:
+        if (steps := next((steps for built_key, steps in built_steps if built_key == key), None)) is None:
             with phase_in_errors(phase):
                 steps = build_steps(e, longest_shapes, mesh, experiment, start.model)
-            built.append((key, steps))
+            built_steps.append((key, steps))
         run = Run(
             experiment=experiment,
             prepared=prepared,
@@ -298,9 +298,9 @@ def open_run(
     An exception in this context also ends the other processes of the run (see `Watchdog`).
 
     Args:
-      prepare_data: runs in process 0 first, then in the other processes, which reuse the files of process 0.
-      preemption: handles signals after the data is prepared; before that, a signal ends the process.
-      workdir: the folder where a deterministic run saves the compiler's choices.
+      prepare_data: called in process 0 first, then in the other processes, which reuse the files that it wrote.
+      preemption: handles signals once the data is prepared; until then, a signal ends the process.
+      workdir: the folder in which a deterministic run stores autotuning results and compiled programs.
       start, write: as in `build_run`.
     """
     with contextlib.ExitStack() as stack:

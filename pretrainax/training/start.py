@@ -1,4 +1,4 @@
-"""Defines the protocol through which a run gets its initial parameters, and its default: random parameters."""
+"""Defines the protocol that provides a run's initial parameters, and its default implementation: random parameters."""
 
 from typing import TYPE_CHECKING, Optional, Protocol
 
@@ -14,23 +14,23 @@ Row = tuple[str, str]  # name and value of a row in the header that a run prints
 
 
 class Start(Protocol):
-    """Provides the initial parameters of a new run, and the frozen parameters of each run, such as a teacher's."""
+    """Provides a new run's initial parameters, and any run's frozen parameters, such as those of a teacher."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
-        """Returns the model to train, with its training wrapper if it has one, without reading parameters.
+        """Builds the model to train, in a training wrapper if the config selects one, without reading parameters.
 
         Args:
           train: the result of `layers.compute.resolve_auto`.
 
         Raises:
-          UserError: a teacher is missing, or the model of the config cannot learn from this teacher.
+          UserError: the teacher is missing, or the config's model cannot learn from this teacher.
         """
         ...
 
     def describe(self, experiment: Experiment, workdir: str) -> list[Row]:
-        """Checks the source of the initial parameters without reading it; returns rows for the header of the run.
+        """Checks that the initial parameters are available without reading them; returns rows for the run's header.
 
-        The check needs no data and no device, so that errors are found before the data is prepared.
+        The check needs neither data nor devices, so that errors surface before the data is prepared.
 
         Raises:
           UserError: the initial parameters or the teacher are missing, or do not fit the model.
@@ -38,7 +38,7 @@ class Start(Protocol):
         ...
 
     def read_frozen(self, run: "Run", workdir: str, is_new: bool) -> None:
-        """Loads the frozen parameters of a run and passes them to `Run.freeze`; `is_new`: there is no checkpoint.
+        """Passes a run's frozen parameters to `Run.freeze`; `is_new` is True if the run has no checkpoint yet.
 
         Raises:
           UserError: the parameters are missing or have changed.
@@ -46,7 +46,7 @@ class Start(Protocol):
         ...
 
     def params(self, run: "Run", workdir: str) -> Optional[Params]:
-        """Returns the initial values of a new run's trained parameters; None: the run initializes them randomly.
+        """Returns the initial values of a new run's trained parameters, or None to initialize them randomly.
 
         Raises:
           UserError: as in `describe`.
@@ -55,7 +55,7 @@ class Start(Protocol):
 
 
 class Fresh(Start):
-    """The start of runs with randomly initialized parameters and without frozen parameters."""
+    """Starts runs with randomly initialized parameters and without frozen parameters."""
 
     def model(self, experiment: Experiment, train: TrainConfig) -> AnyModel:
         self._check(experiment)
@@ -75,9 +75,9 @@ class Fresh(Start):
     @staticmethod
     def _check(experiment: Experiment) -> None:
         settings = {"checkpoint.init_from": experiment.checkpoint.init_from, "distill": experiment.distill}
-        if given := [name for name, value in settings.items() if value]:
+        if unsupported := [name for name, value in settings.items() if value]:
             raise UserError(
-                f"config.{given[0]} is set, but pretrainax.training supports fresh parameters only: train with "
+                f"config.{unsupported[0]} is set, but pretrainax.training supports fresh parameters only: train with "
                 "pretrainax.runs.train, or do not set it"
             )
 

@@ -1,4 +1,4 @@
-"""Makes the first rows of a run's header: workdir, initial parameters, and the settings chosen for the devices."""
+"""Builds the first rows of a run's header: workdir, initial parameters, and settings chosen for the devices."""
 
 from typing import Optional
 
@@ -12,26 +12,26 @@ from pretrainax.training.start import Row
 def rows_of_start(
     run: Run, workdir: str, loop_state: LoopState, extended: str, remat: str, loader: Optional[LoaderSize]
 ) -> list[Row]:
-    """Returns the first rows of a run's header: names and values.
+    """Builds the first (name, value) rows of a run's header.
 
     Args:
-      extended: the line that `claim_workdir` returns for an extended run, or "".
-      remat: the value of `config.train.remat` before "auto" was replaced.
-      loader: the measurements of the data loader; None if the speed of the devices is unknown.
+      extended: the message of `claim_workdir` about an extended run, or "".
+      remat: the original value of `config.train.remat`, which may be "auto".
+      loader: the measurements of the data loader, or None if the speed of the devices is unknown.
     """
     experiment = run.experiment
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     trackers = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
-    chosen = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
-    optional = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", trackers), ("remat", chosen)]
-    sent = f", {places.upload_status(workdir)}" if places.is_working_copy(workdir) else ""
-    location = places.with_urls(workdir) + resumed + sent
+    resolved = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
+    optional = [("steps", extended), ("counts", _no_counts(loop_state)), ("shown in", trackers), ("remat", resolved)]
+    upload_status = f", {places.upload_status(workdir)}" if places.is_working_copy(workdir) else ""
+    location = places.with_urls(workdir) + resumed + upload_status
     rows = [("workdir", location), *run.start.describe(experiment, workdir), *(row for row in optional if row[1])]
     return [*rows, loader.row()] if loader else rows
 
 
-def _uncounted(loop_state: LoopState) -> str:
-    """Returns the reason why a run has no counts of tokens, bytes and FLOPs; "" if it has them."""
+def _no_counts(loop_state: LoopState) -> str:
+    """Returns the reason why a run has no counts of tokens, bytes and FLOPs, or "" if it has them."""
     if loop_state.counts:
         return ""
     return "unknown: the version that started this run did not count text_tokens, text_bytes, tokens and flops"

@@ -1,4 +1,4 @@
-"""Contains the callback that sends metrics and text samples of a run to trackers."""
+"""Defines the callback that sends the metrics and text samples of a run to trackers."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from pretrainax.training.metrics_writer import number
 
 
 class Tracking(Callback):
-    """Sends the metrics and text samples of a run to the trackers of its config, from the primary process."""
+    """Sends a run's metrics and text samples from the primary process to the trackers in its config."""
 
     part = ""  # trackers run in their own threads
 
     def __init__(self, trackers: Sequence[Tracker]):
-        self._chosen, self._trackers = trackers, Trackers((), TrackedRun(""), print)
+        self._configured_trackers, self._trackers = trackers, Trackers((), TrackedRun(""), print)
 
     def on_start(self, loop, state, metrics):
-        run, chosen = loop.run, self._chosen if loop.run.is_primary else ()
+        run, trackers = loop.run, self._configured_trackers if loop.run.is_primary else ()
         tracked = TrackedRun(loop.workdir, loop.step, config_values(run.experiment))
-        self._trackers = Trackers(chosen, tracked, loop.note)
+        self._trackers = Trackers(trackers, tracked, loop.note)
 
     def on_log(self, loop, state, metrics):
         self._send(loop.step, "train", metrics)

@@ -1,4 +1,4 @@
-"""Trains a run from its config; this does not depend on the objective, the architecture or the use of the model."""
+"""Runs training from a config, for any objective and architecture."""
 
 import contextlib
 import os
@@ -41,34 +41,34 @@ def train(
     start: Start = FRESH,
     write: GenerateOutputs = no_generation,
 ) -> int:
-    """Trains until `train.steps` or a signal. Returns the exit code: 0 at the end, 75 after a signal.
+    """Trains until `train.steps` or until a signal arrives; returns the exit code: 0 at the end, 75 after a signal.
 
     Args:
       process_age: seconds since this process started.
-      extend: allows a run to continue past its planned end, even if completed steps differ (see `claim_workdir`).
-      callbacks: callbacks in addition to `config.callbacks`.
+      extend: whether a run may continue past its planned end (see `claim_workdir`).
+      callbacks: callbacks to run in addition to `config.callbacks`.
       start, write: as in `build_run`.
     """
     _check(experiment, workdir, start)
-    extended, remat = "", experiment.train.remat
+    extension, remat = "", experiment.train.remat
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
     run_callbacks = Callbacks(all_callbacks(experiment, callbacks), goodput)
 
     def prepare_data(experiment: Experiment) -> Prepared:
-        nonlocal extended
+        nonlocal extension
         run_callbacks.call("resolve_fields", experiment)
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
             with places.process_zero_first(workdir):
                 prepared = prepare(experiment)
-                extended = claim_workdir(workdir, experiment, prepared, extend)
+                extension = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     outer_stack = contextlib.ExitStack()  # holds the lock of the workdir, which is released last
-    opened = open_run(experiment, prepare_data, preemption, workdir, start, write)
-    with outer_stack, opened as run, contextlib.ExitStack() as stack:
-        goodput.primary = run.is_primary  # JAX knows the process index only now
+    run_context = open_run(experiment, prepare_data, preemption, workdir, start, write)
+    with outer_stack, run_context as run, contextlib.ExitStack() as stack:
+        goodput.primary = run.is_primary  # known only after JAX has connected the processes
         options = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
         checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *options)
         stack.enter_context(contextlib.closing(checkpoints))
@@ -81,7 +81,7 @@ def train(
         stack.enter_context(run_callbacks.closing())
         with checked_corpora(experiment.data, run.prepared.valid_first, writer.note) as check:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, check, run_callbacks)
-            loop.first_rows = rows_of_start(run, workdir, loop_state, extended, remat, size_loader(run))
+            loop.first_rows = rows_of_start(run, workdir, loop_state, extension, remat, size_loader(run))
             state, exit_code = loop.train(state)
         if exit_code == 0:
             with goodput.on("saving"):
@@ -94,14 +94,14 @@ def train(
 
 
 def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Callback]:
-    """Returns all callbacks of a run in call order: `given`, those of the config, and those of each run."""
-    profiles = [] if any(isinstance(each, Profiles) for each in given) else [Profiles()]
-    own = cast(tuple[Callback, ...], experiment.callbacks)
-    return [Tracking(experiment.trackers), *own, *given, ExpertBalance(), *profiles]
+    """Returns all callbacks in call order: tracking, `config.callbacks`, `given`, expert balance, and profiles."""
+    profiles = [] if any(isinstance(callback, Profiles) for callback in given) else [Profiles()]
+    configured = cast(tuple[Callback, ...], experiment.callbacks)
+    return [Tracking(experiment.trackers), *configured, *given, ExpertBalance(), *profiles]
 
 
 def _check(experiment: Experiment, workdir: str, start: Start) -> None:
-    """Raises UserError for invalid settings, before the data is prepared; sizes in the config may still be "auto"."""
+    """Raises UserError for invalid settings; runs before data preparation, when sizes may still be "auto"."""
     complete(experiment)
     check_trackers(experiment.trackers)
     exact_path(workdir)

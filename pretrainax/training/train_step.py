@@ -1,6 +1,6 @@
-"""Defines the training state and the jitted update: micro-batches, gradients, optimizer.
+"""Defines the training state and the jitted update: microbatches, gradients, optimizer.
 
-No function here waits for the devices. Parameters are created in shards, so no device holds a complete sharded array.
+No function in this module waits for the devices. Parameters are initialized sharded: no device holds a complete array.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ _USES: tuple[str, ...] = ("params", "dropout", "sample")  # uses of random numbe
 
 @flax.struct.dataclass
 class TrainState:
-    """The state that an update changes; its leaves are arrays, or the shapes or shardings of these arrays."""
+    """The state that an update changes; the leaves are arrays, or the shapes or shardings of these arrays."""
 
     step: PyTree  # int32: number of updates so far, including skipped updates
     params: Params
@@ -53,7 +53,7 @@ class TrainState:
 
 
 def global_shapes(batch: HostBatch, global_batch_size: int) -> Shapes:
-    """Returns the shapes [B, …] and dtypes of the global batch from the local rows [b, …] of one process."""
+    """Returns the shapes [B, …] and dtypes of the global batch, given the rows [b, …] of one process."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 
 
@@ -63,12 +63,12 @@ def abstract_params(model: AnyModel, batch_shapes: Shapes) -> Params:
 
 
 def abstract_variables(model: AnyModel, batch_shapes: Shapes) -> dict[str, Params]:
-    """Returns the shapes and dtypes of all variables of the model: "params", and the frozen collections."""
+    """Returns the shapes and dtypes of all the model's variables: "params" and the frozen collections."""
     return jax.eval_shape(lambda: _init(model, batch_shapes, seed=0))
 
 
 def abstract_frozen(variables: dict[str, Params], mesh: Mesh) -> Frozen:
-    """Returns the shapes, dtypes and shardings of the frozen collections of `variables`; None if there are none."""
+    """Returns the shapes, dtypes and shardings of the frozen collections of `variables`, or None if there are none."""
     frozen = {name: tree for name, tree in variables.items() if name != "params"}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()} or None
 
@@ -76,7 +76,7 @@ def abstract_frozen(variables: dict[str, Params], mesh: Mesh) -> Frozen:
 def abstract_state(
     params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    """Returns the shapes, dtypes and shardings of the training state, the target of a checkpoint restore."""
+    """Returns the shapes, dtypes and shardings of the training state, for example to restore a checkpoint."""
     shapes = jax.eval_shape(lambda params: _state(params, optimizer, has_ema), params)
     return with_shardings(shapes, state_shardings(mesh, optimizer, params, has_ema))
 
@@ -84,7 +84,7 @@ def abstract_state(
 def state_shardings(
     mesh: Mesh, optimizer: optax.GradientTransformationExtraArgs, params: Params, has_ema: bool = False
 ) -> TrainState:
-    """Returns the sharding of each array of the training state for `params` (arrays or shapes)."""
+    """Returns the sharding of each array in the training state, given `params` (arrays or shapes)."""
     shardings = tree_shardings(mesh, params)
     return TrainState(
         step=NamedSharding(mesh, P()),
@@ -102,7 +102,7 @@ def init_state(
     seed: int,
     has_ema: bool = False,
 ) -> TrainState:
-    """Returns the state of a new run: random parameters, zero moments, sharded. The values are equal on all meshes."""
+    """Initializes a sharded state with zero moments and random parameters, which do not depend on the mesh."""
 
     def make():
         state = _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)
@@ -114,7 +114,7 @@ def init_state(
 def fresh_params(
     model: AnyModel, batch_shapes: Shapes, mesh: Mesh, seed: int, paths: Collection[str]
 ) -> dict[str, jax.Array]:
-    """Initializes the parameters at `paths` with the same values as `init_state`, sharded; returns {path: array}."""
+    """Initializes the parameters at `paths`, sharded, with the same values as `init_state`; returns {path: array}."""
 
     def make():
         params = _init_params(model, batch_shapes, seed)
@@ -128,7 +128,7 @@ def fresh_params(
 def state_from(
     params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    """Returns a state at step 0 with the given parameters and zero moments. The buffers of `params` are donated."""
+    """Creates a state at step 0 with zero moments and the given parameters, whose buffers are donated."""
     shardings = state_shardings(mesh, optimizer, params, has_ema)
     return jax.jit(lambda p: _state(p, optimizer, has_ema), out_shardings=shardings, donate_argnums=0)(params)
 
@@ -149,7 +149,7 @@ def _init(model: AnyModel, batch_shapes: Shapes, seed: int) -> dict[str, Params]
 
 
 def init_key(seed: int) -> jax.Array:
-    """Returns the random key for initializing parameters from a seed."""
+    """Derives from a seed the random key that initializes the parameters."""
     return _key(seed, "params")
 
 
@@ -169,14 +169,14 @@ class Update:
     mesh: Mesh
 
     def __call__(self, state: TrainState, batch: Batch, frozen: Frozen = None) -> tuple[TrainState, PyTree]:
-        return self.jitted(state, batch, frozen, self._placed)
+        return self.jitted(state, batch, frozen, self._device_seeds)
 
     @functools.cached_property
-    def _placed(self) -> dict[str, jax.Array]:
+    def _device_seeds(self) -> dict[str, jax.Array]:
         return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once, so that a step copies no seeds
 
     def lower(self, state: TrainState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
-        """Traces the update for arrays or shapes. The compiled result takes the four arguments of `jitted`."""
+        """Lowers the update for arrays or shapes; the compiled program takes the same four arguments as `jitted`."""
         return self.jitted.lower(state, batch, frozen, self.seeds)
 
 
@@ -189,7 +189,7 @@ def make_train_step(
     chosen: Optional[Optimizer] = None,
     layers: Optional[LayersConfig] = None,
 ) -> Update:
-    """Returns the jitted update, which computes gradients and applies the optimizer to the training state.
+    """Builds the jitted update, which computes gradients and applies the optimizer to the training state.
 
     The input state is donated, and the new state reuses its buffers; `frozen` is not donated. If the objective or the
     gradient norm is not finite, the update leaves parameters and moments unchanged, but advances the step and the
@@ -198,13 +198,13 @@ def make_train_step(
     Args:
       optimizer: built by an optimizer of pretrainax.optim; its `update` takes `step`.
       schedule: returns the learning rate for the metrics.
-      chosen: `config.optimizer`, which selects the point at which gradients are computed; None: the parameters.
-      layers: `config.layers`, which selects frozen parameters; None: no parameter is frozen.
+      chosen: `config.optimizer`, which selects the point at which gradients are computed (if None, the parameters).
+      layers: `config.layers`, which selects the parameters to freeze. If None, no parameter is frozen.
 
-    The metrics of the update are on the device: "sums" {metric: (sum, count)}; "text", the numbers of text tokens and
+    The update's metrics stay on the device: "sums" {metric: (sum, count)}; "text", the numbers of text tokens and
     bytes, if the batch has them; "gradient_norm", before clipping; "learning_rate"; "finite", True if the update was
-    applied; "bad_parameter", the index in tree order (`param_paths.parameter_names`) of the first parameter with a
-    non-finite gradient, or -1.
+    applied; and "bad_parameter", the index in tree order (`param_paths.parameter_names`) of the first parameter with a
+    non-finite gradient, or -1 if there is none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
@@ -214,16 +214,16 @@ def make_train_step(
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
         gradients = mask_frozen(layers, gradients)
-        gradients_at = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
+        gradients_at = lambda params: compute_gradients(params, batch, keys, frozen)[0]  # noqa: E731
         extra = {"gradients_at": gradients_at} if chosen.needs_gradient_function else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
-        norm, bad = jnp.sqrt(jnp.sum(squares)), ~jnp.isfinite(squares)
+        norm, is_nonfinite = jnp.sqrt(jnp.sum(squares)), ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **extra)
-            moved = optax.apply_updates(state.params, updates)
-            updated = update_balance_biases(model.config.experts, layers, moved, sums), opt_state
+            new_params = optax.apply_updates(state.params, updates)
+            updated = update_balance_biases(model.config.experts, layers, new_params, sums), opt_state
             unchanged = state.params, state.opt_state
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, unchanged)
             new = TrainState(state.step + 1, params, opt_state, _updated_ema(state, params, train.ema_decay))
@@ -233,7 +233,7 @@ def make_train_step(
             "gradient_norm": norm,
             "learning_rate": schedule(state.step),
             "finite": finite,
-            "bad_parameter": jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32),
+            "bad_parameter": jnp.where(jnp.any(is_nonfinite), jnp.argmax(is_nonfinite), -1).astype(jnp.int32),
         }
         shardings = state_shardings(mesh, optimizer, new.params, new.ema is not None)
         return jax.lax.with_sharding_constraint(new, shardings), metrics
@@ -246,7 +246,7 @@ def _updated_ema(state: TrainState, params: Params, decay: Optional[float]) -> O
     """Returns the moving average of the parameters after an update to `params`.
 
     After step t, it is the mean of the parameters after each step s <= t, weighted by decay^(t - s). A skipped step
-    counts with its unchanged parameters. The initial parameters have no weight, as in Adam's bias-corrected moments.
+    contributes its unchanged parameters. The initial parameters have no weight, as in Adam's bias-corrected moments.
     """
     if state.ema is None or decay is None:
         return None
@@ -257,11 +257,11 @@ def _updated_ema(state: TrainState, params: Params, decay: Optional[float]) -> O
 def _make_gradients(
     model: AnyModel, train: TrainConfig, mesh: Mesh
 ) -> Callable[[Params, Batch, Keys, Frozen], tuple[Params, tuple[jax.Array, losses.Sums]]]:
-    """Returns `(params, batch, keys, frozen) -> (gradients, (objective, sums))`, for the sum over all micro-batches.
+    """Builds the function `(params, batch, keys, frozen) -> (gradients, (objective, sums))`, summed over microbatches.
 
-    Each loss is sum / count over the rows of all micro-batches, so it depends neither on the number of devices nor on
+    Each loss is sum / count over the rows of all microbatches, so it depends neither on the number of devices nor on
     `train.accumulate`, for any loss weights. The counts depend only on the batch, so they are computed before the first
-    micro-batch.
+    microbatch.
     """
 
     def objective(params, batch, counts, keys, frozen):
@@ -278,18 +278,18 @@ def _make_gradients(
 
     def micro_step(params, batch, counts, keys, frozen):
         values, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys, frozen)
-        # The gradient of each micro-batch is sharded: no device holds or accumulates the full gradient.
+        # The gradient of each microbatch is sharded: no device holds or accumulates the full gradient.
         return jax.lax.with_sharding_constraint(gradients, tree_shardings(mesh, gradients)), values
 
     def compute_gradients(params, batch, keys, frozen):
         counts = losses.counts(batch)
         if train.accumulate == 1:
-            return micro_step(params, batch, counts, _folded(keys, 0), frozen)
+            return micro_step(params, batch, counts, _fold_in(keys, 0), frozen)
         batches = split_microbatches(batch, train.accumulate, mesh)
 
         def body(total, xs):
             number, micro_batch = xs
-            gradients, values = micro_step(params, micro_batch, counts, _folded(keys, number), frozen)
+            gradients, values = micro_step(params, micro_batch, counts, _fold_in(keys, number), frozen)
             return jax.tree.map(jnp.add, total, gradients), values
 
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -300,10 +300,10 @@ def _make_gradients(
 
 
 def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: bool = False) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of a batch without dropout: (params, batch, frozen=None) -> {metric: (sum, count)}.
+    """Builds the jitted evaluation without dropout, `(params, batch, frozen=None) -> {metric: (sum, count)}`.
 
     Args:
-      sequences: also counts the sequences whose targets are all predicted correctly.
+      sequences: whether to also count the sequences whose targets are all predicted correctly.
     """
     options: LossOptions = {**loss_options(train), "sequences": sequences}
 
@@ -315,9 +315,9 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
 
 
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of a batch by a task head: `(params, batch, frozen=None) -> (sums, outputs)`.
+    """Builds the jitted evaluation of a task head, `(params, batch, frozen=None) -> (sums, outputs)`.
 
-    The sums are as in `make_eval_step`. The outputs are those of `Head.predictions`, arrays [B, …], on each device.
+    The sums are as in `make_eval_step`. The outputs are the arrays [B, …] that `Head.predictions` returns, replicated.
     """
 
     def answer_step(params, batch, frozen=None):
@@ -330,27 +330,27 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
 
 
 def loss_options(train: TrainConfig) -> LossOptions:
-    """Returns the loss options of `config.train`, as arguments of `losses.objective`."""
+    """Returns the loss options in `config.train` as keyword arguments of `losses.objective`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 
 
 def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:
-    """Returns {use: random key} for a step. The dropout key uses a fast hash, because dropout needs most numbers."""
-    keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, step)
+    """Derives a step's {use: random key}. The dropout key uses a fast hash, because dropout draws the most numbers."""
+    keys = _fold_in({use: _key(seed, use) for use, seed in seeds.items()}, step)
     return keys | {"dropout": hashed_key(keys["dropout"])}
 
 
-def _folded(keys: Keys, number: int | jax.Array) -> Keys:
+def _fold_in(keys: Keys, number: int | jax.Array) -> Keys:
     return {use: jax.random.fold_in(key, number) for use, key in keys.items()}
 
 
 def split_microbatches(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
-    """Splits a batch into A micro-batches, [A, B/A, …]; a has rows a, a + A, …, so that no row changes device."""
+    """Splits a batch into A microbatches [A, B/A, …]; microbatch a has rows a, a + A, …, on their original devices."""
 
-    def one(x):
+    def split(x):
         x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]
         x = x.swapaxes(0, 1)  # [B/A, A, …] -> [A, B/A, …]
         spec = batch_sharding(mesh, x.shape[1:]).spec
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *spec)))
 
-    return jax.tree.map(one, batch)
+    return jax.tree.map(split, batch)

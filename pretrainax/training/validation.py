@@ -1,4 +1,4 @@
-"""Validates a model: selects the rows of the validation split, and computes metrics on these rows."""
+"""Validates a model: selects rows of the validation split, and computes metrics on these rows."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from pretrainax.training.train_step import Frozen, Params
 
 @dataclasses.dataclass
 class Validation:
-    """Evaluates a model on the validation split, with the same rows and masks in each validation."""
+    """Evaluates a model on the validation split, using the same rows and masks each time."""
 
     experiment: Experiment  # config of the run, without phases
     valid_batches: Batches
@@ -33,7 +33,7 @@ class Validation:
     frozen: Frozen = dataclasses.field(default=None, repr=False)  # the frozen parameters of the run
 
     def batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
-        """Yields the batches of one validation from `batches`; None: from `valid_batches`, this process's rows."""
+        """Yields the batches of one validation from `batches`, by default this process's rows of `valid_batches`."""
         batches, size = batches or self.valid_batches, self.experiment.train.global_batch_size
         for i in range(self.sizes[0]):
             self.peers.progress()
@@ -44,25 +44,25 @@ class Validation:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Returns the number of batches in one validation, and in the whole validation split."""
+        """Returns the number of batches in one validation and in the complete validation split."""
         rows, size = self.valid_batches.rows_per_epoch, self.experiment.train.global_batch_size
-        of_records = self.experiment.validation_objective.unit == "records"
-        total = -(-rows // size) if of_records else max(rows // size, 1)
+        is_per_record = self.experiment.validation_objective.unit == "records"
+        total = -(-rows // size) if is_per_record else max(rows // size, 1)
         return min(self.experiment.evaluate.batches or total, total), total
 
     @functools.cached_property
     def parts(self) -> list[tuple[str, ...]]:
-        """Returns the parts, such as "source=wiki", of each stream of `valid_batches`; see `stream_part_names`."""
+        """Returns the part names of each stream in `valid_batches`, such as "source=wiki" (see `stream_part_names`)."""
         return stream_part_names(self.experiment.data.source.components(), self.experiment.validation_objective)
 
     @functools.cached_property
     def rows(self) -> list[int]:
-        """Returns the number of rows in one validation from each stream of `valid_batches`."""
+        """Returns the number of rows that one validation reads from each data stream of `valid_batches`."""
         rows = self.sizes[0] * self.experiment.train.global_batch_size
         return self.valid_batches.schedule.before(rows).tolist()
 
     def iterate_parts(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
-        """Yields the rows of a validation as (parts of a stream, batch); each batch has rows of only one stream."""
+        """Yields (part names, batch) for all rows of one validation; each batch has rows of a single data stream."""
         if not any(self.parts):
             yield from (((), batch) for batch in self.batches())
             return
@@ -71,9 +71,9 @@ class Validation:
                 yield parts, self.valid_batches.stream_batch(number, range(first, count))
 
     def metrics(self, params: Params) -> dict[str, float]:
-        """Returns the validation metrics of the heads: (sum over all batches) / (count over all batches).
+        """Computes the heads' validation metrics, each as its sum divided by its count over all batches.
 
-        With several sources or objectives, the result also has metrics of each of them, {"loss/source=wiki": …}.
+        With several sources or objectives, the result also has metrics for each part, {"loss/source=wiki": …}.
         """
         parts, sums = [], []
         for batch_parts, batch in self.iterate_parts():
@@ -83,14 +83,14 @@ class Validation:
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
     def predict(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
-        """Returns the metrics and outputs of a task head for the n records of one validation, in order.
+        """Computes the metrics and outputs of a task head for the n records of one validation, in order.
 
         Returns:
-          The metrics of the head; the outputs of the head, NumPy arrays [n, …]; the metadata of the n records.
+          The head's metrics, the head's outputs as NumPy arrays [n, …], and the metadata of the n records.
         """
         outputs = [self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.batches()]
         sums, outputs = zip(*jax.device_get(outputs), strict=True)
         (stream,) = self.valid_batches.streams
         count = min(len(outputs) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
-        joined = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *outputs)
-        return summarize(add_up(sums)), joined, [stream.note(n) for n in range(count)]
+        all_outputs = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *outputs)
+        return summarize(add_up(sums)), all_outputs, [stream.note(n) for n in range(count)]

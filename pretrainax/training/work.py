@@ -1,4 +1,4 @@
-"""Computes the work of a training step: its tokens, its FLOPs and its model FLOPs utilization (MFU)."""
+"""Computes the tokens, the FLOPs and the model FLOPs utilization (MFU) of training steps."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ class Work:
 
     @functools.cached_property
     def tokens_per_step(self) -> int:
-        """Returns the number of tokens that encoder and decoder read in one update, including padding."""
+        """Returns the number of tokens that the encoder and decoder read in one update, including padding."""
         return tokens_read(self.batch_shapes)
 
     @functools.cached_property
@@ -40,7 +40,7 @@ class Work:
 
     @functools.cached_property
     def flops_done_per_step(self) -> float:
-        """Returns the FLOPs of one update with the longest rows, without what attention skips (`executed_flops`)."""
+        """Returns the FLOPs of one update with the longest rows, excluding the blocks that attention skips."""
         return self._flops_done(self.lengths)
 
     def flops_of(self, step: int) -> float:
@@ -48,33 +48,35 @@ class Work:
         return self.flops_at(self.batches.lengths_of(step))
 
     def flops_done_of(self, step: int) -> float:
-        """Returns the FLOPs of the step with batch index `step`, without what attention skips."""
+        """Returns the FLOPs of the step with batch index `step`, excluding the blocks that attention skips."""
         return self._flops_done(self.batches.lengths_of(step))
 
     def mfu(self, flops: float, seconds: float) -> Optional[float]:
-        """Returns the model FLOPs utilization for `flops` in `seconds`; None if the chip's peak FLOP/s are unknown."""
+        """Computes the MFU of running `flops` FLOPs in `seconds`; returns None if the chip's peak FLOP/s is unknown."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return peak and flops / (seconds * peak * self.devices)
 
     def least_seconds(self, mfu: float) -> Optional[float]:
-        """Returns the seconds that a step takes at a utilization of `mfu`; None if the chip's peak is unknown."""
+        """Estimates the seconds per step at utilization `mfu`; returns None if the chip's peak FLOP/s is unknown."""
         mfu_in_one_second = self.mfu(self.flops_done_per_step, 1.0)
         return mfu_in_one_second and mfu_in_one_second / mfu
 
     def flops_at(self, lengths: Lengths) -> float:
         """Returns the FLOPs of an update whose rows have these lengths."""
-        return flops.flops_per_step(*self._step(lengths), teacher=self.teacher, passes=self.experiment.passes)
+        return flops.flops_per_step(*self._arguments(lengths), teacher=self.teacher, passes=self.experiment.passes)
 
     def _flops_done(self, lengths: Lengths) -> float:
         if not self.attention_specs:  # a model without attention, or a user's model whose attention is unknown
             return self.flops_at(lengths)
-        done = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.executed_flops(*self._step(lengths), done, teacher=self.teacher, passes=self.experiment.passes)
+        work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
+        return flops.executed_flops(
+            *self._arguments(lengths), work, teacher=self.teacher, passes=self.experiment.passes
+        )
 
-    def _step(self, lengths: Lengths) -> tuple[ModelConfig, float, int, int]:
+    def _arguments(self, lengths: Lengths) -> tuple[ModelConfig, float, int, int]:
         return self.experiment.model, self.experiment.rows_per_update, lengths.inputs, lengths.targets
 
     @property
     def teacher(self) -> Optional[ModelConfig]:
-        """Returns the config of the teacher; None without a teacher."""
+        """Returns the teacher's config, or None if there is no teacher."""
         return teacher_config(self.model)

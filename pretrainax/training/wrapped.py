@@ -1,4 +1,4 @@
-"""Defines wrappers around the model of a config in training, for parameter-efficient tuning and for a teacher."""
+"""Defines wrappers around a config's model for training: parameter-efficient fine-tuning and distillation."""
 
 import abc
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ Frozen = Optional[dict[str, PyTree]]  # variable collections of frozen parameter
 
 
 class Wrapped(AnyModel, abc.ABC):
-    """Base class of wrappers, with the interface of the wrapped model, but possibly different trained parameters."""
+    """Base class of training wrappers, which have the wrapped model's interface but may train other parameters."""
 
     @property
     @abc.abstractmethod
@@ -45,32 +45,32 @@ class Wrapped(AnyModel, abc.ABC):
 
     @abc.abstractmethod
     def frozen(self, params: PyTree) -> Frozen:
-        """Returns the frozen variables for parameters `params` of the wrapped model (arrays or shapes)."""
+        """Returns the frozen variables, given the wrapped model's parameters (arrays or shapes)."""
 
     @abc.abstractmethod
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-        """Returns the model without wrapper for use after training, and its parameters."""
+        """Returns the model for use after training, without its wrapper, and the model's parameters."""
 
     @abc.abstractmethod
     def model_params(self, params: PyTree, frozen: Frozen) -> PyTree:
-        """Returns the parameters of the model itself, trained and frozen (arrays or shapes), without a teacher's."""
+        """Returns the model's own parameters, trained and frozen (arrays or shapes), excluding a teacher's."""
 
     @property
     def teacher_config(self) -> Optional[ModelConfig]:
-        """Returns the config of the teacher, which also runs in each step; None without a teacher."""
+        """Returns the config of the teacher, which also runs in each step, or None if there is no teacher."""
         return None
 
     @abc.abstractmethod
     def describe(self, run: "Run") -> Iterator[tuple[str, str]]:
-        """Yields rows (name, value) for the header of a run."""
+        """Yields (name, value) rows for the run's header."""
 
 
 def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig] = None) -> AnyModel:
-    """Returns the model to train: the model of the config, with the wrapper of `experiment.wrapper` if there is one.
+    """Returns the model to train: the config's model, wrapped by `experiment.wrapper` if that is set.
 
     Args:
       train: the result of `layers.compute.resolve_auto`.
-      teacher: the config of the teacher in `config.distill`; None without a teacher.
+      teacher: the config of the teacher in `config.distill`, or None if there is no teacher.
     """
     if experiment.wrapper is None:
         return models.build(experiment.model, compute_for(train))
@@ -78,20 +78,20 @@ def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[
 
 
 def plain(model: AnyModel) -> AnyModel:
-    """Returns the model without its training wrapper; a model without wrapper unchanged."""
+    """Returns the model without its training wrapper, if it has one."""
     return model.plain if isinstance(model, Wrapped) else model
 
 
 def merged(model: AnyModel, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
-    """Returns the model without wrapper for use after training, and its parameters."""
+    """Returns the model for use after training, without its wrapper, and the model's parameters."""
     return model.merged(params, frozen) if isinstance(model, Wrapped) else (model, params)
 
 
 def model_params(model: AnyModel, params: PyTree, frozen: Frozen) -> PyTree:
-    """Returns the parameters of the model itself, trained and frozen (arrays or shapes), without a teacher's."""
+    """Returns the model's own parameters, trained and frozen (arrays or shapes), excluding a teacher's."""
     return model.model_params(params, frozen) if isinstance(model, Wrapped) else params
 
 
 def teacher_config(model: AnyModel) -> Optional[ModelConfig]:
-    """Returns the config of the teacher, which also runs in each step; None without a teacher."""
+    """Returns the config of the teacher, which also runs in each step, or None if there is no teacher."""
     return model.teacher_config if isinstance(model, Wrapped) else None

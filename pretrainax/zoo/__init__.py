@@ -1,9 +1,9 @@
 """Published architectures: one module per family of models.
 
-Each module has the sizes of the published models and a name table. The name table maps each parameter of this package
-to its tensors in files of Hugging Face transformers.
+Each module defines the sizes of the published models, and a name table for each architecture that Hugging Face
+transformers also has. The name table maps each of this package's parameters to tensors in transformers' files.
 
-zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("gpt2_124m"), zoo.preset("llama3_8b")
+Examples of presets: zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("llama3_8b")
 """
 
 import os
@@ -51,14 +51,14 @@ FAMILIES: tuple[Family, ...] = tuple(
     for family in module.FAMILIES
 )
 
-# Name of a preset, such as "bert_base" -> its family and its variant.
+# name of a preset, such as "bert_base" -> (family, variant)
 PRESETS: dict[str, tuple[Family, str]] = {
     family.prefix + variant: (family, variant) for family in FAMILIES for variant in family.sizes
 }
 
 
 def preset(name: str) -> ModelConfig:
-    """Returns a new model config for a published model, such as "bert_base".
+    """Builds the model config of a published model, such as "bert_base".
 
     Raises:
       UserError: no preset has this name. The message lists the most similar names.
@@ -70,9 +70,9 @@ def preset(name: str) -> ModelConfig:
 
 
 def sources_path(name: str) -> str:
-    """Returns the path of the TOML file that lists the sources of a preset's numbers.
+    """Returns the path of the TOML file that lists the source of each number in a preset.
 
-    The file is in the same folder as the module of the preset's family and has the same name.
+    The file is next to the module that defines the preset's family, and has the module's name.
     """
     module = PRESETS[name][0].preset.__module__.rpartition(".")[2]
     return os.path.join(os.path.dirname(__file__), f"{module}.toml")

@@ -1,7 +1,7 @@
 """Prints the table of published architectures: `python -m pretrainax.zoo [--only=gemma] [--markdown]`.
 
-`jax.eval_shape` gives the shapes of the parameters, so counting them allocates no arrays. tests/support/parity.py
-measures how much logits and gradients differ from transformers and writes the values to parity.json.
+`jax.eval_shape` computes the parameter shapes, so that counting parameters allocates no arrays. parity.json records how
+much logits and gradients differ from those of transformers, as measured by tests/support/parity.py.
 """
 
 import json
@@ -29,7 +29,7 @@ LEGEND = (
 
 
 def rows(only: str = "") -> Iterator[tuple[str, ...]]:
-    """Yields one row of the table (the cells of COLUMNS) for each preset whose name starts with `only`.
+    """Yields a table row, with one cell per column of COLUMNS, for each preset whose name starts with `only`.
 
     Args:
       only: prefix of the preset names; "" selects all presets.
@@ -38,7 +38,7 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
     for name, (family, variant) in zoo.PRESETS.items():
         if name.startswith(only):
             config = family.preset(variant)
-            measured = differences.get(family.name, {})
+            family_differences = differences.get(family.name, {})
             yield (
                 family.name,
                 name,
@@ -50,12 +50,12 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
                 _context(config),
                 family.objective,
                 family.paper,
-                *(f"{measured[kind]:.0e}" if measured else "" for kind in ("logits", "gradient")),
+                *(f"{family_differences[kind]:.0e}" if family_differences else "" for kind in ("logits", "gradient")),
             )
 
 
 def count(config: ModelConfig) -> int:
-    """Returns the number of parameters of a model, without its generator (ELECTRA, DeBERTa v3), as in the papers."""
+    """Counts the parameters of a model, excluding the generator of ELECTRA and DeBERTa v3, as the papers do."""
     config = discriminator_config(config) if config.generator else config
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
@@ -69,12 +69,12 @@ def _context(config: ModelConfig) -> str:
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
-    """Returns the Markdown page docs/zoo.md: a title, LEGEND and the rows of `table` under COLUMNS."""
+    """Formats the Markdown page docs/zoo.md: a title, LEGEND, and the rows of `table` with the header COLUMNS."""
     return f"# The zoo\n\n{LEGEND}\n\n" + tables.markdown(COLUMNS, table, padded=False)
 
 
 def format_table(table: list[tuple[str, ...]]) -> str:
-    """Returns the rows of `table` under COLUMNS as aligned columns for a terminal, followed by LEGEND."""
+    """Formats a table for terminals: the rows of `table` with the header COLUMNS, followed by LEGEND."""
     return f"{tables.text_table([COLUMNS, *table])}\n\n{LEGEND}\n"
 
 

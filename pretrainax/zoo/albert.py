@@ -33,7 +33,7 @@ SIZES = {
 
 
 def albert(variant: str = "base") -> ModelConfig:
-    """Returns the model config of ALBERT with its masked LM head and its sentence-order head.
+    """Builds the model config of ALBERT with its masked LM head and its sentence-order head.
 
     Args:
       variant: "base" to "xxlarge" are version 2; "v1_base" to "v1_xxlarge" are version 1.
@@ -66,8 +66,11 @@ def albert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of AlbertForPreTraining, or of AlbertForMaskedLM if `config.pair_head` is False."""
-    block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # the shared layer
+    """Builds the table of tensor names in AlbertForPreTraining, or AlbertForMaskedLM without `config.pair_head`."""
+    block, layer = (
+        "encoder/blocks",
+        "albert.encoder.albert_layer_groups.0.albert_layers.{layer}",
+    )  # shared by all layers
     rows = [
         NameRow("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
         NameRow("position_embedding/embedding", "albert.embeddings.position_embeddings.weight"),
@@ -93,7 +96,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks: the values of xxlarge."""
+    """Builds the model config with transformers' defaults for keys missing from config.json: the xxlarge model."""
     return albert("xxlarge")
 
 
@@ -112,8 +115,12 @@ FAMILIES = (
             base=_base,
             fields=FIELDS | {"embedding_size": "embedding_dim"},
             table=huggingface_names,
-            classifier=TaskClass("AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"),
-            chooser=TaskClass("AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"),
+            sequence_classification_class=TaskClass(
+                "AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"
+            ),
+            multiple_choice_class=TaskClass(
+                "AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"
+            ),
             token_classification_class=token_classification_class("AlbertForMaskedLM"),
             question_answering_class=question_answering_class("AlbertForMaskedLM"),
             constants={
@@ -127,7 +134,7 @@ FAMILIES = (
                 "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
                 "predictions.decoder.bias": "predictions.bias",
             },
-            # The file of a masked LM may contain the sentence-order head of the pretrained model.
+            # A masked LM file may still contain the sentence-order head of the pretrained model.
             ignored=(r"albert\.embeddings\.(position|token_type)_ids", r"albert\.pooler\..*", r"sop_classifier\..*"),
         ),
     ),

@@ -24,7 +24,7 @@ SIZES = {
 
 
 def bart(variant: str = "base") -> ModelConfig:
-    """Returns the model config of BART; raises UserError for an unknown variant."""
+    """Builds the model config of BART; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("bart", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
@@ -45,18 +45,18 @@ def bart(variant: str = "base") -> ModelConfig:
 
 
 def block_names(prefix: str) -> list[NameRow]:
-    """Returns the name-table rows of the encoder and decoder blocks, for transformers' BartModel and MarianModel.
+    """Builds the name-table rows of the encoder and decoder blocks of transformers' BartModel and MarianModel.
 
     Args:
-      prefix: the first component of the tensor names, "model".
+      prefix: the first component of the tensor names in transformers, such as "model".
     """
     rows = []
-    for stack, kinds in (
+    for stack, attentions in (
         ("encoder", {"self": "self_attn"}),
         ("decoder", {"self": "self_attn", "cross": "encoder_attn"}),
     ):
         block, layer = f"{stack}/blocks", f"{prefix}.{stack}.layers.{{layer}}"
-        for kind, name in kinds.items():
+        for kind, name in attentions.items():
             for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "out")):
                 rows += linear(f"{block}/{kind}_attention/{ours}", f"{layer}.{name}.{theirs}_proj", bias=True)
             rows += layer_norm(f"{block}/{kind}_attention_norm", f"{layer}.{name}_layer_norm")
@@ -67,7 +67,7 @@ def block_names(prefix: str) -> list[NameRow]:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' BartForConditionalGeneration: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' BartForConditionalGeneration."""
     del config  # unused
     return [
         NameRow("token_embedding/embedding", "model.shared.weight"),
@@ -82,7 +82,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 
-FIELDS = {  # keys of config.json of BART and Marian -> our fields
+FIELDS = {  # key in config.json of BART and Marian -> field of ModelConfig
     "vocab_size": "vocab_size",
     "d_model": "d_model",
     "encoder_layers": "num_layers",
@@ -98,7 +98,7 @@ CONSTANTS = {
     "is_encoder_decoder": True,
     "is_decoder": False,
     "tie_word_embeddings": True,
-    # These are keys of transformers 3, which had one class for BART, mBART and Marian.
+    # keys of transformers 3, which had a single class for BART, mBART and Marian
     "normalize_before": False,
     "add_final_layer_norm": False,
     "add_bias_logits": False,
@@ -106,24 +106,26 @@ CONSTANTS = {
 
 
 def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the number of decoder layers from config.json.
+    """Sets the number of decoder layers from config.json, and checks the other decoder sizes.
 
     Raises:
       UserError: the decoder and the encoder differ in the feed-forward width or in the number of heads.
     """
     layers = json.get("decoder_layers", 12)
     config.num_decoder_layers = None if layers == config.num_layers else layers
-    for key, default, needed in (
+    for key, default, encoder_value in (
         ("decoder_ffn_dim", 4096, config.d_ff),
         ("decoder_attention_heads", 16, config.num_heads),
     ):
-        if json.get(key, default) != needed:
-            raise UserError(f"config.json has {key} {json.get(key, default)}; it must be {needed}, as in the encoder")
+        if json.get(key, default) != encoder_value:
+            raise UserError(
+                f"config.json has {key} {json.get(key, default)}; it must be {encoder_value}, as in the encoder"
+            )
 
 
 def write_decoder(config: ModelConfig) -> ConfigJson:
     return {
-        "forced_eos_token_id": 2,  # generation ends truncated outputs with this id of BART's vocabulary
+        "forced_eos_token_id": 2,  # transformers ends truncated outputs with this token id, EOS of BART's vocabulary
         "decoder_layers": config.last_stack.num_layers,
         "decoder_ffn_dim": config.d_ff,
         "decoder_attention_heads": config.num_heads,
@@ -131,12 +133,14 @@ def write_decoder(config: ModelConfig) -> ConfigJson:
 
 
 def tied(config: ModelConfig) -> dict[str, str]:
+    """Maps the name of each tied copy of the token embeddings to the name of the original tensor."""
     del config  # unused
     copies = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
     return dict.fromkeys(copies, "model.shared.weight")
 
 
 def zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the name and shape of transformers' logits bias, which is zero in all supported files."""
     return {"final_logits_bias": (1, config.vocab_size)}
 
 
@@ -155,7 +159,7 @@ FAMILIES = (
             base=lambda: dataclasses.replace(bart("large"), attention_dropout_rate=0.0),
             fields=FIELDS | {"max_position_embeddings": "position.max_length"},
             table=huggingface_names,
-            classifier=TaskClass(
+            sequence_classification_class=TaskClass(
                 "BartForSequenceClassification",
                 Classify(pooling="last"),
                 "classification_head.out_proj",

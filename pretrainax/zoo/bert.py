@@ -46,7 +46,7 @@ DISTILBERT_SIZES = {
 
 
 def bert(variant: str = "base") -> ModelConfig:
-    """Returns the model config of BERT with its masked LM head and its head for sentence pairs.
+    """Builds the model config of BERT with its masked LM head and its head for sentence pairs.
 
     Raises:
       UserError: the variant is unknown.
@@ -55,7 +55,7 @@ def bert(variant: str = "base") -> ModelConfig:
 
 
 def macbert(variant: str = "base") -> ModelConfig:
-    """Returns the model config of MacBERT, which has BERT's architecture but a different pretraining objective.
+    """Builds the model config of MacBERT, which has BERT's architecture but a different pretraining objective.
 
     Raises:
       UserError: the variant is unknown.
@@ -64,7 +64,7 @@ def macbert(variant: str = "base") -> ModelConfig:
 
 
 def distilbert(variant: str = "base") -> ModelConfig:
-    """Returns the model config of DistilBERT, which has no token types and no head for sentence pairs.
+    """Builds the model config of DistilBERT, which has no token types and no head for sentence pairs.
 
     Raises:
       UserError: the variant is unknown.
@@ -75,6 +75,7 @@ def distilbert(variant: str = "base") -> ModelConfig:
 
 
 def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> ModelConfig:
+    """Builds the model config of BERT with the given sizes."""
     return ModelConfig(
         family="encoder",
         vocab_size=vocab_size,
@@ -97,7 +98,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def encoder_names(prefix: str) -> list[NameRow]:
-    """Returns the name-table rows of the embeddings and blocks, for classes of transformers with BertModel's names.
+    """Builds the name-table rows of the embeddings and blocks, for transformers classes with BertModel's tensor names.
 
     Args:
       prefix: the first component of the tensor names, such as "bert" or "roberta".
@@ -120,7 +121,7 @@ def encoder_names(prefix: str) -> list[NameRow]:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of BertForPreTraining, or of BertForMaskedLM if `config.pair_head` is False."""
+    """Builds the table of tensor names in BertForPreTraining, or BertForMaskedLM without `config.pair_head`."""
     rows = [
         *encoder_names("bert"),
         *linear("masked_lm_head/dense", "cls.predictions.transform.dense", bias=True),
@@ -134,7 +135,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def distilbert_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' DistilBertForMaskedLM: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' DistilBertForMaskedLM."""
     del config  # unused
     block, layer = "encoder/blocks", "distilbert.transformer.layer.{layer}"
     return [
@@ -156,25 +157,25 @@ def distilbert_names(config: ModelConfig) -> list[NameRow]:
 
 
 def read_pair_head(pretraining: str, masked_lm: str, bare: str) -> Callable[[ConfigJson, ModelConfig], None]:
-    """Returns a function for `HuggingFace.read` that sets `pair_head` from the class that config.json names.
+    """Returns a function, used as `HuggingFace.read`, that sets `pair_head` from `architectures` in config.json.
 
     Args:
-      pretraining: the class with both heads. It is the default if config.json names no class.
+      pretraining: the class with both heads; the default if config.json does not name a class.
       masked_lm: the class without the head for sentence pairs.
-      bare: the class without heads. The conversion of its weights raises an error that lists the missing heads.
+      bare: the class without heads. Its config can be read, but converting its weights raises UserError.
     """
 
     def read(json: ConfigJson, config: ModelConfig) -> None:
-        known = (pretraining, masked_lm, bare)
-        architecture = (json.get("architectures") or known)[0]
-        if architecture not in known:
-            raise UserError(f"config.json has architectures {[architecture]}; supported: {', '.join(known)}")
+        supported = (pretraining, masked_lm, bare)
+        architecture = (json.get("architectures") or supported)[0]
+        if architecture not in supported:
+            raise UserError(f"config.json has architectures {[architecture]}; supported: {', '.join(supported)}")
         config.pair_head = architecture != masked_lm
 
     return read
 
 
-FIELDS = {  # keys of config.json of BERT and of the models derived from BERT -> our fields
+FIELDS = {  # key in config.json of BERT and derived models -> field of ModelConfig
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "num_layers",
@@ -201,8 +202,12 @@ HUGGINGFACE = HuggingFace(
     base=bert,
     fields=FIELDS,
     table=huggingface_names,
-    classifier=TaskClass("BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"),
-    chooser=TaskClass("BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"),
+    sequence_classification_class=TaskClass(
+        "BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"
+    ),
+    multiple_choice_class=TaskClass(
+        "BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"
+    ),
     token_classification_class=token_classification_class("BertForMaskedLM"),
     question_answering_class=question_answering_class("BertForMaskedLM"),
     constants=CONSTANTS,
@@ -211,7 +216,7 @@ HUGGINGFACE = HuggingFace(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    # The file of a masked LM may contain the head for sentence pairs of the pretrained model.
+    # A masked LM file may still contain the sentence-pair head of the pretrained model.
     ignored=(r"bert\.embeddings\.(position|token_type)_ids", r"bert\.pooler\.dense\..*", r"cls\.seq_relationship\..*"),
 )
 
@@ -232,10 +237,10 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
         "max_position_embeddings": "position.max_length",
     },
     table=distilbert_names,
-    classifier=TaskClass(
+    sequence_classification_class=TaskClass(
         "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"
     ),
-    chooser=TaskClass(
+    multiple_choice_class=TaskClass(
         "DistilBertForMultipleChoice", Classify(hidden="relu", kind="choice"), "classifier", "pre_classifier"
     ),
     token_classification_class=token_classification_class("DistilBertForMaskedLM"),

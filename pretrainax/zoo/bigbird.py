@@ -1,8 +1,8 @@
-"""BigBird (Zaheer et al. 2020, arXiv 2007.14062): BERT with block-sparse attention, for rows of 4,096 tokens.
+"""BigBird (Zaheer et al. 2020, arXiv 2007.14062): BERT with block-sparse attention and 4,096 positions.
 
-NOTE The class of transformers applies dropout to embeddings before their norm, and no dropout to the weights of
-block-sparse attention. In evaluation mode that class uses the first block of the row in place of all random blocks
-(layers/sparse_attention/blocks.py).
+NOTE transformers applies dropout to the embeddings before their norm, and does not apply dropout to the weights of
+block-sparse attention. In evaluation mode, transformers replaces all random blocks with the first block of the sequence
+(see layers/sparse_attention/blocks.py).
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}  # variant -> (layers, 
 
 
 def bigbird(variant: str = "base") -> ModelConfig:
-    """Returns the model config of BigBird without a head for sentence pairs, which the paper does not train.
+    """Builds the model config of BigBird without a head for sentence pairs, which the paper does not train.
 
     Raises:
       UserError: the variant is unknown.
@@ -47,17 +47,17 @@ def bigbird(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of BigBirdForPreTraining, or of BigBirdForMaskedLM if `config.pair_head` is False."""
-    pooler = {x: f"bert.pooler.{x}" for x in ("weight", "bias")}
-    new = {f"bert.pooler.dense.{x}": name for x, name in pooler.items()}
-    return [row._replace(name=new.get(row.name, row.name)) for row in bert.huggingface_names(config)]
+    """Builds the table of tensor names in BigBirdForPreTraining, or BigBirdForMaskedLM without `config.pair_head`."""
+    pooler = {kind: f"bert.pooler.{kind}" for kind in ("weight", "bias")}
+    renames = {f"bert.pooler.dense.{kind}": name for kind, name in pooler.items()}
+    return [row._replace(name=renames.get(row.name, row.name)) for row in bert.huggingface_names(config)]
 
 
-_CLASSES = bert.read_pair_head("BigBirdForPreTraining", "BigBirdForMaskedLM", "BigBirdModel")
+_read_pair_head = bert.read_pair_head("BigBirdForPreTraining", "BigBirdForMaskedLM", "BigBirdModel")
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    _CLASSES(json, config)
+    _read_pair_head(json, config)
     kind = json.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise UserError(f"config.json has attention_type {kind!r}; supported: block_sparse, original_full")
@@ -69,15 +69,15 @@ def _write(config: ModelConfig) -> ConfigJson:
     return {"attention_type": "original_full" if config.sparse_attention is None else "block_sparse"}
 
 
-_HEAD = "qa_classifier"
-_EXTRACTOR = TaskClass(
+_HEAD_NAME = "qa_classifier"
+_QUESTION_ANSWERING_CLASS = TaskClass(
     "BigBirdForQuestionAnswering",
     Extract(feed_forward=True, second_text=True),
-    f"{_HEAD}.qa_outputs",
-    more=(
-        *linear("extractor/mlp/up", f"{_HEAD}.intermediate.dense", bias=True),
-        *linear("extractor/mlp/down", f"{_HEAD}.output.dense", bias=True),
-        *layer_norm("extractor/mlp_norm", f"{_HEAD}.output.LayerNorm"),
+    f"{_HEAD_NAME}.qa_outputs",
+    extra_rows=(
+        *linear("extractor/mlp/up", f"{_HEAD_NAME}.intermediate.dense", bias=True),
+        *linear("extractor/mlp/down", f"{_HEAD_NAME}.output.dense", bias=True),
+        *layer_norm("extractor/mlp_norm", f"{_HEAD_NAME}.output.LayerNorm"),
     ),
 )
 
@@ -97,13 +97,13 @@ FAMILIES = (
             fields=bert.FIELDS
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
-            # Multiple choice has no TaskClass: all choices of a question share one row, but block-sparse attention
-            # supports only one document per row.
-            classifier=TaskClass(
+            # There is no `multiple_choice_class`: our rows contain all choices of a question, but block-sparse
+            # attention supports only one document per row.
+            sequence_classification_class=TaskClass(
                 "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
             ),
             token_classification_class=token_classification_class("BigBirdForMaskedLM"),
-            question_answering_class=_EXTRACTOR,
+            question_answering_class=_QUESTION_ANSWERING_CLASS,
             constants={
                 "is_decoder": False,
                 "add_cross_attention": False,

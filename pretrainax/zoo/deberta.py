@@ -1,19 +1,19 @@
 """DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
 
-transformers has one model type for v2 and v3: a class for the masked LM, without the mask decoder, and a class without
-heads. The authors' files contain more tensors, with the names of the authors' classes. In config.json, `architectures`
-selects the class:
+transformers has one model type for v2 and v3, with two classes: a masked LM without the mask decoder, and a model
+without heads. The authors' files contain additional tensors, named as in the authors' own classes. In config.json,
+`architectures` selects the class:
 
     DebertaV2ForMaskedLM         transformers' masked LM
     DebertaV2Model               no head
     MaskedLanguageModel          the authors' masked LM: v2, and the generators of v3
     ReplacedTokenDetectionModel  the authors' discriminator: v3
 
-The released config.json files have no `architectures`. A model with a convolution then counts as v2, and a model
-without a convolution as v3. The released files of v3 contain the discriminator and three kinds of tensors for continued
-pretraining: `lm_predictions.*` and the position embeddings belong to the mask decoder, and `…_embeddings._weight` is
-the difference from the generator's embeddings. `…_embeddings.weight` already includes this difference. (Sources: the
-released code and lists of the tensors; the files were not available.)
+The released config.json files have no `architectures`. A model with a convolution is then read as v2, and a model
+without a convolution as v3. The released files of v3 contain the discriminator, and tensors for continued pretraining:
+`lm_predictions.*` and the position embeddings belong to the mask decoder, and `…_embeddings._weight` is the difference
+from the generator's embeddings. `…_embeddings.weight` already includes this difference. (This is based on the released
+code and on lists of the tensors; the files themselves were not available.)
 """
 
 from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError
@@ -50,7 +50,7 @@ V3_SIZES = {
 
 
 def deberta_v2(variant: str = "xlarge") -> ModelConfig:
-    """Returns the model config of DeBERTa v2 with its mask decoder; raises UserError for an unknown variant."""
+    """Builds the model config of DeBERTa v2 with its mask decoder; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("deberta_v2", variant, V2_SIZES)
     config = _base()
     config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
@@ -60,7 +60,7 @@ def deberta_v2(variant: str = "xlarge") -> ModelConfig:
 
 
 def deberta_v3(variant: str = "base") -> ModelConfig:
-    """Returns the model config of DeBERTa v3: the discriminator and its generator.
+    """Builds the model config of DeBERTa v3: the discriminator and its generator.
 
     The generator has the same width and half as many layers (He et al. 2021, section 3.1; rtd_base.json). The generator
     has a mask decoder, the discriminator has none (released code).
@@ -85,7 +85,7 @@ def deberta_v3(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks, without a head."""
+    """Builds the model config with transformers' defaults for keys missing from config.json, without heads."""
     return ModelConfig(
         family="encoder",
         vocab_size=128_100,
@@ -105,6 +105,7 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
+    """Builds the table of tensor names for the class that the heads of `config` select; see the module docstring."""
     architecture = _architecture(config)
     base = "" if architecture == "DebertaV2Model" else "deberta."
     block, layer = "encoder/blocks", base + "encoder.layer.{layer}"
@@ -123,7 +124,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
         *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
     ]
     if config.input_convolution is not None:
-        # Our kernel is [tokens, in, out]; the kernel of torch.nn.Conv1d is [out, in, tokens].
+        # Our kernel has the shape [tokens, in, out]; the kernel of torch.nn.Conv1d is [out, in, tokens].
         rows += linear("encoder/convolution", f"{base}encoder.conv.conv", bias=True)
         rows += layer_norm("encoder/convolution/norm", f"{base}encoder.conv.LayerNorm")
     if architecture == "ReplacedTokenDetectionModel":
@@ -133,8 +134,10 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
     if architecture == "MaskedLanguageModel":
         rows.append(NameRow("position_embedding/embedding", f"{base}embeddings.position_embeddings.weight"))
     if config.masked_lm_head:
-        ours = architecture == "MaskedLanguageModel"
-        head, dense = ("lm_predictions.lm_head",) * 2 if ours else ("cls.predictions", "cls.predictions.transform")
+        is_authors_class = architecture == "MaskedLanguageModel"
+        head, dense = (
+            ("lm_predictions.lm_head",) * 2 if is_authors_class else ("cls.predictions", "cls.predictions.transform")
+        )
         rows += linear("masked_lm_head/dense", f"{dense}.dense", bias=True)
         rows += layer_norm("masked_lm_head/norm", f"{dense}.LayerNorm")
         rows.append(NameRow("unembedding/bias", f"{head}.bias"))
@@ -142,6 +145,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def _architecture(config: ModelConfig) -> str:
+    """Returns the name of the class that has the heads of `config`; see the module docstring."""
     if config.replaced_token_head:
         return "ReplacedTokenDetectionModel"
     if config.enhanced_mask_decoder:
@@ -149,7 +153,7 @@ def _architecture(config: ModelConfig) -> str:
     return "DebertaV2ForMaskedLM" if config.masked_lm_head else "DebertaV2Model"
 
 
-# Keys and values that config.json must have, because transformers computes a different function without them.
+# Required keys and values of config.json. With other values, transformers computes a different function.
 _REQUIRED = {
     "relative_attention": True,
     "position_biased_input": False,
@@ -159,30 +163,35 @@ _REQUIRED = {
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets positions, convolution and heads from config.json; raises UserError for unsupported values."""
     for key, value in _REQUIRED.items():
         if json.get(key) != value:
             raise UserError(f"config.json has {key} {json.get(key)!r}; only {value!r} is supported for 'deberta-v2'")
-    kinds = json.get("pos_att_type")
-    if not kinds or sorted(kinds.split("|") if isinstance(kinds, str) else kinds) != ["c2p", "p2c"]:
-        raise UserError(f"config.json has pos_att_type {kinds!r}; only 'p2c|c2p' is supported for 'deberta-v2'")
+    attention_types = json.get("pos_att_type")
+    if not attention_types or sorted(
+        attention_types.split("|") if isinstance(attention_types, str) else attention_types
+    ) != ["c2p", "p2c"]:
+        raise UserError(
+            f"config.json has pos_att_type {attention_types!r}; only 'p2c|c2p' is supported for 'deberta-v2'"
+        )
     position = config.position
     position.num_buckets = json.get("position_buckets", -1)
     if position.num_buckets < 1:
         raise UserError(f"config.json has position_buckets {position.num_buckets}; it must be at least 1")
-    farthest = json.get("max_relative_positions", -1)
-    position.max_distance = position.max_length if farthest < 1 else farthest
+    max_distance = json.get("max_relative_positions", -1)
+    position.max_distance = position.max_length if max_distance < 1 else max_distance
     for key, value in (("embedding_size", config.d_model), ("attention_head_size", config.dim_per_head)):
         if json.get(key, value) != value:
             raise UserError(f"config.json has {key} {json[key]!r}; only {value} is supported for 'deberta-v2'")
-    width = json.get("conv_kernel_size", 0)
-    config.input_convolution = width if width > 0 else None
-    if width > 0 and (width % 2 == 0 or json.get("conv_groups", 1) != 1):
-        raise UserError(f"config.json has conv_kernel_size {width}, conv_groups {json.get('conv_groups', 1)}; only "
+    size = json.get("conv_kernel_size", 0)
+    config.input_convolution = size if size > 0 else None
+    if size > 0 and (size % 2 == 0 or json.get("conv_groups", 1) != 1):
+        raise UserError(f"config.json has conv_kernel_size {size}, conv_groups {json.get('conv_groups', 1)}; only "
                         "odd sizes with one group are supported for 'deberta-v2'")  # fmt: skip
-    if width > 0 and json.get("conv_act", "tanh") != json.get("hidden_act", "gelu"):
+    if size > 0 and json.get("conv_act", "tanh") != json.get("hidden_act", "gelu"):
         raise UserError(f"config.json has conv_act {json.get('conv_act', 'tanh')!r}; it must equal hidden_act")
-    released = "ReplacedTokenDetectionModel" if config.input_convolution is None else "MaskedLanguageModel"
-    architecture = (json.get("architectures") or [released])[0]
+    default_architecture = "ReplacedTokenDetectionModel" if config.input_convolution is None else "MaskedLanguageModel"
+    architecture = (json.get("architectures") or [default_architecture])[0]
     config.replaced_token_head = config.replaced_token_context = architecture == "ReplacedTokenDetectionModel"
     config.enhanced_mask_decoder = architecture == "MaskedLanguageModel"
     config.masked_lm_head = architecture in ("MaskedLanguageModel", "DebertaV2ForMaskedLM")
@@ -192,6 +201,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _write(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys for disentangled attention and the convolution."""
     json = {
         **_REQUIRED,
         "tie_word_embeddings": True,
@@ -222,10 +232,10 @@ HUGGINGFACE = HuggingFace(
     base=_base,
     fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
     table=huggingface_names,
-    classifier=TaskClass(
+    sequence_classification_class=TaskClass(
         "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
     ),
-    chooser=TaskClass(
+    multiple_choice_class=TaskClass(
         "DebertaV2ForMultipleChoice",
         Classify(hidden="gelu", kind="choice"),
         "classifier",

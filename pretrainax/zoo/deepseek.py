@@ -19,43 +19,47 @@ from pretrainax.zoo.family import (
 )
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, feed-forward of the first layers, heads)
+# variant -> (layers, width, feed-forward width of the first, dense layers, heads)
 SIZES_MOE = {"moe_16b": (28, 2048, 10_944, 16)}
 SIZES_2 = {"v2_lite": (27, 2048, 10_944, 16), "v2": (60, 5120, 12_288, 128)}
 SIZES_3 = {"v3": (61, 7168, 18_432, 128), "r1": (61, 7168, 18_432, 128)}
 
 
 def deepseek(variant: str = "v3") -> ModelConfig:
-    """Returns the model config of DeepSeek with the context length of its release.
+    """Builds the model config of DeepSeek with the context length of its release.
 
     Raises:
       UserError: the variant is unknown.
     """
     layers, width, d_ff, heads = pick("deepseek", variant, SIZES_MOE | SIZES_2 | SIZES_3)
-    of_variant = _moe() if variant in SIZES_MOE else _third() if variant in SIZES_3 else _second(variant)
-    return llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **of_variant)
+    variant_fields = (
+        _moe_fields() if variant in SIZES_MOE else _v3_fields() if variant in SIZES_3 else _v2_fields(variant)
+    )
+    return llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **variant_fields)
 
 
-def _moe() -> dict:
-    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.001, **_SHARED)
+def _moe_fields() -> dict:
+    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.001, **_MIXTURE_FIELDS)
     return {"vocab_size": 102_400, "position": RotaryPositions(4096), "experts": mixture}
 
 
-_SHARED: dict = {"shared_experts": 2, "normalized": False, "first_dense": 1, "balance_over": "row"}
+_MIXTURE_FIELDS: dict = {"shared_experts": 2, "normalized": False, "first_dense": 1, "balance_over": "row"}
 
 
-def _second(variant: str) -> dict:
-    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.003, **_SHARED)
+def _v2_fields(variant: str) -> dict:
+    """Returns DeepSeek-V2's ModelConfig fields, apart from the sizes."""
+    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.003, **_MIXTURE_FIELDS)
     if variant == "v2":
         mixture.num_experts, mixture.d_ff, mixture.groups, mixture.top_groups, mixture.scale = 160, 1536, 8, 3, 16.0
     latent = LatentAttention(query_rank=1536 if variant == "v2" else None)
-    position = _stretched(weight=0.707)
+    position = _yarn_positions(mscale=0.707)
     return {"vocab_size": 102_400, "position": position, "head_dim": 192, "latent_attention": latent} | {
         "experts": mixture
     }
 
 
-def _third() -> dict:
+def _v3_fields() -> dict:
+    """Returns the ModelConfig fields of DeepSeek-V3 and R1, apart from the sizes."""
     mixture = MixtureOfExperts(
         num_experts=256,
         top_k=8,
@@ -71,7 +75,7 @@ def _third() -> dict:
         balance_over="row",
         bias_rate=0.001,
     )
-    position = _stretched(weight=1.0)
+    position = _yarn_positions(mscale=1.0)
     return {
         "vocab_size": 129_280,
         "position": position,
@@ -80,8 +84,8 @@ def _third() -> dict:
     } | {"experts": mixture}
 
 
-def _stretched(weight: float) -> RotaryPositions:
-    scaling = YarnScaling(mscale=weight, mscale_all_dim=weight)
+def _yarn_positions(mscale: float) -> RotaryPositions:
+    scaling = YarnScaling(mscale=mscale, mscale_all_dim=mscale)
     return RotaryPositions(163_840, scaling=scaling, interleaved=True)
 
 
@@ -89,6 +93,7 @@ def _stretched(weight: float) -> RotaryPositions:
 
 
 def _latent_rows(config: ModelConfig) -> list[NameRow]:
+    """Builds the name-table rows of multi-head latent attention."""
     ours, theirs = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn"
     assert config.latent_attention is not None
     if config.latent_attention.query_rank is None:
@@ -109,6 +114,7 @@ def _latent_rows(config: ModelConfig) -> list[NameRow]:
 
 
 def _mixture_rows(config: ModelConfig) -> list[NameRow]:
+    """Builds the name-table rows of the router, the experts and the shared experts."""
     assert config.experts is not None
     ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
     rows = experts.rows("mlp", gate="gate_proj", up="up_proj", down="down_proj")
@@ -121,12 +127,12 @@ def _mixture_rows(config: ModelConfig) -> list[NameRow]:
 
 def _names(config: ModelConfig) -> list[NameRow]:
     attention = llama.attention_rows if config.latent_attention is None else _latent_rows
-    first, rest = layer_groups(config, config.num_layers)
-    dense = llama.block_rows(first.config, attention, llama.feed_forward_rows)
+    dense_group, expert_group = layer_groups(config, config.num_layers)
+    dense_rows = llama.block_rows(dense_group.config, attention, llama.feed_forward_rows)
     return [
         *llama.outer_rows(config),
-        *experts.rows_of_kind(rest, "decoder", llama.block_rows(rest.config, attention, _mixture_rows)),
-        *experts.rows_of_kind(first, "decoder", dense),
+        *experts.rows_of_kind(expert_group, "decoder", llama.block_rows(expert_group.config, attention, _mixture_rows)),
+        *experts.rows_of_kind(dense_group, "decoder", dense_rows),
     ]
 
 
@@ -145,6 +151,7 @@ _LATENT_FIELDS = _FIELDS | {
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets rotary positions, latent attention and the mixture of experts from config.json."""
     mixture, latent = config.experts, config.latent_attention
     assert mixture is not None
     if json.get("moe_layer_freq", 1) != 1:
@@ -165,6 +172,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _write(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys for rotary positions, latent attention and the mixture of experts."""
     mixture, latent = config.experts, config.latent_attention
     assert mixture is not None
     json = {
@@ -180,17 +188,17 @@ def _write(config: ModelConfig) -> ConfigJson:
     return json | llama.write_rotary(config)
 
 
-def _write_second(config: ModelConfig) -> ConfigJson:
+def _write_v2(config: ModelConfig) -> ConfigJson:
     assert config.experts is not None
     return _write(config) | {"topk_method": "greedy" if config.experts.groups is None else "group_limited_greedy"}
 
 
 def _base(variant: str, **mixture: object) -> Callable[[], ModelConfig]:
-    """Returns a function for `HuggingFace.base`: it returns the config that transformers assumes for missing keys.
+    """Returns a function, used as `HuggingFace.base`, that builds the model config with transformers' defaults.
 
     Args:
-      variant: the variant that supplies all other values.
-      mixture: fields of `config.experts` for which transformers has different defaults.
+      variant: the variant that supplies the defaults, except for YaRN, which is off, and the fields in `mixture`.
+      mixture: fields of `config.experts`, with transformers' defaults where these differ from the variant.
     """
 
     def base() -> ModelConfig:
@@ -241,9 +249,9 @@ FAMILIES = (
             table=_names,
             constants=_CONSTANTS | {"mlp_bias": False, "norm_topk_prob": False, "scoring_func": "softmax"},
             read=_read,
-            write=_write_second,
+            write=_write_v2,
             tied=llama.tied,
-            classifier=TaskClass("DeepseekV2ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("DeepseekV2ForSequenceClassification", LAST),
         ),
     ),
     Family(
@@ -265,9 +273,9 @@ FAMILIES = (
             read=_read,
             write=_write,
             tied=llama.tied,
-            classifier=TaskClass("DeepseekV3ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("DeepseekV3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("DeepseekV3ForCausalLM", "score"),
-            ignored=(r"model\.layers\.61\..*",),  # the layer that predicts the token after the next
+            ignored=(r"model\.layers\.61\..*",),  # the multi-token prediction layer
         ),
     ),
 )

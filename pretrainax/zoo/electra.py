@@ -1,14 +1,14 @@
 """ELECTRA (Clark et al. 2020, arXiv 2003.10555).
 
-A preset is the pretraining model with discriminator and generator. transformers has one class for the discriminator and
-another class for the generator, but no class for both. `HUGGINGFACE` converts the config of either part. The functions
-of `models.electra` extract a part with its parameters, and join the two parts again:
+A preset describes the pretraining model, which has a discriminator and a generator. transformers has one class for the
+discriminator and another for the generator, but none for the pretraining model. `HUGGINGFACE` converts the config of a
+discriminator or of a generator. `models.electra` splits the pretraining model into these two, and joins them again:
 
-    config, params = models.electra.discriminator(config, params)   # written as ElectraForPreTraining
-    config, params = models.electra.generator(config, params)       # written as ElectraForMaskedLM
+    config, params = models.electra.discriminator(config, params)   # exported as ElectraForPreTraining
+    config, params = models.electra.generator(config, params)       # exported as ElectraForMaskedLM
     params = models.electra.join(config, discriminator_params, generator_params)
 
-A config.json of transformers describes one part, so a config that was read from a config.json has no generator.
+A config.json describes only a discriminator or only a generator, so a config read from it has no `config.generator`.
 """
 
 from pretrainax.config import Classify, Generator, ModelConfig, UserError
@@ -38,13 +38,13 @@ SIZES = {
 
 
 def electra(variant: str = "base") -> ModelConfig:
-    """Returns the model config of ELECTRA (uncased): the discriminator and its generator.
+    """Builds the model config of ELECTRA (uncased): the discriminator and its generator.
 
     Raises:
       UserError: the variant is unknown.
     """
-    num_layers, d_model, num_heads, embedding_dim, share = pick("electra", variant, SIZES)
-    width = round(d_model * share)
+    num_layers, d_model, num_heads, embedding_dim, generator_fraction = pick("electra", variant, SIZES)
+    width = round(d_model * generator_fraction)
     config = _base()
     config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
     config.embedding_dim = None if embedding_dim == d_model else embedding_dim
@@ -53,7 +53,7 @@ def electra(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the config that transformers assumes for keys that config.json lacks: the small discriminator."""
+    """Builds the config with transformers' defaults for keys missing from config.json: the small discriminator."""
     config = bert("base")
     config.d_model, config.d_ff, config.num_heads, config.embedding_dim = 256, 1024, 4, 128
     config.masked_lm_head, config.pair_head, config.replaced_token_head = False, False, True
@@ -61,7 +61,7 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of ElectraForPreTraining, or of ElectraForMaskedLM if `config.masked_lm_head` is True."""
+    """Builds the table of tensor names in ElectraForPreTraining, or ElectraForMaskedLM with `config.masked_lm_head`."""
     rows = encoder_names("electra")
     if config.embedding_dim:
         rows += linear("embedding_projection", "electra.embeddings_project", bias=True)
@@ -84,10 +84,13 @@ def _architecture(config: ModelConfig) -> str:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    known = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel")  # ElectraModel has no head
-    architecture = (json.get("architectures") or known)[0]
-    if architecture not in known:
-        raise UserError(f"config.json has architectures {[architecture]}; supported for 'electra': {', '.join(known)}")
+    """Sets the heads and the embedding width from config.json; raises UserError for unsupported values."""
+    supported = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel")  # ElectraModel has no head
+    architecture = (json.get("architectures") or supported)[0]
+    if architecture not in supported:
+        raise UserError(
+            f"config.json has architectures {[architecture]}; supported for 'electra': {', '.join(supported)}"
+        )
     config.masked_lm_head = architecture == "ElectraForMaskedLM"
     config.replaced_token_head = not config.masked_lm_head
     width = json.get("embedding_size", config.embedding_dim)
@@ -116,10 +119,10 @@ HUGGINGFACE = HuggingFace(
     base=_base,
     fields=FIELDS,
     table=huggingface_names,
-    classifier=TaskClass(
+    sequence_classification_class=TaskClass(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
     ),
-    chooser=TaskClass(
+    multiple_choice_class=TaskClass(
         "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
     ),
     token_classification_class=token_classification_class("ElectraForPreTraining"),

@@ -1,8 +1,8 @@
-"""ELMo (Peters et al. 2018, arXiv 1802.05365): not a Transformer, but two LSTMs over words encoded by their characters.
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): a forward and a backward LSTM over character-encoded words.
 
-The published parameter counts (93.6 M, 28.0 M, 13.6 M) exclude the output matrix over words, here `unembedding`, which
-has another 407 M parameters in the variant `original`. The released weights are HDF5 files of TensorFlow, and
-`interop/elmo_files.py` imports these files. There is no export, because transformers has no class for ELMo.
+The published parameter counts (93.6 M, 28.0 M, 13.6 M) exclude the output matrix over words (`unembedding` in this
+package), which has another 407 M parameters in the variant `original`. `interop/elmo_files.py` imports the released
+weights, which are HDF5 files for TensorFlow. There is no export, because transformers has no class for ELMo.
 """
 
 from pretrainax.config import ModelConfig, NoPositions, Recurrent
@@ -14,7 +14,7 @@ SIZES = {"original": (512, 4096, 2), "medium": (256, 2048, 1), "small": (128, 10
 
 
 def elmo(variant: str = "original") -> ModelConfig:
-    """Returns the model config of ELMo; raises UserError for an unknown variant."""
+    """Builds the model config of ELMo; raises UserError for an unknown variant."""
     d_model, d_ff, highways = pick("elmo", variant, SIZES)
     return ModelConfig(
         family="recurrent",

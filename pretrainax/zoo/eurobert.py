@@ -16,7 +16,7 @@ SIZES = {
 
 
 def eurobert(variant: str = "210m") -> ModelConfig:
-    """Returns the model config of EuroBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
+    """Builds the model config of EuroBERT, with a context of 8,192 tokens; raises UserError for an unknown variant."""
     config = llama.decoder(
         *pick("eurobert", variant, SIZES),
         vocab_size=128_256,
@@ -28,13 +28,13 @@ def eurobert(variant: str = "210m") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' EuroBertForMaskedLM, which has the tensor names of LLaMA."""
+    """Builds the table of tensor names in transformers' EuroBertForMaskedLM, which are those of LLaMA."""
     rows = llama.huggingface_names(config)
     return [row._replace(path=row.path.replace("decoder/", "encoder/", 1)) for row in rows]
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = eurobert("210m")
     config.num_kv_heads, config.position.theta = None, 10_000.0
     return config
@@ -59,8 +59,8 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS,
             table=huggingface_names,
-            # No `classifier`: EuroBertForSequenceClassification averages the logits of all tokens, and this package has
-            # no head that does so.
+            # There is no `sequence_classification_class`: EuroBertForSequenceClassification averages the logits of all
+            # tokens, and this package has no head that averages logits.
             token_classification_class=token_classification_class("EuroBertForMaskedLM"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=llama.read_rotary,

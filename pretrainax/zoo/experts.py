@@ -1,4 +1,4 @@
-"""Mixtures of experts in transformers: tensor names, and the keys of config.json for experts and the balance loss."""
+"""Converts mixtures of experts to and from transformers: tensor names, and config.json keys."""
 
 from collections.abc import Callable
 
@@ -9,19 +9,19 @@ from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
 
 def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[NameRow]]:
-    """Returns a function for `HuggingFace.table`: the name table of a LLaMA-like class with experts in all layers.
+    """Returns a function, used as `HuggingFace.table`, for LLaMA-like classes with experts in all layers.
 
-    The arguments are explained at `rows`.
+    The arguments are those of `rows`.
     """
     return lambda config: huggingface_names(config, lambda _: rows(module, gate, up, down))
 
 
 def rows(module: str, gate: str, up: str, down: str) -> list[NameRow]:
-    """Returns the name-table rows of the router and the experts, for files with separate tensors per expert.
+    """Builds the name-table rows of the router and the experts, for files that store each expert's matrices separately.
 
     Args:
-      module: transformers' name of the mixture of experts in a layer, such as "mlp".
-      gate, up, down: transformers' names of the matrices of an expert.
+      module: transformers' name for a layer's mixture of experts, such as "mlp".
+      gate, up, down: transformers' names for the matrices of an expert.
     """
     theirs = f"{LAYER}.{module}"
     table = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
@@ -31,22 +31,23 @@ def rows(module: str, gate: str, up: str, down: str) -> list[NameRow]:
 
 
 def rows_of_kind(kind: LayerGroup, stack: str, rows: list[NameRow]) -> list[NameRow]:
-    """Returns `rows` restricted to the layers of one kind (with or without experts); [] if there are no such layers.
+    """Restricts name-table rows to one group of layers; returns [] if the group is empty.
 
     Args:
+      kind: the group of layers: those with experts, or those without.
       stack: "encoder" or "decoder".
       rows: name-table rows for all layers of the stack.
     """
     path = f"{stack}/{kind.part}/blocks" if kind.part else f"{stack}/blocks"
-    placed = [row._replace(path=row.path.replace(f"{stack}/blocks", path), layers=kind.numbers) for row in rows]
-    return placed if kind.numbers else []
+    group_rows = [row._replace(path=row.path.replace(f"{stack}/blocks", path), layers=kind.numbers) for row in rows]
+    return group_rows if kind.numbers else []
 
 
 def read(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the number of experts (key of transformers 5) and the weight of the balance loss from config.json.
+    """Sets the number of experts and the weight of the balance loss from config.json.
 
-    The balance loss of transformers has a different scale: it counts each of the top_k experts of a token. Our weight
-    is therefore top_k times the weight in config.json.
+    Files written by transformers 5 give the number of experts as `num_local_experts`. transformers counts each of a
+    token's top_k experts in the balance loss, so our weight is top_k times `router_aux_loss_coef`.
     """
     assert config.experts is not None
     config.experts.num_experts = json.get("num_local_experts", config.experts.num_experts)

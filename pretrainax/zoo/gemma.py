@@ -1,8 +1,8 @@
 """Gemma 1, 2 and 3, the language models (Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786).
 
-NOTE transformers and the released code round sqrt(d_model), the scale of the embeddings, to the compute dtype (in
-bfloat16 55.4256 becomes 55.5). Here the product is computed in float32 and then rounded. If the compute dtype is
-float32, both methods give the same embeddings.
+NOTE transformers and the released code round sqrt(d_model), the scale of the embeddings, to the compute dtype: in
+bfloat16, 55.4256 becomes 55.5. This package multiplies in float32 and rounds the result. If the compute dtype is
+float32, the embeddings are equal.
 """
 
 from collections.abc import Mapping
@@ -41,13 +41,13 @@ SIZES = SIZES_1 | SIZES_2 | SIZES_3
 
 
 def gemma(variant: str = "2_2b") -> ModelConfig:
-    """Returns the model config of Gemma; raises UserError for an unknown variant.
+    """Builds the model config of Gemma; raises UserError for an unknown variant.
 
     Args:
       variant: release and size, such as "2_2b" for the 2B model of Gemma 2.
     """
     *sizes, head_dim = pick("gemma", variant, SIZES)
-    fields = {"1": _first, "2": _second, "3": _third}[variant[0]](variant)
+    fields = {"1": _gemma1_fields, "2": _gemma2_fields, "3": _gemma3_fields}[variant[0]](variant)
     config = llama.decoder(
         *sizes,
         head_dim=head_dim,
@@ -63,15 +63,15 @@ def gemma(variant: str = "2_2b") -> ModelConfig:
     return config
 
 
-def _first(variant: str) -> dict[str, object]:
-    """Returns the fields of ModelConfig for Gemma 1.
+def _gemma1_fields(variant: str) -> dict[str, object]:
+    """Returns the ModelConfig fields of Gemma 1.
 
-    The paper's parameter count includes 128 more embedding rows than the released file has. These rows are unused.
+    The paper's parameter count includes 128 unused embedding rows, which the released file does not have.
     """
     return dict(vocab_size=256_000, position=RotaryPositions(8192))
 
 
-def _second(variant: str) -> dict[str, object]:
+def _gemma2_fields(variant: str) -> dict[str, object]:
     return dict(
         vocab_size=256_000,
         position=RotaryPositions(8192),
@@ -83,48 +83,48 @@ def _second(variant: str) -> dict[str, object]:
     )
 
 
-def _third(variant: str) -> dict[str, object]:
-    """Returns the fields of ModelConfig for Gemma 3: the small variants have 32 k tokens of context, others 128 k.
+def _gemma3_fields(variant: str) -> dict[str, object]:
+    """Returns the ModelConfig fields of Gemma 3 (section 2).
 
-    Source: section 2.
+    The context is 32,768 tokens for the variants 3_270m and 3_1b, and 131,072 tokens for all others.
     """
-    small = variant in ("3_270m", "3_1b")
-    position = RotaryPositions(32_768 if small else 131_072, theta=1_000_000.0, local_theta=10_000.0)
-    position.scaling = None if small else LinearScaling(8.0)
+    is_small = variant in ("3_270m", "3_1b")
+    position = RotaryPositions(32_768 if is_small else 131_072, theta=1_000_000.0, local_theta=10_000.0)
+    position.scaling = None if is_small else LinearScaling(8.0)
     return dict(
-        vocab_size=262_144 if small else 262_208,  # 64 more rows, for images
+        vocab_size=262_144 if is_small else 262_208,  # includes 64 rows for images
         position=position,
         norm_at="both",
         qk_norm=True,
         layer_pattern=("local",) * 5 + ("global",),
-        window=512 if small else 1024,
+        window=512 if is_small else 1024,
     )
 
 
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def _base_of_third() -> ModelConfig:
-    """Returns the model config that transformers assumes for missing keys of Gemma 3.
+def _base_gemma3() -> ModelConfig:
+    """Builds the Gemma 3 config with transformers' defaults, which apply to keys missing from config.json.
 
-    For Gemma 1 and 2, transformers assumes the values of the presets 1_7b and 2_2b.
+    For Gemma 1 and 2, transformers' defaults are the presets 1_7b and 2_2b.
     """
     config = gemma("3_4b")
     config.num_layers, config.d_model, config.d_ff, config.window = 26, 2304, 9216, 4096
     return config
 
 
-def _refuse_both_sides(json: ConfigJson) -> None:
+def _check_causal(json: ConfigJson) -> None:
     if json.get("use_bidirectional_attention"):
         raise UserError(
             "config.json has use_bidirectional_attention True; for Gemma only causal attention is supported"
         )
 
 
-def _read_first(json: ConfigJson, config: ModelConfig) -> None:
-    _refuse_both_sides(json)
+def _read_gemma1(json: ConfigJson, config: ModelConfig) -> None:
+    _check_causal(json)
     llama.read_rotary(json, config)
-    if json.get("hidden_act") == "gelu":  # the first released files have this value for the tanh approximation
+    if json.get("hidden_act") == "gelu":  # the first released files use this value for the tanh approximation
         config.activation = "gelu_tanh"
     if json.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
         raise UserError(
@@ -142,42 +142,45 @@ def _write_scale(config: ModelConfig) -> ConfigJson:
     return {"query_pre_attn_scalar": config.dim_per_head if scale is None else round(scale**-2)}
 
 
-def _read_second(json: ConfigJson, config: ModelConfig) -> None:
-    _refuse_both_sides(json)
+def _read_gemma2(json: ConfigJson, config: ModelConfig) -> None:
+    _check_causal(json)
     llama.read_rotary(json, config)
     _read_scale(json, config)
     patterns.read(json, config, json.get("sliding_window", config.window), otherwise=patterns.kinds(config))
 
 
-def _read_third(json: ConfigJson, config: ModelConfig) -> None:
+def _read_gemma3(json: ConfigJson, config: ModelConfig) -> None:
     if "text_config" in json:
         raise UserError(
             "config.json is of a Gemma 3 that reads images (it has a text_config); only its language model is "
             "supported: save that alone, as Gemma3ForCausalLM"
         )
-    _refuse_both_sides(json)
+    _check_causal(json)
     _read_scale(json, config)
     period = json.get("sliding_window_pattern", 6)
     kinds = ["local" if (i + 1) % period else "global" for i in range(config.num_layers)]
     patterns.read(json, config, json.get("sliding_window", config.window), otherwise=kinds)
-    _read_rotary_of_third(json, config)
+    _read_rotary_gemma3(json, config)
 
 
-def _read_rotary_of_third(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets theta and scaling of global layers and theta of local layers, from separate keys or `rope_parameters`."""
+def _read_rotary_gemma3(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets theta and the scaling of global layers, and theta of local layers, from config.json.
+
+    Files written by transformers 4 have separate keys; those written by transformers 5 have `rope_parameters`.
+    """
     parameters, position = json.get("rope_parameters") or {}, config.position
     if unknown := set(parameters) - {"full_attention", "sliding_attention"}:
         raise UserError(
             f"config.json has rope_parameters {sorted(unknown)}; supported: full_attention, sliding_attention"
         )
-    far = {**(parameters.get("full_attention") or {}), **(json.get("rope_scaling") or {})}
-    near = parameters.get("sliding_attention") or {}
-    position.theta = far.get("rope_theta", json.get("rope_theta", 1_000_000.0))
-    position.local_theta = near.get("rope_theta", json.get("rope_local_base_freq", 10_000.0))
-    position.scaling = llama.read_scaling(json, far, position.max_length)
-    if llama.read_scaling(json, near, position.max_length) is not None:
+    full = {**(parameters.get("full_attention") or {}), **(json.get("rope_scaling") or {})}
+    local = parameters.get("sliding_attention") or {}
+    position.theta = full.get("rope_theta", json.get("rope_theta", 1_000_000.0))
+    position.local_theta = local.get("rope_theta", json.get("rope_local_base_freq", 10_000.0))
+    position.scaling = llama.read_scaling(json, full, position.max_length)
+    if llama.read_scaling(json, local, position.max_length) is not None:
         raise UserError(
-            f"config.json scales the positions of sliding_attention, {near}; only full_attention supports it"
+            f"config.json scales the positions of sliding_attention, {local}; only full_attention supports it"
         )
 
 
@@ -185,34 +188,37 @@ def _write(config: ModelConfig) -> ConfigJson:
     return llama.write_heads(config) | llama.write_rotary(config)
 
 
-def _write_second(config: ModelConfig) -> ConfigJson:
+def _write_gemma2(config: ModelConfig) -> ConfigJson:
     return _write(config) | patterns.write(config) | _write_scale(config)
 
 
-def _write_third(config: ModelConfig) -> ConfigJson:
-    local = config.position.local_theta
-    return _write_second(config) | {"rope_local_base_freq": config.position.theta if local is None else local}
+def _write_gemma3(config: ModelConfig) -> ConfigJson:
+    local_theta = config.position.local_theta
+    return _write_gemma2(config) | {
+        "rope_local_base_freq": config.position.theta if local_theta is None else local_theta
+    }
 
 
 _FIELDS = {("hidden_activation" if key == "hidden_act" else key): path for key, path in llama.FIELDS.items()}
 _FIELDS |= {"final_logit_softcapping": "final_logit_cap"}
 
 
-def _family(number: str, sizes: Mapping[str, object], paper: str, *, architecture: str, **huggingface) -> Family:
+def _family(release: str, sizes: Mapping[str, object], paper: str, *, architecture: str, **huggingface) -> Family:
+    """Builds the family of Gemma release "1", "2" or "3"; `huggingface` holds further `HuggingFace` fields."""
     classifier = architecture.replace("Gemma3For", "Gemma3TextFor").replace("CausalLM", "SequenceClassification")
     return Family(
-        name=f"Gemma {number}",
+        name=f"Gemma {release}",
         prefix="gemma",
         preset=gemma,
         sizes=sizes,
         paper=paper,
-        objective="causal language modelling" + ", by distillation" * (number != "1"),
+        objective="causal language modelling" + ", by distillation" * (release != "1"),
         configs=config_variants("gemma", sizes),
         huggingface=HuggingFace(
             architecture=architecture,
             table=llama.huggingface_names,
-            classifier=TaskClass(classifier, LAST),
-            token_classification_class=None if number == "3" else token_classification_class(architecture, "score"),
+            sequence_classification_class=TaskClass(classifier, LAST),
+            token_classification_class=None if release == "3" else token_classification_class(architecture, "score"),
             tied=llama.tied,
             ignored=llama.IGNORED,
             **huggingface,
@@ -230,7 +236,7 @@ FAMILIES = (
         base=lambda: gemma("1_7b"),
         fields=llama.FIELDS,
         constants={"attention_bias": False},
-        read=_read_first,
+        read=_read_gemma1,
         write=_write,
     ),
     _family(
@@ -242,8 +248,8 @@ FAMILIES = (
         base=lambda: gemma("2_2b"),
         fields=_FIELDS | {"attn_logit_softcapping": "attention_logit_cap"},
         constants={"attention_bias": False},
-        read=_read_second,
-        write=_write_second,
+        read=_read_gemma2,
+        write=_write_gemma2,
     ),
     _family(
         "3",
@@ -251,10 +257,10 @@ FAMILIES = (
         "Gemma team 2025, arXiv 2503.19786",
         model_type="gemma3_text",
         architecture="Gemma3ForCausalLM",
-        base=_base_of_third,
+        base=_base_gemma3,
         fields=_FIELDS,
         constants={"attention_bias": False, "attn_logit_softcapping": None},  # transformers ignores the second key
-        read=_read_third,
-        write=_write_third,
+        read=_read_gemma3,
+        write=_write_gemma3,
     ),
 )

@@ -48,7 +48,7 @@ GPT_NEO_SIZES = {
 
 
 def gpt1(variant: str = "117m") -> ModelConfig:
-    """Returns the model config of GPT-1, which normalizes after each residual sum.
+    """Builds the model config of GPT-1, which applies LayerNorm after each residual addition.
 
     Raises:
       UserError: the variant is unknown.
@@ -59,12 +59,14 @@ def gpt1(variant: str = "117m") -> ModelConfig:
 
 
 def gpt2(variant: str = "124m") -> ModelConfig:
-    """Returns the model config of GPT-2; raises UserError for an unknown variant."""
+    """Builds the model config of GPT-2; raises UserError for an unknown variant."""
     return _decoder(*pick("gpt2", variant, GPT2_SIZES), context=1024)
 
 
 def gpt3(variant: str = "125m") -> ModelConfig:
-    """Returns the model config of GPT-3: GPT-2 with local attention (GPT-Neo's window) in every second layer.
+    """Builds the model config of GPT-3: GPT-2 with local attention in every second layer.
+
+    The window is GPT-Neo's, 256 tokens.
 
     Raises:
       UserError: the variant is unknown.
@@ -76,7 +78,7 @@ def gpt3(variant: str = "125m") -> ModelConfig:
 
 
 def gpt_neo(variant: str = "125m") -> ModelConfig:
-    """Returns the model config of GPT-Neo, which does not scale attention logits.
+    """Builds the model config of GPT-Neo, which does not scale attention logits.
 
     Raises:
       UserError: the variant is unknown.
@@ -89,6 +91,7 @@ def gpt_neo(variant: str = "125m") -> ModelConfig:
 
 
 def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> ModelConfig:
+    """Builds the model config of GPT-2 with the given sizes; `context` is the number of positions."""
     return ModelConfig(
         family="decoder",
         vocab_size=50_257,
@@ -110,56 +113,56 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def _conv(path: str, name: str, part: FusedPart = WHOLE) -> list[NameRow]:
-    """Returns the name-table rows of a linear layer that is a Conv1D in transformers.
+def _conv_rows(path: str, name: str, part: FusedPart = WHOLE) -> list[NameRow]:
+    """Builds the name-table rows of a linear layer that is a Conv1D in transformers.
 
-    Unlike the weight of a torch.nn.Linear, the weight of a Conv1D is [in, out], as our kernel is.
+    The weight of a Conv1D is [in, out], like our kernel and unlike the weight of a torch.nn.Linear.
     """
     return [NameRow(f"{path}/kernel", f"{name}.weight", part=part), NameRow(f"{path}/bias", f"{name}.bias", part=part)]
 
 
-def _conv_block() -> list[NameRow]:
-    """Returns the name-table rows of the blocks of GPT-1 and GPT-2."""
+def _conv_block_rows() -> list[NameRow]:
+    """Builds the name-table rows of the blocks of GPT-1 and GPT-2."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
-        *_conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=FusedPart(0, 1, 3)),
-        *_conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=FusedPart(1, 1, 3)),
-        *_conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=FusedPart(2, 1, 3)),
-        *_conv(f"{block}/self_attention/out", f"{layer}.attn.c_proj"),
+        *_conv_rows(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=FusedPart(0, 1, 3)),
+        *_conv_rows(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=FusedPart(1, 1, 3)),
+        *_conv_rows(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=FusedPart(2, 1, 3)),
+        *_conv_rows(f"{block}/self_attention/out", f"{layer}.attn.c_proj"),
         *layer_norm(f"{block}/mlp_norm", f"{layer}.ln_2"),
-        *_conv(f"{block}/mlp/up", f"{layer}.mlp.c_fc"),
-        *_conv(f"{block}/mlp/down", f"{layer}.mlp.c_proj"),
+        *_conv_rows(f"{block}/mlp/up", f"{layer}.mlp.c_fc"),
+        *_conv_rows(f"{block}/mlp/down", f"{layer}.mlp.c_proj"),
     ]
 
 
-def _output(config: ModelConfig) -> list[NameRow]:
+def _output_rows(config: ModelConfig) -> list[NameRow]:
     return [] if config.tie_embeddings else linear("unembedding", "lm_head", bias=False)
 
 
 def gpt1_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' OpenAIGPTLMHeadModel: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' OpenAIGPTLMHeadModel."""
     return [
         NameRow("token_embedding/embedding", "transformer.tokens_embed.weight"),
         NameRow("position_embedding/embedding", "transformer.positions_embed.weight"),
-        *_conv_block(),
-        *_output(config),
+        *_conv_block_rows(),
+        *_output_rows(config),
     ]
 
 
 def gpt2_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' GPT2LMHeadModel: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' GPT2LMHeadModel."""
     return [
         NameRow("token_embedding/embedding", "transformer.wte.weight"),
         NameRow("position_embedding/embedding", "transformer.wpe.weight"),
-        *_conv_block(),
+        *_conv_block_rows(),
         *layer_norm("decoder/final_norm", "transformer.ln_f"),
-        *_output(config),
+        *_output_rows(config),
     ]
 
 
 def gpt_neo_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' GPTNeoForCausalLM: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' GPTNeoForCausalLM."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         NameRow("token_embedding/embedding", "transformer.wte.weight"),
@@ -173,11 +176,11 @@ def gpt_neo_names(config: ModelConfig) -> list[NameRow]:
         *linear(f"{block}/mlp/up", f"{layer}.mlp.c_fc", bias=True),
         *linear(f"{block}/mlp/down", f"{layer}.mlp.c_proj", bias=True),
         *layer_norm("decoder/final_norm", "transformer.ln_f"),
-        *_output(config),
+        *_output_rows(config),
     ]
 
 
-_FIELDS = {  # keys of config.json of GPT-1 and GPT-2 -> our fields
+_FIELDS = {  # key in config.json of GPT-1 and GPT-2 -> field of ModelConfig
     "vocab_size": "vocab_size",
     "n_embd": "d_model",
     "n_layer": "num_layers",
@@ -189,7 +192,12 @@ _FIELDS = {  # keys of config.json of GPT-1 and GPT-2 -> our fields
     "initializer_range": "init_stddev",
     "tie_word_embeddings": "tie_embeddings",
 }
-_GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # in config.json -> ours
+_GPT1_ACTIVATIONS = {
+    "gelu": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}  # name in config.json -> our name
 
 
 def _tied(token_embedding: str) -> Callable[[ModelConfig], dict[str, str]]:
@@ -205,7 +213,7 @@ def _read_gpt1(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _write_gpt1(config: ModelConfig) -> ConfigJson:
-    theirs = {"gelu_tanh": "gelu"}  # "gelu" reads back as gelu_tanh, so write_config rejects the exact gelu
+    theirs = {"gelu_tanh": "gelu"}  # "gelu" is read as gelu_tanh, so write_config rejects our exact "gelu"
     return {"afn": theirs.get(config.activation, config.activation), "embd_pdrop": config.dropout_rate}
 
 
@@ -216,7 +224,7 @@ def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
 def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = json.get("intermediate_size") or 4 * config.d_model
     types = json.get("attention_types") or [[["global", "local"], 12]]
-    layers = [kind for period, times in types for kind in period * times]
+    layers = [kind for period, repeats in types for kind in period * repeats]
     if len(layers) != config.num_layers or set(layers) - {"global", "local"}:
         raise UserError(f"config.json has attention_types {types}: not {config.num_layers} layers, 'global' or 'local'")
     if json.get("attention_layers") not in (None, layers):
@@ -227,10 +235,10 @@ def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
 
 def _write_gpt_neo(config: ModelConfig) -> ConfigJson:
     period = list(config.layer_pattern)
-    times, rest = divmod(config.num_layers, len(period))
+    repeats, remainder = divmod(config.num_layers, len(period))
     json = {
         "intermediate_size": config.d_ff,
-        "attention_types": [[kinds(config), 1]] if rest else [[period, times]],
+        "attention_types": [[kinds(config), 1]] if remainder else [[period, repeats]],
         "attention_layers": kinds(config),
         "embed_dropout": config.dropout_rate,
     }
@@ -251,7 +259,7 @@ FAMILIES = (
             base=gpt1,
             fields=_FIELDS,
             table=gpt1_names,
-            classifier=TaskClass("OpenAIGPTForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("OpenAIGPTForSequenceClassification", LAST),
             read=_read_gpt1,
             write=_write_gpt1,
             tied=_tied("transformer.tokens_embed.weight"),
@@ -272,7 +280,7 @@ FAMILIES = (
             base=gpt2,
             fields=_FIELDS | {"activation_function": "activation"},
             table=gpt2_names,
-            classifier=TaskClass("GPT2ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("GPT2ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GPT2ForCausalLM"),
             question_answering_class=question_answering_class("GPT2ForCausalLM"),
             constants={
@@ -294,8 +302,8 @@ FAMILIES = (
         paper="Brown et al. 2020, arXiv 2005.14165",
         objective="causal language modelling",
         configs=config_variants("gpt3", GPT3_SIZES),
-        # transformers has no class for GPT-3: its GPT-2 has no local layers, and its GPT-Neo has neither biases of
-        # queries, keys and values nor scaled attention logits.
+        # transformers has no class for GPT-3. Its GPT-2 has no local layers. Its GPT-Neo has no biases of queries, keys
+        # and values, and does not scale attention logits.
         huggingface=None,
     ),
     Family(
@@ -323,7 +331,7 @@ FAMILIES = (
                 "tie_word_embeddings": "tie_embeddings",
             },
             table=gpt_neo_names,
-            classifier=TaskClass("GPTNeoForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("GPTNeoForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GPTNeoForCausalLM"),
             question_answering_class=question_answering_class("GPTNeoForCausalLM"),
             read=_read_gpt_neo,

@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025, arXiv 2508.10925): experts with biases, attention sinks, and windows in half of the layers."""
+"""gpt-oss (OpenAI 2025, arXiv 2508.10925): biased experts, attention sinks, local attention in every second layer."""
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, YarnScaling
 from pretrainax.zoo import experts, llama, patterns
@@ -20,8 +20,8 @@ SIZES = {"20b": (24, 32), "120b": (36, 128)}  # variant -> (layers, experts)
 
 
 def gpt_oss(variant: str = "20b") -> ModelConfig:
-    """Returns the model config of gpt-oss; raises UserError for an unknown variant."""
-    layers, count = pick("gpt_oss", variant, SIZES)
+    """Builds the model config of gpt-oss; raises UserError for an unknown variant."""
+    layers, num_experts = pick("gpt_oss", variant, SIZES)
     return llama.decoder(
         layers,
         *(2880, 2880, 64, 8),
@@ -36,7 +36,7 @@ def gpt_oss(variant: str = "20b") -> ModelConfig:
         activation="gelu_sigmoid",
         gate_limit=7.0,
         tie_embeddings=False,
-        experts=MixtureOfExperts(num_experts=count, top_k=4, balance_weight=4 * 0.9),
+        experts=MixtureOfExperts(num_experts=num_experts, top_k=4, balance_weight=4 * 0.9),
     )
 
 
@@ -56,7 +56,7 @@ def _names(config: ModelConfig) -> list[NameRow]:
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = gpt_oss("120b")
     assert config.experts is not None
     config.experts.balance_weight = 4 * 0.001
@@ -93,7 +93,7 @@ FAMILIES = (
                 "swiglu_limit": "gate_limit",
             },
             table=_names,
-            classifier=TaskClass("GptOssForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("GptOssForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GptOssForCausalLM", "score"),
             constants={"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702},
             read=_read,

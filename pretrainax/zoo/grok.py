@@ -1,4 +1,4 @@
-"""Grok-1 (xAI 2024, the released model.py and run.py): eight experts, two per token; norms around each sublayer."""
+"""Grok-1 (xAI 2024, the released model.py and run.py): eight experts, two per token; two norms per sublayer."""
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
@@ -9,7 +9,7 @@ SIZES = {"1_314b": (64, 6144, 32_768, 48, 8)}  # variant -> (layers, width, widt
 
 
 def grok(variant: str = "1_314b") -> ModelConfig:
-    """Returns the model config of Grok-1; raises UserError for an unknown variant."""
+    """Builds the model config of Grok-1; raises UserError for an unknown variant."""
     return llama.decoder(
         *pick("grok", variant, SIZES),
         vocab_size=131_072,
@@ -20,7 +20,7 @@ def grok(variant: str = "1_314b") -> ModelConfig:
         scale_embeddings=True,  # embedding_multiplier_scale in run.py
         logit_scale=3**-0.5,  # output_multiplier_scale in run.py
         attention_logit_cap=30.0,
-        # The weight of an expert is its probability in a softmax over all eight experts.
+        # An expert's weight is its probability in the softmax over all eight experts.
         experts=MixtureOfExperts(num_experts=8, top_k=2, normalized=False),
     )
 

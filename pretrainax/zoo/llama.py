@@ -1,5 +1,5 @@
 """LLaMA 1, 2, 3, 3.1 and 3.2 (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024,
-arXiv 2407.21783), and the parts of config.json that derived decoders share."""
+arXiv 2407.21783), and the config.json keys that derived decoders share."""
 
 import copy
 import dataclasses
@@ -64,7 +64,7 @@ RELEASES = {
 
 
 def llama(variant: str = "3_8b") -> ModelConfig:
-    """Returns the model config of LLaMA; raises UserError for an unknown variant.
+    """Builds the model config of LLaMA; raises UserError for an unknown variant.
 
     Args:
       variant: release and size, such as "3_8b" for LLaMA 3 8B.
@@ -83,12 +83,12 @@ def llama(variant: str = "3_8b") -> ModelConfig:
 
 
 def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int, **fields) -> ModelConfig:
-    """Returns a model config with LLaMA's architecture, except for `fields`. Mistral, Qwen and others are built on it.
+    """Builds a model config with LLaMA's architecture, also used by Mistral, Qwen and other families.
 
     Args:
-      fields: values of fields of ModelConfig, such as `vocab_size` and `position`.
+      fields: other fields of ModelConfig, such as `vocab_size` and `position`. They override LLaMA's values.
     """
-    usual = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
+    defaults = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
     return ModelConfig(
         family="decoder",
         num_layers=num_layers,
@@ -96,30 +96,31 @@ def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_hea
         d_ff=d_ff,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        **usual | fields,
+        **defaults | fields,
     )
 
 
-# norm_at -> transformers' names of (the norm of attention, the norm of the MLP). In transformers,
-# "post_attention_layernorm" normalizes the output of attention if norm_at is "both" or "after", and the input of the
-# MLP if norm_at is "pre".
+# norm_at -> transformers' names of (attention norm, MLP norm). In transformers, "post_attention_layernorm" normalizes
+# the output of attention if norm_at is "both" or "after", but the input of the MLP if norm_at is "pre".
 _NORMS = {
     "pre": ("input_layernorm", "post_attention_layernorm"),
     "both": ("input_layernorm", "pre_feedforward_layernorm"),
     "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
 }
-BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # prefix of a block in our paths, and in tensor names
+BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # prefixes of our parameter paths and of their tensor names
 
 
 RowsOf: TypeAlias = Callable[[ModelConfig], list[NameRow]]
 
 
 def feed_forward_rows(config: ModelConfig) -> list[NameRow]:
+    """Builds the name-table rows of the gated feed-forward sublayers, without biases."""
     names = ("gate", "up", "down")
     return [row for name in names for row in linear(f"{BLOCK}/mlp/{name}", f"{LAYER}.mlp.{name}_proj", bias=False)]
 
 
 def attention_rows(config: ModelConfig) -> list[NameRow]:
+    """Builds the name-table rows of the attention sublayers, including any sinks and query and key norms."""
     ours, theirs = f"{BLOCK}/self_attention", f"{LAYER}.self_attn"
     use_bias, qkv_bias = biases(config)
     rows = [
@@ -137,10 +138,10 @@ def attention_rows(config: ModelConfig) -> list[NameRow]:
 
 
 def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> list[NameRow]:
-    """Returns the name-table rows of the layers: attention, feed-forward, and the norms of both.
+    """Builds the name-table rows of the layers: attention, feed-forward, and their norms.
 
     Args:
-      attention, feed_forward: functions that return the rows of these sublayers for a config.
+      attention, feed_forward: functions that return the rows of the sublayer for a config.
     """
     attention_norm, mlp_norm = _NORMS[config.norm_at]
     rows = [
@@ -156,7 +157,7 @@ def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> 
 
 
 def outer_rows(config: ModelConfig) -> list[NameRow]:
-    """Returns the name-table rows of the parameters outside the layers: embeddings, final norm and output matrix."""
+    """Builds the name-table rows of the embeddings, the final norm and, if untied, the output matrix."""
     rows = [
         NameRow("token_embedding/embedding", "model.embed_tokens.weight"),
         NameRow("decoder/final_norm/scale", "model.norm.weight"),
@@ -165,18 +166,18 @@ def outer_rows(config: ModelConfig) -> list[NameRow]:
 
 
 def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[NameRow]:
-    """Returns the name table of transformers' LlamaForCausalLM and of classes derived from LlamaForCausalLM.
+    """Builds the table of tensor names in transformers' LlamaForCausalLM and derived classes.
 
-    transformers pairs the dimensions of rotary positions in the same way as this package. Meta's own files pair them
-    differently.
+    transformers and this package rotate the same pairs of dimensions. Meta's own files pair dimensions differently.
 
     Args:
-      feed_forward: returns the rows of the feed-forward sublayer, for classes with a different feed-forward.
+      feed_forward: function that returns the rows of the feed-forward sublayer for a config.
     """
     return outer_rows(config) + block_rows(config, attention_rows, feed_forward)
 
 
 def tied(config: ModelConfig) -> dict[str, str]:
+    """Maps the name of the tied output matrix to the name of the embeddings; returns {} if they are untied."""
     return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
 
 
@@ -197,15 +198,15 @@ FIELDS = {
 }
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies in files from 2023
 
-# The tokenizer defines the special ids, so config.json has null for them. Without these keys, some classes of
-# transformers would use ids of their released vocabulary.
+# The tokenizer defines the special token ids, so config.json contains null for them. Without these keys, some classes
+# of transformers would use the token ids of their released vocabulary.
 NO_TOKENS: ConfigJson = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 def write_heads(config: ModelConfig) -> ConfigJson:
-    """Returns the keys of config.json for key heads and head width, whose fields in ModelConfig may be None.
+    """Returns the config.json keys for the number of key heads and the head width, with None fields resolved.
 
-    transformers also reads head_dim for Qwen 2, although the config class of Qwen 2 does not define it.
+    transformers reads head_dim for Qwen 2 too, although the config class of Qwen 2 does not define this key.
     """
     return {"num_key_value_heads": config.kv_heads, "head_dim": config.dim_per_head}
 
@@ -249,9 +250,9 @@ _DEFAULTS = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # rop
 
 
 def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets theta and scaling of rotary positions from `rope_theta` and `rope_scaling` of config.json.
+    """Sets theta and the scaling of rotary positions from `rope_theta` and `rope_scaling` in config.json.
 
-    Files of transformers 5 have `rope_parameters` instead of these two keys.
+    Files written by transformers 5 have `rope_parameters` instead of these keys.
 
     Raises:
       UserError: the scaling is not supported.
@@ -265,36 +266,36 @@ def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
         raise UserError(f"config.json has mscale_all_dim {scaling.mscale_all_dim}, which only DeepSeek models support")
 
 
-_FRACTION = "partial_rotary_factor"
+_FRACTION_KEY = "partial_rotary_factor"
 
 
 def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the rotated fraction of a head from config.json, and then theta and scaling as `read_rotary` does.
+    """Sets the fraction of head dimensions to rotate from config.json, in addition to what `read_rotary` sets.
 
-    Since transformers 5, the fraction is a key of `rope_parameters`.
+    Files written by transformers 5 have the fraction in `rope_parameters`.
     """
     parameters = json.get("rope_parameters") or {}
-    fraction = parameters.get(_FRACTION) or json.get(_FRACTION) or config.position.fraction
+    fraction = parameters.get(_FRACTION_KEY) or json.get(_FRACTION_KEY) or config.position.fraction
     config.position.fraction = None if fraction == 1.0 else fraction
-    read_rotary({**json, _FRACTION: None, "rope_parameters": {**parameters, _FRACTION: None}}, config)
+    read_rotary({**json, _FRACTION_KEY: None, "rope_parameters": {**parameters, _FRACTION_KEY: None}}, config)
 
 
 def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
-    """Returns the scaling of rotary positions that `parameters` describe; None for the type "default".
+    """Builds the rotary scaling that `parameters` describes; returns None for the type "default".
 
     Args:
       json: the contents of config.json.
       parameters: the value of `rope_scaling` or `rope_parameters` in `json`.
-      max_length: the default of the original context length.
+      max_length: the original context length, for `parameters` that do not contain it.
 
     Raises:
       UserError: the scaling is not supported.
     """
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; all layers must share one")
-    for rotated in (json.get(_FRACTION), parameters.get(_FRACTION)):
-        if rotated not in (None, 1.0):
-            raise UserError(f"config.json has {_FRACTION} {rotated!r}; only 1.0 is supported")
+    for fraction in (json.get(_FRACTION_KEY), parameters.get(_FRACTION_KEY)):
+        if fraction not in (None, 1.0):
+            raise UserError(f"config.json has {_FRACTION_KEY} {fraction!r}; only 1.0 is supported")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return None
@@ -303,21 +304,21 @@ def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> R
     cls, names = _SCALINGS[kind]
     values = {"original_max_position_embeddings": max_length, **_DEFAULTS.get(kind, {}), **parameters}
     if kind == "yarn":
-        values |= _yarn_weights(parameters)
+        values |= _yarn_mscales(parameters)
     if kind == "longrope":
-        values |= _long_rope(json, parameters, max_length)
+        values |= _long_rope_values(json, parameters, max_length)
     if missing := set(names) - set(values):
         raise UserError(f"config.json has rotary positions of rope_type {kind!r} without {sorted(missing)}")
     return cls(**{ours: values[theirs] for theirs, ours in names.items()})
 
 
-_FACTORS = "short_factor", "long_factor"
+_FACTOR_KEYS = "short_factor", "long_factor"
 
 
-def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
-    """Returns the parameters of LongRoPE.
+def _long_rope_values(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
+    """Returns LongRoPE's parameters: both lists of factors, the scaling factor, and the original context length.
 
-    The factor defaults to the ratio of the context length to the original context length.
+    The scaling factor defaults to max_length / original context length.
 
     Raises:
       UserError: config.json has an `attention_factor`.
@@ -327,17 +328,17 @@ def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> Con
             f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's is supported"
         )
     top_level = json.get("original_max_position_embeddings")
-    original = parameters.get("original_max_position_embeddings", max_length) if top_level is None else top_level
-    numbers = {name: tuple(map(float, parameters[name])) for name in _FACTORS if parameters.get(name)}
-    factor = parameters.get("factor") or max_length / original
-    return {**numbers, "factor": factor, "original_max_position_embeddings": original}
+    original_length = parameters.get("original_max_position_embeddings", max_length) if top_level is None else top_level
+    factors = {name: tuple(map(float, parameters[name])) for name in _FACTOR_KEYS if parameters.get(name)}
+    factor = parameters.get("factor") or max_length / original_length
+    return {**factors, "factor": factor, "original_max_position_embeddings": original_length}
 
 
-def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
-    """Returns mscale and mscale_all_dim of YaRN; the paper's values (1 and 0) unless `parameters` has both.
+def _yarn_mscales(parameters: ConfigJson) -> ConfigJson:
+    """Returns YaRN's mscale and mscale_all_dim: the paper's 1 and 0, unless `parameters` contains both keys.
 
     Raises:
-      UserError: `attention_factor` of config.json differs from the paper's value.
+      UserError: `attention_factor` differs from the paper's value.
     """
     factor = parameters.get("attention_factor")
     if factor is not None and not math.isclose(factor, 0.1 * math.log(parameters["factor"]) + 1.0, rel_tol=1e-6):
@@ -345,39 +346,43 @@ def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
             f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's value, or mscale "
             "and mscale_all_dim, are supported"
         )
-    both = {name: parameters.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
-    return both if all(both.values()) else {"mscale": 1.0, "mscale_all_dim": 0.0}
+    mscales = {name: parameters.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
+    return mscales if all(mscales.values()) else {"mscale": 1.0, "mscale_all_dim": 0.0}
 
 
 def write_rotary(config: ModelConfig) -> ConfigJson:
-    """Returns the keys of config.json for rotary positions in the format of transformers 4.
+    """Returns the config.json keys for rotary positions, in the format of transformers 4.
 
-    Later versions of transformers also read this format.
+    Later versions of transformers read this format too.
     """
     scaling = config.position.scaling
     for kind, (cls, names) in _SCALINGS.items():
         if type(scaling) is cls:
-            described = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
+            scaling_keys = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
             if isinstance(scaling, YarnScaling) and not scaling.mscale_all_dim:
-                described = {name: x for name, x in described.items() if not name.startswith("mscale")}
-            json: ConfigJson = {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
-            if isinstance(scaling, LongRopeScaling):  # these classes read this length at the top level
-                json["rope_scaling"] |= {name: list(described[name]) for name in _FACTORS}
+                scaling_keys = {name: x for name, x in scaling_keys.items() if not name.startswith("mscale")}
+            json: ConfigJson = {
+                "rope_theta": config.position.theta,
+                "rope_scaling": {"rope_type": kind, **scaling_keys},
+            }
+            if isinstance(scaling, LongRopeScaling):  # Phi-3 reads the length at the top level
+                json["rope_scaling"] |= {name: list(scaling_keys[name]) for name in _FACTOR_KEYS}
                 json["original_max_position_embeddings"] = scaling.original_length
             return json
     return {"rope_theta": config.position.theta, "rope_scaling": None}
 
 
 def write_partial_rotary(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys for rotary positions, including the rotated fraction of the head dimensions."""
     fraction = config.position.fraction
-    return write_rotary(config) | {_FRACTION: 1.0 if fraction is None else fraction}
+    return write_rotary(config) | {_FRACTION_KEY: 1.0 if fraction is None else fraction}
 
 
 # --- the family ----------------------------------------------------------------------------------------------------
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = llama("1_7b")
     config.num_kv_heads = None
     return config
@@ -398,7 +403,7 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            classifier=TaskClass("LlamaForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("LlamaForSequenceClassification", LAST),
             token_classification_class=token_classification_class("LlamaForCausalLM", "score"),
             question_answering_class=question_answering_class("LlamaForCausalLM", base="transformer"),
             constants={"attention_bias": False, "mlp_bias": False},

@@ -1,11 +1,15 @@
 """Longformer (Beltagy et al. 2020, arXiv 2004.05150): RoBERTa with sliding windows and a global first token.
 
-NOTE The released models were pretrained without a global token; after pretraining, the projections for global tokens
-were initialized as copies of the projections for local attention (section 5). In transformers, each call specifies the
-global tokens. Here the field `sparse_attention.global_tokens` specifies them, because all that changes the function of
-a model is in its config. The value is "first" for most files. LongformerForTokenClassification has no global tokens by
-default, so the value is "none", and the unused projections for global tokens are left out.
-LongformerForQuestionAnswering makes the tokens of the question global, so the value is "question".
+NOTE The released models were pretrained without a global token. After pretraining, the projections for global tokens
+were initialized as copies of the projections for local attention (section 5).
+
+In transformers, the caller of a model specifies the global tokens. In this package, the config specifies them, because
+a config fully determines the function that a model computes. The field `sparse_attention.global_tokens` is:
+
+- "first" for most files;
+- "none" for LongformerForTokenClassification, which has no global tokens by default; the model then has no projections
+  for global tokens;
+- "question" for LongformerForQuestionAnswering, where all tokens of the question are global.
 """
 
 import dataclasses
@@ -29,7 +33,7 @@ SIZES = dict(roberta.SIZES)  # variant -> (layers, width, heads)
 
 
 def longformer(variant: str = "base") -> ModelConfig:
-    """Returns the model config of Longformer with a context of 4,096 tokens.
+    """Builds the model config of Longformer with a context of 4,096 tokens.
 
     Raises:
       UserError: the variant is unknown.
@@ -44,32 +48,33 @@ def longformer(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = longformer("base")
     config.vocab_size, config.norm_epsilon, config.num_token_types = 30_522, 1e-12, 2
     return config
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' LongformerForMaskedLM: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' LongformerForMaskedLM."""
     ours, theirs = "encoder/blocks/self_attention", "longformer.encoder.layer.{layer}.attention.self"
     windows = config.sparse_attention
     has_global = isinstance(windows, SlidingWindows) and windows.global_tokens != "none"
-    used = ("query", "key", "value") if has_global else ()
-    maps = [linear(f"{ours}/global_{x}", f"{theirs}.{x}_global", bias=True) for x in used]
-    return roberta.masked_lm_names("longformer") + sum(maps, [])
+    projections = ("query", "key", "value") if has_global else ()
+    global_rows = [linear(f"{ours}/global_{name}", f"{theirs}.{name}_global", bias=True) for name in projections]
+    return roberta.masked_lm_names("longformer") + sum(global_rows, [])
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets the positions and the window from config.json; the window must be even and the same in all layers."""
     roberta.read_positions(json, config)
     windows = json.get("attention_window", config.window)
-    each = windows if isinstance(windows, list) else [windows] * config.num_layers
-    if len(each) != config.num_layers or len(set(each)) != 1 or not isinstance(each[0], int) or each[0] % 2:
+    sizes = windows if isinstance(windows, list) else [windows] * config.num_layers
+    if len(sizes) != config.num_layers or len(set(sizes)) != 1 or not isinstance(sizes[0], int) or sizes[0] % 2:
         raise UserError(
             f"config.json has attention_window {windows!r} for {config.num_layers} num_hidden_layers; only one even "
             "number for all layers is supported"
         )
-    config.window = each[0]
+    config.window = sizes[0]
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -91,12 +96,12 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            # No `chooser`: LongformerForMultipleChoice makes the tokens of the question global, but our rows contain a
-            # copy of the question for each choice.
-            classifier=TaskClass(
+            # There is no `multiple_choice_class`: LongformerForMultipleChoice makes the tokens of the question global,
+            # but our rows contain a copy of the question for each choice.
+            sequence_classification_class=TaskClass(
                 "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
             ),
-            # This class has no global tokens by default, so the projections for global tokens are unused.
+            # This class has no global tokens by default.
             token_classification_class=token_classification_class(
                 "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("none")}
             ),

@@ -22,25 +22,25 @@ SIZES = {
 
 
 def mistral(variant: str = "7b") -> ModelConfig:
-    """Returns the model config of Mistral 7B, version 0.1 or 0.3; raises UserError for an unknown variant."""
+    """Builds the model config of Mistral 7B, version 0.1 or 0.3; raises UserError for an unknown variant."""
     *sizes, vocab_size, theta, window = pick("mistral", variant, SIZES)
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
         position=RotaryPositions(32_768, theta=theta),  # as in the released config.json; the paper's table has 8,192
-        layer_pattern=_pattern(window),
+        layer_pattern=_layer_pattern(window),
         window=window,
         norm_epsilon=1e-5,
         tie_embeddings=False,
     )
 
 
-def _pattern(window: int | None) -> tuple[str, ...]:
+def _layer_pattern(window: int | None) -> tuple[str, ...]:
     return ("global",) if window is None else ("local",)
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = mistral("7b")
     config.norm_epsilon, config.position.max_length = 1e-6, 131_072
     return config
@@ -50,7 +50,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("layer_types") is not None:
         raise UserError("config.json has layer_types, which a Mistral model does not read: all layers are alike")
     llama.read_rotary(json, config)
-    config.layer_pattern = _pattern(config.window)
+    config.layer_pattern = _layer_pattern(config.window)
 
 
 FAMILIES = (
@@ -68,7 +68,7 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS | {"sliding_window": "window"},
             table=llama.huggingface_names,
-            classifier=TaskClass("MistralForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("MistralForSequenceClassification", LAST),
             token_classification_class=token_classification_class("MistralForCausalLM", "score"),
             question_answering_class=question_answering_class("MistralForCausalLM"),
             read=_read,

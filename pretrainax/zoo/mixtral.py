@@ -22,7 +22,7 @@ SIZES = {
 
 
 def mixtral(variant: str = "8x7b") -> ModelConfig:
-    """Returns the model config of Mixtral, version 0.1; raises UserError for an unknown variant."""
+    """Builds the model config of Mixtral, version 0.1; raises UserError for an unknown variant."""
     *sizes, positions, balance = pick("mixtral", variant, SIZES)
     return llama.decoder(
         *sizes,
@@ -35,7 +35,7 @@ def mixtral(variant: str = "8x7b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = mixtral("8x7b")
     config.position.max_length = 131_072
     assert config.experts is not None
@@ -73,7 +73,7 @@ FAMILIES = (
                 "num_experts_per_tok": "experts.top_k",
             },
             table=experts.names("block_sparse_moe", gate="w1", up="w3", down="w2"),
-            classifier=TaskClass("MixtralForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("MixtralForSequenceClassification", LAST),
             token_classification_class=token_classification_class("MixtralForCausalLM", "score"),
             question_answering_class=question_answering_class("MixtralForCausalLM"),
             read=_read,

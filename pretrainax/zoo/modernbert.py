@@ -20,12 +20,13 @@ SIZES = {
     "large": (28, 1024, 2624, 16),
 }
 
-# The tokenizer defines the special ids. Without these keys, transformers would use ids of the released vocabulary.
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+# The tokenizer defines the special token ids. Without these keys, transformers would use the ids of the released
+# vocabulary.
+_SPECIAL_TOKEN_KEYS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
 def modernbert(variant: str = "base") -> ModelConfig:
-    """Returns the model config of ModernBERT with a context of 8,192 tokens.
+    """Builds the model config of ModernBERT with a context of 8,192 tokens.
 
     Raises:
       UserError: the variant is unknown.
@@ -54,15 +55,15 @@ def modernbert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' ModernBertForMaskedLM.
+    """Builds the table of tensor names in transformers' ModernBertForMaskedLM.
 
-    The first layer has no norm before attention in transformers, because the embeddings are already normalized. Our
-    norm of the first layer has the tensor name of the norm of the embeddings.
+    In transformers, the first layer has no norm before attention, because the embeddings are already normalized. The
+    first layer's norm in this package therefore maps to transformers' embedding norm.
     """
     del config  # unused
     block, layer = "encoder/blocks", "model.layers.{layer}"
 
-    def third(name, i):  # a third of the fused projection to queries, keys and values
+    def fused_projection(name, i):  # third `i` of the fused query, key and value projection
         return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=FusedPart(i, 1, 3))
 
     return [
@@ -70,9 +71,9 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
         NameRow(
             f"{block}/self_attention_norm/scale", f"{layer}.attn_norm.weight", first="model.embeddings.norm.weight"
         ),
-        *third("query", 0),
-        *third("key", 1),
-        *third("value", 2),
+        *fused_projection("query", 0),
+        *fused_projection("key", 1),
+        *fused_projection("value", 2),
         *linear(f"{block}/self_attention/out", f"{layer}.attn.Wo", bias=False),
         NameRow(f"{block}/mlp_norm/scale", f"{layer}.mlp_norm.weight"),
         *linear(f"{block}/mlp/gate", f"{layer}.mlp.Wi", bias=False, part=FusedPart(0, 1, 2)),
@@ -91,7 +92,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
             f"config.json has classifier_activation {json.get('classifier_activation', 'gelu')!r}; it must equal "
             f"hidden_activation, {json.get('hidden_activation', 'gelu')!r}"
         )
-    config.layer_pattern = _pattern(json, config)
+    config.layer_pattern = _layer_pattern(json, config)
     if "local" not in config.layer_pattern:
         config.window = None
     config.position.theta = _theta(json, "full_attention", json.get("global_rope_theta", config.position.theta))
@@ -99,8 +100,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.position.local_theta = _theta(json, "sliding_attention", local_theta)
 
 
-def _pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
-    """Returns our `layer_pattern` for the key `layer_types`, or for `global_attn_every_n_layers` in older files."""
+def _layer_pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
+    """Converts `layer_types` of config.json, or `global_attn_every_n_layers` of older files, to our `layer_pattern`."""
     types = json.get("layer_types")
     if types is None:
         return ("global", *["local"] * (json.get("global_attn_every_n_layers", 3) - 1))
@@ -112,6 +113,7 @@ def _pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
 
 
 def _theta(json: ConfigJson, kind: str, default: float) -> float:
+    """Reads the rotary theta of a kind of layer, such as "full_attention", from `rope_parameters`."""
     parameters = (json.get("rope_parameters") or {}).get(kind) or {}
     if parameters.get("rope_type", "default") != "default":
         raise UserError(f"config.json has rope_parameters {parameters}; only rope_type 'default' is supported")
@@ -125,7 +127,7 @@ def _write(config: ModelConfig) -> ConfigJson:
         "layer_types": patterns.layer_types(config),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "embedding_dropout": config.dropout_rate,
-        **dict.fromkeys(_TOKENS),
+        **dict.fromkeys(_SPECIAL_TOKEN_KEYS),
     }
     return json if config.window is None else json | {"local_attention": config.window}
 
@@ -158,14 +160,14 @@ FAMILIES = (
                 "local_attention": "window",
             },
             table=huggingface_names,
-            classifier=TaskClass(
+            sequence_classification_class=TaskClass(
                 "ModernBertForSequenceClassification",
                 Classify(hidden="gelu", hidden_bias=False, hidden_norm=True),
                 "classifier",
                 "head.dense",
                 "head.norm",
             ),
-            chooser=TaskClass(
+            multiple_choice_class=TaskClass(
                 "ModernBertForMultipleChoice",
                 Classify(hidden="gelu", hidden_bias=False, hidden_norm=True, kind="choice"),
                 "classifier",

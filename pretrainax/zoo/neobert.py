@@ -1,8 +1,8 @@
 """NeoBERT (Le Breton et al. 2025, arXiv 2502.19587): as wide as BERT base, with more layers and LLaMA's blocks.
 
-NOTE The rows of the query, key and value kernels have a different order in the released file: its rotary positions
-rotate pairs of adjacent dimensions, and the queries, keys and values of each head are side by side. transformers has no
-class for NeoBERT, and this package cannot read the released file.
+NOTE This package cannot read the released file, and transformers has no class for NeoBERT. The released file orders the
+outputs of the query, key and value projections differently: rotary positions apply to pairs of adjacent dimensions, and
+the projections are interleaved by head.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ SIZES = {"base": (28, 768, 2048, 12, 12)}  # variant -> (layers, width, feed-for
 
 
 def neobert(variant: str = "base") -> ModelConfig:
-    """Returns the model config of NeoBERT, with a context of 4,096 tokens; raises UserError for an unknown variant."""
+    """Builds the model config of NeoBERT, with a context of 4,096 tokens; raises UserError for an unknown variant."""
     config = llama.decoder(
         *pick("neobert", variant, SIZES),
         vocab_size=30_522,

@@ -16,11 +16,11 @@ SIZES_2 = {
     "2_32b": (64, 5120, 27648, 40, 8),
 }
 SIZES_3 = {"3_7b": SIZES_2["2_7b"], "3_32b": SIZES_2["2_32b"]}
-SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward width is the width of each of the 64 experts
+SIZES_MOE = {"1b_7b": (16, 2048, 1024, 16, 16)}  # the feed-forward width is the width of an expert
 
 
 def olmo(variant: str = "2_7b") -> ModelConfig:
-    """Returns the model config of OLMo 2; raises UserError for an unknown variant.
+    """Builds the model config of OLMo 2; raises UserError for an unknown variant.
 
     Args:
       variant: release and size, such as "2_7b" for OLMo 2 7B.
@@ -38,10 +38,9 @@ def olmo(variant: str = "2_7b") -> ModelConfig:
 
 
 def olmo3(variant: str = "3_7b") -> ModelConfig:
-    """Returns the model config of OLMo 3 as released, with 65,536 tokens of context.
+    """Builds the model config of OLMo 3 as released, with 65,536 tokens of context.
 
-    Three of four layers have local attention. YaRN scales only the rotary positions of the layers with global
-    attention.
+    Three out of every four layers have local attention. YaRN scales the rotary positions of the global layers only.
 
     Raises:
       UserError: the variant is unknown.
@@ -59,7 +58,7 @@ def olmo3(variant: str = "3_7b") -> ModelConfig:
 
 
 def olmoe(variant: str = "1b_7b") -> ModelConfig:
-    """Returns the model config of OLMoE, version 0924; raises UserError for an unknown variant."""
+    """Builds the model config of OLMoE, version 0924; raises UserError for an unknown variant."""
     return llama.decoder(
         *pick("olmoe", variant, SIZES_MOE),
         vocab_size=50_304,
@@ -72,24 +71,24 @@ def olmoe(variant: str = "1b_7b") -> ModelConfig:
     )
 
 
-def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+def _base_olmo2() -> ModelConfig:
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = olmo("2_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
     config.position = RotaryPositions(2048)
     return config
 
 
-def _base_3() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+def _base_olmo3() -> ModelConfig:
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = olmo3("3_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
     config.position = RotaryPositions(2048, theta=500_000.0)
     return config
 
 
-def _base_moe() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that the config.json of an OLMoE lacks."""
+def _base_olmoe() -> ModelConfig:
+    """Builds the OLMoE config with transformers' defaults, which apply to keys missing from config.json."""
     config = olmoe()
     config.d_ff, config.num_kv_heads = 2048, None
     assert config.experts is not None
@@ -101,43 +100,43 @@ def _write(config: ModelConfig) -> ConfigJson:
     return {"num_key_value_heads": config.kv_heads} | llama.write_rotary(config)
 
 
-def _read_3(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the layer pattern, the window, and the rotary positions of local and global layers, from config.json.
+def _read_olmo3(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets the layer pattern, the window, and the rotary positions of local and global layers from config.json.
 
-    In the class of transformers, only global layers have a scaling of rotary positions.
+    In transformers, only the global layers scale their rotary positions.
     """
     parameters = json.get("rope_parameters") or {}
     if not any(isinstance(value, dict) for value in parameters.values()):  # written before transformers 5
         llama.read_rotary(json, config)
         config.position.local_theta = config.position.theta
     else:
-        far, near = (parameters.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
-        if near.get("rope_type", "default") != "default":
+        full, sliding = (parameters.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
+        if sliding.get("rope_type", "default") != "default":
             raise UserError(
-                f"config.json has {near['rope_type']!r} positions in sliding layers; only 'default' is supported"
+                f"config.json has {sliding['rope_type']!r} positions in sliding layers; only 'default' is supported"
             )
-        llama.read_rotary({**json, "rope_scaling": None, "rope_parameters": far}, config)
-        config.position.local_theta = near.get("rope_theta", 500_000.0)
-    otherwise = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
-    patterns.read(json, config, json.get("sliding_window", 4096), otherwise)
+        llama.read_rotary({**json, "rope_scaling": None, "rope_parameters": full}, config)
+        config.position.local_theta = sliding.get("rope_theta", 500_000.0)
+    default_kinds = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
+    patterns.read(json, config, json.get("sliding_window", 4096), default_kinds)
     position = config.position
-    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # all layers agree
+    if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # no layer differs
         position.local_theta = None
 
 
-def _write_3(config: ModelConfig) -> ConfigJson:
-    """Returns the keys of config.json, with rotary positions in the formats of transformers 4 and 5.
+def _write_olmo3(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys, with rotary positions in the formats of both transformers 4 and 5.
 
-    From the format of transformers 4 alone, transformers 5 would read a wrong theta for local layers.
+    If only the transformers 4 format were written, transformers 5 would read a wrong theta for local layers.
     """
     json, position = _write(config) | patterns.write(config), config.position
-    local = position.theta if position.local_theta is None else position.local_theta
-    far = {"rope_type": "default", **(json["rope_scaling"] or {}), "rope_theta": position.theta}
-    near = {"rope_type": "default", "rope_theta": local}
-    return json | {"rope_parameters": {"full_attention": far, "sliding_attention": near}}
+    local_theta = position.theta if position.local_theta is None else position.local_theta
+    full = {"rope_type": "default", **(json["rope_scaling"] or {}), "rope_theta": position.theta}
+    sliding = {"rope_type": "default", "rope_theta": local_theta}
+    return json | {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
 
 
-def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
+def _read_olmoe(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_rotary(json, config)
     experts.read(json, config)
 
@@ -155,7 +154,7 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="olmo2",
             architecture="Olmo2ForCausalLM",
-            base=_base,
+            base=_base_olmo2,
             fields=_FIELDS,
             table=llama.huggingface_names,
             constants={"attention_bias": False},
@@ -175,7 +174,7 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="olmoe",
             architecture="OlmoeForCausalLM",
-            base=_base_moe,
+            base=_base_olmoe,
             fields=_FIELDS
             | {
                 "num_experts": "experts.num_experts",
@@ -184,7 +183,7 @@ FAMILIES = (
             },
             table=experts.names("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
             constants={"attention_bias": False, "clip_qkv": None},
-            read=_read_moe,
+            read=_read_olmoe,
             write=lambda config: _write(config) | experts.write(config),
             tied=llama.tied,
         ),
@@ -200,12 +199,12 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="olmo3",
             architecture="Olmo3ForCausalLM",
-            base=_base_3,
+            base=_base_olmo3,
             fields=_FIELDS,
             table=llama.huggingface_names,
             constants={"attention_bias": False},
-            read=_read_3,
-            write=_write_3,
+            read=_read_olmo3,
+            write=_write_olmo3,
             tied=llama.tied,
         ),
     ),

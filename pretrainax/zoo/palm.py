@@ -9,7 +9,7 @@ SIZES = {"8b": (32, 4096, 16), "62b": (64, 8192, 32), "540b": (118, 18432, 48)}
 
 
 def palm(variant: str = "8b") -> ModelConfig:
-    """Returns the model config of PaLM; raises UserError for an unknown variant."""
+    """Builds the model config of PaLM; raises UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("palm", variant, SIZES)
     return ModelConfig(
         family="decoder",

@@ -1,6 +1,6 @@
-"""Converts local and global layers between `ModelConfig.layer_pattern` and `layer_types` of config.json.
+"""Converts layer kinds, "local" or "global", between `ModelConfig.layer_pattern` and config.json's `layer_types`.
 
-The layers repeat `layer_pattern`, such as ("global", "local"). `layer_types` has one entry per layer.
+`layer_pattern`, such as ("global", "local"), repeats over the layers. `layer_types` has one entry per layer.
 """
 
 from collections.abc import Sequence
@@ -9,32 +9,35 @@ from typing import Optional
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.zoo.family import ConfigJson
 
-KINDS = {"full_attention": "global", "sliding_attention": "local"}  # in `layer_types` -> in `layer_pattern`
+KINDS = {"full_attention": "global", "sliding_attention": "local"}  # name in `layer_types` -> name in `layer_pattern`
 
 
 def kinds(config: ModelConfig) -> list[str]:
-    """Returns "global" or "local" for each layer: `config.layer_pattern`, repeated over all layers."""
+    """Returns the kind of each layer, "global" or "local", by repeating `config.layer_pattern` over all layers."""
     return [config.layer_pattern[i % len(config.layer_pattern)] for i in range(config.num_layers)]
 
 
 def shortest(kinds: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns a pattern for `layer_pattern` whose repetition gives the kinds of all layers.
+    """Returns a `layer_pattern` that gives `kinds` when it is repeated over the layers.
 
     Args:
       kinds: "global" or "local" for each layer.
-      usual: the pattern to return if its repetition gives `kinds`; otherwise the result is the shortest such pattern.
+      usual: the preferred pattern. If repeating it does not give `kinds`, returns the shortest pattern that does.
     """
-    wanted, count = tuple(kinds), len(kinds)
-    candidates = (usual, *(wanted[:n] for n in range(1, count + 1)))
-    return next(candidate for candidate in candidates if (candidate * count)[:count] == wanted)
+    all_kinds, count = tuple(kinds), len(kinds)
+    candidates = (usual, *(all_kinds[:n] for n in range(1, count + 1)))
+    return next(candidate for candidate in candidates if (candidate * count)[:count] == all_kinds)
 
 
 def read(json: ConfigJson, config: ModelConfig, window: Optional[int], otherwise: Sequence[str]) -> None:
-    """Sets `config.layer_pattern` from `layer_types`, and sets `config.window` if any layer is local.
+    """Sets `config.layer_pattern` from `layer_types`; sets `config.window` to `window`, or None if no layer is local.
 
     Args:
-      window: the window that config.json specifies, in tokens.
-      otherwise: "global" or "local" for each layer, for a config.json without `layer_types`.
+      window: the window in config.json, in tokens, or None if config.json does not have one.
+      otherwise: "global" or "local" for each layer, used if config.json has no `layer_types`.
+
+    Raises:
+      UserError: `layer_types` is invalid, or a layer is local although `window` is None.
     """
     types = json.get("layer_types")
     if types is not None:
@@ -51,10 +54,11 @@ def read(json: ConfigJson, config: ModelConfig, window: Optional[int], otherwise
 
 
 def write(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys for the kinds of layers and the window."""
     return {"layer_types": layer_types(config), "sliding_window": config.window}
 
 
 def layer_types(config: ModelConfig) -> list[str]:
     """Returns `layer_types` of config.json: "full_attention" or "sliding_attention" for each layer."""
-    theirs = {ours: kind for kind, ours in KINDS.items()}
-    return [theirs[kind] for kind in kinds(config)]
+    their_kinds = {ours: kind for kind, ours in KINDS.items()}
+    return [their_kinds[kind] for kind in kinds(config)]

@@ -1,8 +1,8 @@
 """Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck
 2023): parallel attention and MLP, biases in all layers, and partial rotary positions. Phi-3 and 4 (Abdin et al. 2024,
-arXiv 2404.14219 and 2412.08905): LLaMA's architecture. In the released files, queries, keys and values are one matrix.
+arXiv 2404.14219 and 2412.08905): LLaMA's architecture, with fused projections in the released files.
 
-LongRoPE extends Phi-3.5-mini and Phi-4-mini from 4,096 to 131,072 tokens.
+LongRoPE extends the context of Phi-3.5-mini and Phi-4-mini from 4,096 to 131,072 tokens.
 """
 
 import itertools
@@ -35,13 +35,13 @@ SIZES_3 = {
     "3_14b": (40, 5120, 17920, 40, 10, 32_064, 4096, 10_000.0, 2047),
     "4_14b": (40, 5120, 17920, 40, 10, 100_352, 16_384, 250_000.0, None),
 }
-# variant -> the columns of SIZES_3 without the window, because the released window is longer than any row
+# variant -> the columns of SIZES_3 without the window. It is None, because the released window exceeds all sequences.
 SIZES_LONG = {
     "3_5_3_8b": (32, 3072, 8192, 32, 32, 32_064, 131_072, 10_000.0),
     "4_3_8b": (32, 3072, 8192, 24, 8, 200_064, 131_072, 10_000.0),
 }
-# variant -> (factors for contexts of up to 4,096 tokens, factors for longer contexts), with one factor per pair of
-# rotated dimensions. Phi-3.5's file has these factors in full float32 precision.
+# variant -> (LongRoPE factors for contexts of up to 4,096 tokens, factors for longer contexts), one factor per pair of
+# rotated dimensions. The released file of Phi-3.5 has these factors with all digits of their float32 values.
 _FACTORS = {
     "3_5_3_8b": (
         (
@@ -203,23 +203,24 @@ DROPOUT = {"1": 0.1, "1_5": 0.0, "2": 0.1}
 
 
 def phi(variant: str = "1_5") -> ModelConfig:
-    """Returns the model config of Phi; raises UserError for an unknown variant."""
+    """Builds the model config of Phi; raises UserError for an unknown variant."""
     sizes = pick("phi", variant, SIZES | SIZES_3 | SIZES_LONG)
     if variant in SIZES:
-        return _first(variant, *sizes)
+        return _phi1(variant, *sizes)
     if variant in SIZES_3:
-        return _third(*sizes)
-    config = _third(*sizes, None)
+        return _phi3(*sizes)
+    config = _phi3(*sizes, None)
     short, long = _FACTORS[variant]
     if variant == "3_5_3_8b":
-        short, long = (tuple(np.array(numbers, np.float32).tolist()) for numbers in (short, long))
+        short, long = (tuple(np.array(factors, np.float32).tolist()) for factors in (short, long))
     config.position.scaling = LongRopeScaling(short, long, factor=32.0, original_length=4096)
     if variant == "4_3_8b":
         config.position.fraction, config.tie_embeddings = 0.75, True
     return config
 
 
-def _first(variant: str, num_layers: int, d_model: int, num_heads: int, fraction: float) -> ModelConfig:
+def _phi1(variant: str, num_layers: int, d_model: int, num_heads: int, fraction: float) -> ModelConfig:
+    """Builds the model config of Phi 1, 1.5 or 2; `fraction` is the fraction of head dimensions to rotate."""
     return ModelConfig(
         family="decoder",
         vocab_size=51_200,
@@ -241,20 +242,21 @@ def _first(variant: str, num_layers: int, d_model: int, num_heads: int, fraction
     )
 
 
-def _third(*sizes) -> ModelConfig:
+def _phi3(*sizes) -> ModelConfig:
+    """Builds the model config of Phi 3 or 4 from the columns of a row of SIZES_3."""
     *sizes, vocab_size, positions, theta, window = sizes
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
         position=RotaryPositions(positions, theta=theta),
-        layer_pattern=_pattern(window),
+        layer_pattern=_layer_pattern(window),
         window=window,
         norm_epsilon=1e-5,
         tie_embeddings=False,
     )
 
 
-def _pattern(window: Optional[int]) -> tuple[str, ...]:
+def _layer_pattern(window: Optional[int]) -> tuple[str, ...]:
     return ("global",) if window is None else ("local",)
 
 
@@ -262,7 +264,7 @@ def _pattern(window: Optional[int]) -> tuple[str, ...]:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' PhiForCausalLM: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' PhiForCausalLM."""
     block, layer = llama.BLOCK, llama.LAYER
     ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
     rows = [
@@ -281,22 +283,24 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def fused_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' Phi3ForCausalLM.
+    """Builds the table of tensor names in transformers' Phi3ForCausalLM.
 
-    The tensor names are LLaMA's, except for two fused matrices: queries, keys and values, and gate and up projections.
+    The tensor names are LLaMA's, except for two fused matrices: one for queries, keys and values, and one for the gate
+    and up projections.
     """
     return llama.outer_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
 
 
 def _attention_rows(config: ModelConfig) -> list[NameRow]:
+    """Builds the name-table rows of attention, splitting the fused query, key and value projection by heads."""
     heads, key_heads = config.num_heads, config.kv_heads
-    ours, theirs, pieces = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn", heads + 2 * key_heads
-    parts = {
-        "query": FusedPart(0, heads, pieces),
-        "key": FusedPart(heads, key_heads, pieces),
-        "value": FusedPart(heads + key_heads, key_heads, pieces),
+    ours, theirs, num_fused_heads = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn", heads + 2 * key_heads
+    fused_parts = {
+        "query": FusedPart(0, heads, num_fused_heads),
+        "key": FusedPart(heads, key_heads, num_fused_heads),
+        "value": FusedPart(heads + key_heads, key_heads, num_fused_heads),
     }
-    rows = [linear(f"{ours}/{name}", f"{theirs}.qkv_proj", bias=False, part=part) for name, part in parts.items()]
+    rows = [linear(f"{ours}/{name}", f"{theirs}.qkv_proj", bias=False, part=part) for name, part in fused_parts.items()]
     return [*itertools.chain(*rows), *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False)]
 
 
@@ -309,18 +313,18 @@ def _feed_forward_rows(config: ModelConfig) -> list[NameRow]:
     ]
 
 
-def _base_3() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+def _base_phi3() -> ModelConfig:
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = phi("3_3_8b")
     config.layer_pattern, config.window, config.num_kv_heads = ("global",), None, None
     return config
 
 
-def _read_3(json: ConfigJson, config: ModelConfig) -> None:
+def _read_phi3(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_partial_rotary(json, config)
     if config.window is not None and config.window >= config.position.max_length:
-        config.window = None  # a window longer than any row has no effect
-    config.layer_pattern = _pattern(config.window)
+        config.window = None  # a window longer than any sequence has no effect
+    config.layer_pattern = _layer_pattern(config.window)
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -328,7 +332,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     return json | {"embd_pdrop": config.dropout_rate}
 
 
-_OTHER_NAMES = {"rms_norm_eps": "layer_norm_eps"}
+_RENAMED_KEYS = {"rms_norm_eps": "layer_norm_eps"}
 
 FAMILIES = (
     Family(
@@ -343,10 +347,10 @@ FAMILIES = (
             model_type="phi",
             architecture="PhiForCausalLM",
             base=phi,
-            fields={_OTHER_NAMES.get(key, key): path for key, path in llama.FIELDS.items()}
+            fields={_RENAMED_KEYS.get(key, key): path for key, path in llama.FIELDS.items()}
             | {"resid_pdrop": "dropout_rate"},
             table=huggingface_names,
-            classifier=TaskClass("PhiForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("PhiForSequenceClassification", LAST),
             token_classification_class=token_classification_class("PhiForCausalLM", "score"),
             constants={"qk_layernorm": False},
             read=llama.read_partial_rotary,
@@ -366,12 +370,12 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="phi3",
             architecture="Phi3ForCausalLM",
-            base=_base_3,
+            base=_base_phi3,
             fields=llama.FIELDS | {"resid_pdrop": "dropout_rate", "sliding_window": "window"},
             table=fused_names,
-            classifier=TaskClass("Phi3ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("Phi3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("Phi3ForCausalLM", "score"),
-            read=_read_3,
+            read=_read_phi3,
             write=_write,
             tied=llama.tied,
             ignored=llama.IGNORED,

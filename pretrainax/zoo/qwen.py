@@ -36,7 +36,7 @@ SIZES_3 = {  # heads have width 128 in all variants
     "3_14b": (40, 5120, 17408, 40, 8, 151_936, False, 1e-6),
     "3_32b": (64, 5120, 25600, 64, 8, 151_936, False, 1e-6),
 }
-# The feed-forward width in these rows is unused, because all layers have experts.
+# The feed-forward width in SIZES_3_MOE is unused, because all layers have experts.
 SIZES_3_MOE = {
     "3_30b_a3b": (48, 2048, 6144, 32, 4, 151_936, False, 1e-6),
     "3_235b_a22b": (94, 4096, 12288, 64, 4, 151_936, False, 1e-6),
@@ -45,33 +45,33 @@ EXPERT_WIDTHS = {"3_30b_a3b": 768, "3_235b_a22b": 1536}
 
 
 def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
-    """Returns the model config of Qwen; raises UserError for an unknown variant.
+    """Builds the model config of Qwen; raises UserError for an unknown variant.
 
     Args:
       variant: release and size, such as "2_5_0_5b" for Qwen 2.5 0.5B.
     """
-    *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3 | SIZES_3_MOE)
-    third = variant not in SIZES_2
+    *sizes, vocab_size, tie_embeddings, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3 | SIZES_3_MOE)
+    is_qwen3 = variant not in SIZES_2
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
-        # The context length of pretraining. Some released files have larger values, for inference with YaRN.
+        # Context length of pretraining. Some released files have larger values, for inference with YaRN.
         position=RotaryPositions(32_768, theta=1_000_000.0),
         norm_epsilon=epsilon,
-        tie_embeddings=tie,
-        head_dim=128 if third else None,
-        qk_norm=third,
-        qkv_bias=not third,
-        experts=_experts(EXPERT_WIDTHS[variant]) if variant in SIZES_3_MOE else None,
+        tie_embeddings=tie_embeddings,
+        head_dim=128 if is_qwen3 else None,
+        qk_norm=is_qwen3,
+        qkv_bias=not is_qwen3,
+        experts=_mixture(EXPERT_WIDTHS[variant]) if variant in SIZES_3_MOE else None,
     )
 
 
-def _experts(width: int) -> MixtureOfExperts:
+def _mixture(width: int) -> MixtureOfExperts:
     return MixtureOfExperts(num_experts=128, top_k=8, d_ff=width, balance_weight=8 * 0.001)
 
 
 def _base(variant: str) -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = qwen(variant)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 22016, 32, 32
     config.vocab_size, config.tie_embeddings, config.position.theta = 151_936, False, 10_000.0
@@ -81,8 +81,10 @@ def _base(variant: str) -> ModelConfig:
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_rotary(json, config)
     window = json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
-    first = config.num_layers if window is None else json.get("max_window_layers", 28)  # the first local layer
-    kinds = ["local" if i >= first else "global" for i in range(config.num_layers)]
+    first_local = (
+        config.num_layers if window is None else json.get("max_window_layers", 28)
+    )  # index of the first local layer
+    kinds = ["local" if i >= first_local else "global" for i in range(config.num_layers)]
     patterns.read(json, config, window, otherwise=kinds)
 
 
@@ -91,8 +93,8 @@ def _write(config: ModelConfig) -> ConfigJson:
     return json | {"use_sliding_window": config.window is not None}
 
 
-def _base_moe() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+def _base_qwen3_moe() -> ModelConfig:
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = qwen("3_30b_a3b")
     config.num_layers, config.head_dim, config.position.theta = 24, None, 10_000.0
     assert config.experts is not None
@@ -100,7 +102,7 @@ def _base_moe() -> ModelConfig:
     return config
 
 
-def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
+def _read_qwen3_moe(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("decoder_sparse_step", 1) != 1 or json.get("mlp_only_layers"):
         raise UserError(
             f"config.json has decoder_sparse_step {json.get('decoder_sparse_step', 1)} and mlp_only_layers "
@@ -125,7 +127,7 @@ FAMILIES = (
             base=lambda: _base("2_7b"),
             fields=llama.FIELDS,
             table=llama.huggingface_names,
-            classifier=TaskClass("Qwen2ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("Qwen2ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("Qwen2ForCausalLM", "score"),
             question_answering_class=question_answering_class("Qwen2ForCausalLM", base="transformer"),
             read=_read,
@@ -148,7 +150,7 @@ FAMILIES = (
             base=lambda: _base("3_8b"),
             fields=llama.FIELDS,
             table=llama.huggingface_names,
-            classifier=TaskClass("Qwen3ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("Qwen3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("Qwen3ForCausalLM", "score"),
             question_answering_class=question_answering_class("Qwen3ForCausalLM", base="transformer"),
             constants={"attention_bias": False},
@@ -169,7 +171,7 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="qwen3_moe",
             architecture="Qwen3MoeForCausalLM",
-            base=_base_moe,
+            base=_base_qwen3_moe,
             fields=llama.FIELDS
             | {
                 "num_experts": "experts.num_experts",
@@ -178,11 +180,11 @@ FAMILIES = (
                 "norm_topk_prob": "experts.normalized",
             },
             table=experts.names("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
-            classifier=TaskClass("Qwen3MoeForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("Qwen3MoeForSequenceClassification", LAST),
             token_classification_class=token_classification_class("Qwen3MoeForCausalLM", "score"),
             question_answering_class=question_answering_class("Qwen3MoeForCausalLM", base="transformer"),
             constants={"attention_bias": False, "decoder_sparse_step": 1},
-            read=_read_moe,
+            read=_read_qwen3_moe,
             write=lambda config: _write(config) | experts.write(config),
             tied=llama.tied,
             ignored=llama.IGNORED,

@@ -27,16 +27,17 @@ XLM_SIZES = dict(SIZES)
 
 
 def roberta(variant: str = "base") -> ModelConfig:
-    """Returns the model config of RoBERTa; raises UserError for an unknown variant."""
+    """Builds the model config of RoBERTa; raises UserError for an unknown variant."""
     return _encoder(*pick("roberta", variant, SIZES), vocab_size=50_265)
 
 
 def xlm_roberta(variant: str = "base") -> ModelConfig:
-    """Returns the model config of XLM-R; raises UserError for an unknown variant."""
+    """Builds the model config of XLM-R; raises UserError for an unknown variant."""
     return _encoder(*pick("xlm_roberta", variant, XLM_SIZES), vocab_size=250_002)
 
 
 def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> ModelConfig:
+    """Builds the model config of RoBERTa with the given sizes."""
     return ModelConfig(
         family="encoder",
         vocab_size=vocab_size,
@@ -58,7 +59,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = roberta("base")
     config.norm_epsilon, config.num_token_types, config.position = 1e-12, 2, LearnedPositions(510, offset=2)
     return config
@@ -71,16 +72,16 @@ def _xlm_base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
+    """Builds the table of tensor names in transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
     del config  # unused
     return masked_lm_names("roberta")
 
 
 def masked_lm_names(prefix: str) -> list[NameRow]:
-    """Returns the name-table rows of RobertaForMaskedLM, and of masked LM classes of transformers with the same names.
+    """Builds the name-table rows of transformers' RobertaForMaskedLM and of classes that share its tensor names.
 
     Args:
-      prefix: the first component of the tensor names outside the head, such as "roberta".
+      prefix: the first component of the tensor names outside the head: "roberta" or, for example, "longformer".
     """
     return [
         *encoder_names(prefix),
@@ -91,24 +92,24 @@ def masked_lm_names(prefix: str) -> list[NameRow]:
 
 
 def read_positions(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the number of positions and their offset from `max_position_embeddings` and `pad_token_id` of config.json.
+    """Sets the number of positions and their offset from `max_position_embeddings` and `pad_token_id` in config.json.
 
     Raises:
       UserError: `pad_token_id` is invalid, or the activation is not "gelu".
     """
-    padding = json.get("pad_token_id", 1)
-    rows = config.position.max_length if "max_position_embeddings" in json else 512
-    if not isinstance(padding, int) or not 0 <= padding < rows - 1:
+    padding_id = json.get("pad_token_id", 1)
+    num_rows = config.position.max_length if "max_position_embeddings" in json else 512
+    if not isinstance(padding_id, int) or not 0 <= padding_id < num_rows - 1:
         raise UserError(
-            f"config.json has pad_token_id {padding!r}: it must be an int below max_position_embeddings - 1"
+            f"config.json has pad_token_id {padding_id!r}: it must be an int below max_position_embeddings - 1"
         )
-    config.position = LearnedPositions(rows - padding - 1, offset=padding + 1)
-    if config.activation != "gelu":  # the head in transformers always uses GELU
+    config.position = LearnedPositions(num_rows - padding_id - 1, offset=padding_id + 1)
+    if config.activation != "gelu":  # transformers' masked LM head always uses GELU
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; only 'gelu' is supported for RoBERTa")
 
 
 def write_positions(config: ModelConfig) -> ConfigJson:
-    """Returns the keys of config.json that `read_positions` reads: rows of the position table, and padding id."""
+    """Returns the config.json keys that `read_positions` reads: number of position embeddings and padding id."""
     position = config.position
     return {
         "max_position_embeddings": position.max_length + position.offset,
@@ -117,19 +118,20 @@ def write_positions(config: ModelConfig) -> ConfigJson:
 
 
 def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelConfig]) -> HuggingFace:
+    """Builds the `HuggingFace` conversion of RoBERTa or XLM-R, which differ in model type, class names and defaults."""
     return HuggingFace(
         model_type=model_type,
         architecture=architecture,
         base=base,
         fields=FIELDS,
         table=huggingface_names,
-        classifier=TaskClass(
+        sequence_classification_class=TaskClass(
             architecture.replace("MaskedLM", "SequenceClassification"),
             Classify(),
             "classifier.out_proj",
             "classifier.dense",
         ),
-        chooser=TaskClass(
+        multiple_choice_class=TaskClass(
             architecture.replace("MaskedLM", "MultipleChoice"),
             Classify(kind="choice"),
             "classifier",

@@ -1,4 +1,4 @@
-"""SmolLM 3 (Bakouch et al. 2025, a post of Hugging Face): LLaMA without rotary positions in every fourth layer."""
+"""SmolLM 3 (Bakouch et al. 2025, Hugging Face blog): LLaMA without rotary positions in every fourth layer."""
 
 from typing import Optional
 
@@ -20,10 +20,10 @@ SIZES = {"3_3b": (36, 2048, 11008, 16, 4)}  # variant -> (layers, width, feed-fo
 
 
 def smollm(variant: str = "3_3b") -> ModelConfig:
-    """Returns the model config of SmolLM 3; raises UserError for an unknown variant.
+    """Builds the model config of SmolLM 3; raises UserError for an unknown variant.
 
     Args:
-      variant: release and size, "3_3b".
+      variant: release and size; "3_3b" is the only variant.
     """
     return llama.decoder(
         *pick("smollm", variant, SIZES),
@@ -35,17 +35,17 @@ def smollm(variant: str = "3_3b") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = smollm()
     config.position.max_length, config.position.theta = 32_768, 2_000_000.0
     return config
 
 
 def _rotating_layers(every: Optional[int], count: int) -> list[bool]:
-    """Returns True for each layer that rotates queries and keys, and False for each layer that does not.
+    """Returns, for each layer, whether it applies rotary positions to queries and keys.
 
     Args:
-      every: every `every`-th layer does not rotate; None: all layers rotate.
+      every: interval at which a layer has no rotary positions. If None, all layers have rotary positions.
       count: the number of layers.
     """
     return [every is None or bool(number % every) for number in range(1, count + 1)]
@@ -61,9 +61,12 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
-    """Returns (`no_rotation_every`, one flag per layer as in `_rotating_layers`) for a config.json.
+    """Reads from config.json which layers have rotary positions, as `no_rotation_every` and as a bool per layer.
 
-    NOTE In `no_rope_layers` of config.json, a 1 means that the layer rotates queries and keys.
+    NOTE In `no_rope_layers` of config.json, 1 stands for a layer with rotary positions.
+
+    Raises:
+      UserError: the layers without rotary positions are not evenly spaced.
     """
     flags, every = json.get("no_rope_layers"), json.get("no_rope_layer_interval", 4)
     if flags is None:
@@ -71,8 +74,8 @@ def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Option
     if len(flags) < config.num_layers:
         raise UserError(f"config.json has {len(flags)} no_rope_layers for {config.num_layers} layers")
     rotating = [bool(flag) for flag in flags[: config.num_layers]]
-    first = rotating.index(False) + 1 if False in rotating else None
-    for candidate in (every, first):
+    first_unrotated = rotating.index(False) + 1 if False in rotating else None
+    for candidate in (every, first_unrotated):
         if _rotating_layers(candidate, config.num_layers) == rotating:
             return candidate, rotating
     raise UserError(f"config.json has no_rope_layers {flags}; only every n-th layer may be without rotation")
@@ -101,7 +104,7 @@ FAMILIES = (
             base=_base,
             fields=llama.FIELDS,
             table=llama.huggingface_names,
-            classifier=TaskClass("SmolLM3ForSequenceClassification", LAST),
+            sequence_classification_class=TaskClass("SmolLM3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("SmolLM3ForCausalLM", "score"),
             question_answering_class=question_answering_class("SmolLM3ForCausalLM", base="transformer"),
             constants={"attention_bias": False, "mlp_bias": False},

@@ -1,6 +1,6 @@
 """ST-MoE (Zoph et al. 2022, arXiv 2202.08906): T5 1.1 with experts in every fourth layer, two experts per token.
 
-Each layer with experts has an additional dense feed-forward sublayer after the experts.
+In layers with experts, an additional dense feed-forward sublayer follows the experts.
 """
 
 from pretrainax.config import MixtureOfExperts, ModelConfig
@@ -13,13 +13,19 @@ SIZES = {"l": (24, 1024, 2816, 16, 64, 32), "32b": (24, 5120, 20_480, 64, 128, 6
 
 
 def st_moe(variant: str = "l") -> ModelConfig:
-    """Returns the model config of ST-MoE; raises UserError for an unknown variant."""
-    layers, d_model, d_ff, num_heads, head_dim, count = pick("st_moe", variant, SIZES)
+    """Builds the model config of ST-MoE; raises UserError for an unknown variant."""
+    layers, d_model, d_ff, num_heads, head_dim, num_experts = pick("st_moe", variant, SIZES)
     config = t5.t5("large")
     config.num_layers, config.d_model, config.d_ff = layers, d_model, d_ff
     config.num_heads, config.head_dim = num_heads, head_dim
     config.experts = MixtureOfExperts(
-        num_experts=count, top_k=2, normalized=False, every=4, dense_after=d_ff, balance_weight=0.01, z_weight=0.001
+        num_experts=num_experts,
+        top_k=2,
+        normalized=False,
+        every=4,
+        dense_after=d_ff,
+        balance_weight=0.01,
+        z_weight=0.001,
     )
     return config
 

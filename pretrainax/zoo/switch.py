@@ -1,7 +1,8 @@
-"""Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): T5 with experts in every second layer, one per token.
+"""Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): T5 with experts in every second layer, top-1 routed.
 
-NOTE In transformers, an expert processes at most 64 tokens per row (`expert_capacity`), including padding, and drops
-all other tokens. Here an expert processes all its tokens unless `config.model.experts.capacity` is set.
+NOTE In transformers, an expert processes at most 64 tokens per sequence (`expert_capacity`), including padding, and
+drops all other tokens. In this package, an expert processes all its tokens unless `config.model.experts.capacity` is
+set.
 """
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
@@ -22,12 +23,12 @@ SIZES = {
     "xxl_128": (24, 4096, 10240, 64, 128),
     "c_2048": (15, 2080, 6144, 30, 2048),
 }
-_NONE_DROPPED = 2**31 - 1  # value of expert_capacity (tokens per row) that never drops tokens
+_UNLIMITED_CAPACITY = 2**31 - 1  # value of expert_capacity, in tokens per sequence, that never drops tokens
 
 
 def switch(variant: str = "base_8") -> ModelConfig:
-    """Returns the model config of Switch Transformer; raises UserError for an unknown variant."""
-    layers, d_model, d_ff, num_heads, count = pick("switch", variant, SIZES)
+    """Builds the model config of Switch Transformer; raises UserError for an unknown variant."""
+    layers, d_model, d_ff, num_heads, num_experts = pick("switch", variant, SIZES)
     config = t5.t5("v1_0_base")
     config.num_layers, config.d_model, config.d_ff, config.num_heads = layers, d_model, d_ff, num_heads
     config.dropout_rate = config.attention_dropout_rate = 0.0
@@ -35,25 +36,28 @@ def switch(variant: str = "base_8") -> ModelConfig:
         config.activation, config.gated = "gelu_tanh", True
     config.tie_embeddings = config.scale_tied_logits = variant not in ("xxl_128", "c_2048")
     every = None if variant == "c_2048" else 2
-    config.experts = MixtureOfExperts(num_experts=count, top_k=1, normalized=False, every=every, balance_weight=0.01)
+    config.experts = MixtureOfExperts(
+        num_experts=num_experts, top_k=1, normalized=False, every=every, balance_weight=0.01
+    )
     return config
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' SwitchTransformersForConditionalGeneration."""
+    """Builds the table of tensor names in transformers' SwitchTransformersForConditionalGeneration."""
     rows = t5.outer_rows(config)
-    for stack, own in config.stacks.items():
-        plain, sparse = layer_groups(own, own.num_layers)
+    for stack, stack_config in config.stacks.items():
+        dense_group, expert_group = layer_groups(stack_config, stack_config.num_layers)
         router = f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}.mlp.router.classifier"
-        dense = t5.feed_forward_rows(stack, "mlp", config.gated)
-        of_experts = t5.feed_forward_rows(stack, "mlp.experts.expert_{expert}", config.gated, "experts_")
-        of_experts += linear(f"{stack}/blocks/mlp/router", router, bias=False)
-        rows += experts.rows_of_kind(plain, stack, t5.attention_rows(stack) + dense)
-        rows += experts.rows_of_kind(sparse, stack, t5.attention_rows(stack) + of_experts)
+        dense_rows = t5.feed_forward_rows(stack, "mlp", config.gated)
+        expert_rows = t5.feed_forward_rows(stack, "mlp.experts.expert_{expert}", config.gated, "experts_")
+        expert_rows += linear(f"{stack}/blocks/mlp/router", router, bias=False)
+        rows += experts.rows_of_kind(dense_group, stack, t5.attention_rows(stack) + dense_rows)
+        rows += experts.rows_of_kind(expert_group, stack, t5.attention_rows(stack) + expert_rows)
     return rows
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets T5's fields, embedding tying and the spacing of expert layers from config.json."""
     t5.read_common(json, config, "relu")
     config.tie_embeddings = config.scale_tied_logits = json.get("tie_word_embeddings", True)
     assert config.experts is not None
@@ -61,31 +65,35 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     layers = [stack.num_layers for stack in config.stacks.values()]
     steps = [step for step in (1, 2) if [count * step for count in counts.values()] == layers]
     if not steps:
-        wrong = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
-        raise UserError(f"config.json has {wrong}; only all layers, or every second one, of both stacks are supported")
+        unsupported = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
+        raise UserError(
+            f"config.json has {unsupported}; only all layers, or every second one, of both stacks are supported"
+        )
     config.experts.every = None if steps == [1] else 2
 
 
 def _write(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys of T5 and of the experts; raises UserError if transformers lacks a feature."""
     assert config.experts is not None
     every = config.experts.every or 1
-    # NOTE The class in transformers has no gated feed-forward, although the released files of xxl_128 have the weights
-    # of a gated feed-forward. Without a tied output matrix, this class does not load the embeddings of the stacks: they
-    # keep their random initialization.
-    known = {"gated": False, "tie_embeddings": True}
-    wrong = [f"config.model.{name}={not value}" for name, value in known.items() if getattr(config, name) != value]
-    wrong += [f"config.model.experts.every={every}"] * (every > 2)
-    if wrong:
-        raise UserError(f"SwitchTransformersForConditionalGeneration of transformers cannot express {wrong[0]}")
+    # NOTE The class in transformers has no gated feed-forward, although the released files of xxl_128 contain gated
+    # layers. Without a tied output matrix, the class does not load the embeddings of the stacks; they stay random.
+    supported = {"gated": False, "tie_embeddings": True}
+    unsupported = [
+        f"config.model.{name}={not value}" for name, value in supported.items() if getattr(config, name) != value
+    ]
+    unsupported += [f"config.model.experts.every={every}"] * (every > 2)
+    if unsupported:
+        raise UserError(f"SwitchTransformersForConditionalGeneration of transformers cannot express {unsupported[0]}")
     json = t5.write(config)
     json["dense_act_fn"], _ = t5.PROJECTIONS[json["feed_forward_proj"]]
-    for stack, own in config.stacks.items():
-        json |= {f"num_sparse_{stack}_layers": own.num_layers // every, f"{stack}_sparse_step": every}
-    return json | {"expert_capacity": _NONE_DROPPED, "router_jitter_noise": 0.0}
+    for stack, stack_config in config.stacks.items():
+        json |= {f"num_sparse_{stack}_layers": stack_config.num_layers // every, f"{stack}_sparse_step": every}
+    return json | {"expert_capacity": _UNLIMITED_CAPACITY, "router_jitter_noise": 0.0}
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = switch("base_8")
     config.d_ff, config.dropout_rate = 2048, 0.1
     assert config.experts is not None
@@ -116,7 +124,7 @@ FAMILIES = (
             constants={**t5.HUGGINGFACE.constants, "router_bias": False, "router_ignore_padding_tokens": False},
             read=_read,
             write=_write,
-            # The files of xxl_128 and c_2048 have a different name for the output matrix.
+            # In the files of xxl_128 and c_2048, the output matrix has a different name.
             tied=lambda config: (
                 t5.HUGGINGFACE.tied(config)
                 | ({} if config.tie_embeddings else {"decoder.lm_head.weight": "lm_head.weight"})

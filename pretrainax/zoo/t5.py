@@ -50,21 +50,21 @@ BYT5_SIZES = {
     "xxl": (36, 12, 4672, 12352, 64),
 }
 
-# The columns are the columns of SIZES.
+# columns as in SIZES
 UL2_SIZES = {"20b": (32, 4096, 16384, 16, 256)}
 
 
 def t5(variant: str = "base") -> ModelConfig:
-    """Returns the model config of T5 1.1, or of T5 1.0 for a variant `v1_0_…`.
+    """Builds the model config of T5 1.1, or of T5 1.0 for a variant `v1_0_…`.
 
     Raises:
       UserError: the variant is unknown.
     """
     num_layers, d_model, d_ff, num_heads, head_dim = pick("t5", variant, SIZES)
-    original = variant.startswith("v1_0_")
+    is_v1_0 = variant.startswith("v1_0_")
     return ModelConfig(
         family="encoder_decoder",
-        vocab_size=32_128,  # 32,000 pieces and 100 sentinels, padded to a multiple of 128
+        vocab_size=32_128,  # 32,000 SentencePiece tokens and 100 sentinels, padded to a multiple of 128
         num_layers=num_layers,
         d_model=d_model,
         d_ff=d_ff,
@@ -74,20 +74,20 @@ def t5(variant: str = "base") -> ModelConfig:
         norm="rms",
         norm_at="pre",
         norm_epsilon=1e-6,
-        activation="relu" if original else "gelu_tanh",
-        gated=not original,
+        activation="relu" if is_v1_0 else "gelu_tanh",
+        gated=not is_v1_0,
         use_bias=False,
-        tie_embeddings=original,
-        scale_tied_logits=original,
+        tie_embeddings=is_v1_0,
+        scale_tied_logits=is_v1_0,
         attention_scale=1.0,
-        dropout_rate=0.1 if original else 0.0,  # 1.1 was pretrained without dropout
-        attention_dropout_rate=0.1 if original else 0.0,  # Raffel et al. 2020, section 2.1
+        dropout_rate=0.1 if is_v1_0 else 0.0,  # 1.1 was pretrained without dropout
+        attention_dropout_rate=0.1 if is_v1_0 else 0.0,  # Raffel et al. 2020, section 2.1
         init_stddev=None,
     )
 
 
 def flan_t5(variant: str = "base") -> ModelConfig:
-    """Returns the model config of Flan-T5: T5 1.1, with further training on instructions.
+    """Builds the model config of Flan-T5: T5 1.1, fine-tuned on instructions.
 
     Raises:
       UserError: the variant is unknown.
@@ -96,7 +96,7 @@ def flan_t5(variant: str = "base") -> ModelConfig:
 
 
 def mt5(variant: str = "base") -> ModelConfig:
-    """Returns the model config of mT5: T5 1.1 with a vocabulary for 101 languages.
+    """Builds the model config of mT5: T5 1.1 with a vocabulary for 101 languages.
 
     Raises:
       UserError: the variant is unknown.
@@ -107,7 +107,7 @@ def mt5(variant: str = "base") -> ModelConfig:
 
 
 def byt5(variant: str = "base") -> ModelConfig:
-    """Returns the model config of ByT5: T5 1.1 with bytes as tokens and fewer decoder layers than encoder layers.
+    """Builds the model config of ByT5: T5 1.1 with bytes as tokens and fewer decoder layers than encoder layers.
 
     Raises:
       UserError: the variant is unknown.
@@ -115,12 +115,12 @@ def byt5(variant: str = "base") -> ModelConfig:
     config = t5("base")
     sizes = pick("byt5", variant, BYT5_SIZES)
     config.num_layers, config.num_decoder_layers, config.d_model, config.d_ff, config.num_heads = sizes
-    config.vocab_size = 384  # 256 bytes, 3 special ids, 125 sentinels
+    config.vocab_size = 384  # 256 bytes, 3 special tokens, 125 sentinels
     return config
 
 
 def ul2(variant: str = "20b") -> ModelConfig:
-    """Returns the model config of UL2: T5 1.1 with SiLU instead of GELU, and with T5 1.0's tied embeddings.
+    """Builds the model config of UL2: T5 1.1 with SiLU instead of GELU, and with T5 1.0's tied embeddings.
 
     Raises:
       UserError: the variant is unknown.
@@ -134,7 +134,7 @@ def ul2(variant: str = "20b") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
+    """Builds the table of tensor names in transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
     # transformers uses the name DenseReluDense for all activations.
     blocks = [
         [*attention_rows(stack), *feed_forward_rows(stack, "DenseReluDense", config.gated)] for stack in config.stacks
@@ -143,21 +143,21 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def outer_rows(config: ModelConfig) -> list[NameRow]:
-    """Returns the name-table rows of embeddings, position biases, final norms and output matrix."""
+    """Builds the name-table rows of embeddings, position biases, final norms and output matrix."""
     rows = [NameRow("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
     for stack in config.stacks:
-        first = f"{stack}.block.0.layer.0.SelfAttention"  # layer 0 has the position biases of all layers
+        first_attention = f"{stack}.block.0.layer.0.SelfAttention"  # the layers share the position biases of layer 0
         rows += [
-            NameRow(f"{stack}/relative_bias/embedding", f"{first}.relative_attention_bias.weight"),
+            NameRow(f"{stack}/relative_bias/embedding", f"{first_attention}.relative_attention_bias.weight"),
             NameRow(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"),
         ]
     return rows
 
 
 def attention_rows(stack: str) -> list[NameRow]:
-    """Returns the name-table rows of the attention sublayers of a stack, "encoder" or "decoder"."""
+    """Builds the name-table rows of the attention sublayers of a stack, "encoder" or "decoder"."""
     block = f"{stack}.block.{{layer}}"
     rows = _attention(f"{stack}/blocks/self_attention", f"{block}.layer.0", "SelfAttention")
     if stack == "decoder":
@@ -176,13 +176,13 @@ def _attention(path: str, name: str, kind: str) -> list[NameRow]:
 
 
 def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> list[NameRow]:
-    """Returns the name-table rows of the feed-forward sublayers of a stack.
+    """Builds the name-table rows of the feed-forward sublayers of a stack.
 
     Args:
       stack: "encoder" or "decoder".
-      module: transformers' name of the module with the matrices, such as "DenseReluDense".
-      gated: True for layers with gate, up and down matrices; False for layers with only up and down matrices.
-      kind: prefix of our names of the matrices: "experts_" for experts, "" for a dense layer.
+      module: transformers' name of the module with the matrices, such as "DenseReluDense" or "mlp".
+      gated: whether there is a gate matrix, in addition to the up and down matrices.
+      kind: prefix of our names for the matrices: "experts_" for experts, "" for dense layers.
     """
     path, name = f"{stack}/blocks/mlp", f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}"
     return [
@@ -196,8 +196,8 @@ def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> l
 # --- config.json ---------------------------------------------------------------------------------------------------
 
 
-# feed_forward_proj of config.json -> (activation in transformers, our activation). Only "gated-gelu", for T5 1.1, does
-# not name its activation in transformers.
+# feed_forward_proj of config.json -> (activation in transformers, our activation). The name matches transformers'
+# activation, except for "gated-gelu" of T5 1.1.
 PROJECTIONS = {
     "relu": ("relu", "relu"),
     "gelu": ("gelu", "gelu"),
@@ -210,24 +210,24 @@ PROJECTIONS = {
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     return t5("v1_0_small")
 
 
-def _mt5_base() -> ModelConfig:
+def _base_mt5() -> ModelConfig:
     config = mt5("small")
     config.dropout_rate = 0.1
     return config
 
 
 def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
-    """Sets the number of decoder layers, the activation, the gate and the attention dropout from config.json.
+    """Sets the number of decoder layers, the activation, the gating and the attention dropout from config.json.
 
     Args:
-      projection: the value of `feed_forward_proj` if config.json lacks this key.
+      projection: default for `feed_forward_proj` if config.json lacks this key.
 
     Raises:
-      UserError: the feed-forward is not supported, or its keys contradict each other.
+      UserError: the feed-forward type is not supported, or its keys contradict each other.
     """
     layers = json.get("num_decoder_layers")
     config.num_decoder_layers = None if layers == config.num_layers else layers
@@ -244,9 +244,10 @@ def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the fields of T5 from config.json. Tied and scaled logits are one choice: T5 has both or neither.
+    """Sets T5's fields from config.json, including whether embeddings are tied and logits scaled (both or neither).
 
-    transformers 5 always writes `tie_word_embeddings` true. In its files, `scale_decoder_outputs` contains the choice.
+    transformers 5 always writes `tie_word_embeddings: true`; in its files, `scale_decoder_outputs` tells whether the
+    embeddings are tied.
     """
     read_common(json, config, "relu")
     tied = json.get("scale_decoder_outputs", json.get("tie_word_embeddings") is not False)
@@ -254,16 +255,17 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_mt5(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the fields of mT5 from config.json, without `tie_word_embeddings`: transformers 5 always writes it true.
+    """Sets mT5's fields from config.json; ignores `tie_word_embeddings`, which transformers 5 always sets to true.
 
-    A file with tied weights lacks lm_head.weight, so the conversion of its weights raises an error.
+    If the weights of a file really are tied, converting them raises an error, because lm_head.weight is missing.
     """
     read_common(json, config, "gated-gelu")
 
 
 def write(config: ModelConfig) -> ConfigJson:
-    kind = (config.activation, config.gated)
-    names = [name for name, (_, ours) in PROJECTIONS.items() if (ours, name.startswith("gated-")) == kind]
+    """Returns the config.json keys of T5; raises UserError if transformers' T5 does not support the activation."""
+    feed_forward = (config.activation, config.gated)
+    names = [name for name, (_, ours) in PROJECTIONS.items() if (ours, name.startswith("gated-")) == feed_forward]
     if not names:
         raise UserError(f"T5 of transformers has no gated config.model.activation={config.activation!r}")
     return {
@@ -271,7 +273,7 @@ def write(config: ModelConfig) -> ConfigJson:
         "d_kv": config.dim_per_head,
         "num_decoder_layers": config.last_stack.num_layers,
         "tie_word_embeddings": config.tie_embeddings,
-        "pad_token_id": 0,  # these three ids hold for T5's vocabularies, and for ours with sentinels
+        "pad_token_id": 0,  # valid for T5's vocabularies, and for our vocabularies with sentinels
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }
@@ -283,6 +285,7 @@ def _huggingface(
     base: Callable[[], ModelConfig],
     read: Callable[[ConfigJson, ModelConfig], None],
 ) -> HuggingFace:
+    """Builds the `HuggingFace` conversion of T5 or mT5, which differ in model type, class, defaults and `read`."""
     return HuggingFace(
         model_type=model_type,
         architecture=architecture,
@@ -300,7 +303,7 @@ def _huggingface(
             "dropout_rate": "dropout_rate",
         },
         table=huggingface_names,
-        classifier=TaskClass(
+        sequence_classification_class=TaskClass(
             architecture.replace("ConditionalGeneration", "SequenceClassification"),
             Classify(pooling="last"),
             "classification_head.out_proj",
@@ -317,7 +320,7 @@ def _huggingface(
             "decoder.embed_tokens.weight": "shared.weight",
             **({"lm_head.weight": "shared.weight"} if config.tie_embeddings else {}),
         },
-        # Older files contain this tensor. transformers does not use it either.
+        # Older files contain this tensor, which transformers also ignores.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 
@@ -351,7 +354,7 @@ FAMILIES = (
         sizes=MT5_SIZES,
         paper="Xue et al. 2020, arXiv 2010.11934",
         objective="span corruption in 101 languages",
-        huggingface=_huggingface("mt5", "MT5ForConditionalGeneration", _mt5_base, _read_mt5),
+        huggingface=_huggingface("mt5", "MT5ForConditionalGeneration", _base_mt5, _read_mt5),
     ),
     Family(
         name="ByT5",

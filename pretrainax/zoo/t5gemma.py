@@ -23,33 +23,33 @@ SIZES = {
     f"{encoder}_{decoder}": (_STACKS[encoder], _STACKS[decoder])
     for encoder, decoder in (*((size, size) for size in _STACKS), ("9b", "2b"))
 }
-_OF_DECODER = tuple(field.name for field in dataclasses.fields(DecoderSizes))  # the stacks may differ in these fields
+_DECODER_FIELDS = tuple(field.name for field in dataclasses.fields(DecoderSizes))  # may differ between the stacks
 
 
 def t5gemma(variant: str = "2b_2b") -> ModelConfig:
-    """Returns the model config of T5Gemma; raises UserError for an unknown variant.
+    """Builds the model config of T5Gemma; raises UserError for an unknown variant.
 
     Args:
       variant: size of the encoder and size of the decoder, such as "9b_2b".
     """
-    return _of_two(*map(_gemma2, pick("t5gemma", variant, SIZES)))
+    return _combine(*map(_gemma2, pick("t5gemma", variant, SIZES)))
 
 
 def _gemma2(sizes: tuple[int, ...]) -> ModelConfig:
-    """Returns the model config of a Gemma 2 with one row of sizes from `_STACKS`."""
-    fields = dict(zip(("num_layers", *_OF_DECODER), sizes, strict=True))
+    """Builds the model config of a Gemma 2 decoder with sizes from `_STACKS`."""
+    fields = dict(zip(("num_layers", *_DECODER_FIELDS), sizes, strict=True))
     return dataclasses.replace(gemma.gemma("2_2b"), position=RotaryPositions(8192), **fields)
 
 
-def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
-    """Returns the config of an encoder-decoder from the configs of two Gemma 2 models.
+def _combine(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
+    """Combines the configs of two Gemma 2 models into the config of an encoder-decoder.
 
-    In local layers, tokens of the encoder attend to a window on each side.
+    In local layers of the encoder, a token attends to a window of tokens before it and after it.
 
-    NOTE As in transformers 5, each side has 4,096 tokens. Earlier versions have one token less per side.
+    NOTE As in transformers 5, each of the two windows has 4,096 tokens. In earlier versions, each has one token fewer.
     """
     encoder_sizes, decoder_sizes = (
-        DecoderSizes(**{name: getattr(side, name) for name in _OF_DECODER}) for side in (encoder, decoder)
+        DecoderSizes(**{name: getattr(stack, name) for name in _DECODER_FIELDS}) for stack in (encoder, decoder)
     )
     return dataclasses.replace(
         encoder,
@@ -62,7 +62,7 @@ def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' T5GemmaForConditionalGeneration: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' T5GemmaForConditionalGeneration."""
     rows = [
         NameRow("token_embedding/embedding", "model.encoder.embed_tokens.weight"),
         NameRow("decoder_token_embedding/embedding", "model.decoder.embed_tokens.weight"),
@@ -82,47 +82,51 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def _norms(path: str, name: str) -> list[NameRow]:
-    """Returns the name-table rows of the norms before and after a sublayer.
+    """Builds the name-table rows of the norms before and after a sublayer.
 
     Args:
-      path: our path of the sublayer.
-      name: tensor name with "{side}" in place of "pre" or "post".
+      path: our path to the sublayer.
+      name: transformers' tensor name, with the placeholder "{side}" for "pre" or "post".
     """
-    before, after = (name.replace("{side}", side) + ".weight" for side in ("pre", "post"))
+    before, after = (name.replace("{side}", position) + ".weight" for position in ("pre", "post"))
     return [NameRow(f"{path}_norm/scale", before), NameRow(f"{path}_post_norm/scale", after)]
 
 
-# --- config.json: contains the config.json of a Gemma 2 for each stack ------------------------------------------------
+# --- config.json: contains a Gemma 2 config.json for each stack -------------------------------------------------------
 
 _, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets all fields from config.json; raises UserError if the stacks differ in fields other than sizes."""
     assert _GEMMA is not None
-    sides = [_GEMMA.read_config({**(json.get(side) or {}), "architectures": None}) for side in ("encoder", "decoder")]
-    if different := [name for name in differences(*sides) if name not in ("num_layers", *_OF_DECODER)]:
+    stacks = [
+        _GEMMA.read_config({**(json.get(stack) or {}), "architectures": None}) for stack in ("encoder", "decoder")
+    ]
+    if differing_fields := [name for name in differences(*stacks) if name not in ("num_layers", *_DECODER_FIELDS)]:
         raise UserError(
-            f"config.json has an encoder and a decoder that differ in {', '.join(different)}; only num_layers, "
-            f"{', '.join(_OF_DECODER)} may"
+            f"config.json has an encoder and a decoder that differ in {', '.join(differing_fields)}; only num_layers, "
+            f"{', '.join(_DECODER_FIELDS)} may"
         )
-    found = _of_two(*sides)
-    found.tie_embeddings = json.get("tie_word_embeddings", True)
-    found.dropout_rate = json.get("dropout_rate", 0.0)
-    found.attention_dropout_rate = json.get("attention_dropout", 0.0)
+    combined = _combine(*stacks)
+    combined.tie_embeddings = json.get("tie_word_embeddings", True)
+    combined.dropout_rate = json.get("dropout_rate", 0.0)
+    combined.attention_dropout_rate = json.get("attention_dropout", 0.0)
     for field in dataclasses.fields(config):
-        setattr(config, field.name, getattr(found, field.name))
+        setattr(config, field.name, getattr(combined, field.name))
 
 
 def _write(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json keys: a Gemma 2 config.json for each stack, and the keys that both share."""
     assert _GEMMA is not None
     json: ConfigJson = {
-        side: {
+        name: {
             **_GEMMA.write_config(dataclasses.replace(stack, family="decoder", window=config.window)),
             "model_type": "t5_gemma_module",
             "architectures": None,
-            "is_decoder": side == "decoder",
+            "is_decoder": name == "decoder",
         }
-        for side, stack in config.stacks.items()
+        for name, stack in config.stacks.items()
     }
     return json | {
         "vocab_size": config.vocab_size,

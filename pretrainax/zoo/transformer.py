@@ -1,7 +1,7 @@
 """The Transformer (Vaswani et al. 2017, arXiv 1706.03762).
 
-This is the variant of Marian. Unlike the paper's equations and the code of tensor2tensor, its attention projections
-have biases, and in its position vectors all sines come before all cosines.
+This is Marian's variant. Unlike in the paper's equations and in tensor2tensor, the attention projections have biases,
+and the position vectors contain all sines, followed by all cosines.
 """
 
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
@@ -17,7 +17,7 @@ SIZES = {
 
 
 def transformer(variant: str = "base") -> ModelConfig:
-    """Returns the model config of the Transformer; raises UserError for an unknown variant."""
+    """Builds the model config of the Transformer; raises UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads, dropout_rate = pick("transformer", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
@@ -33,12 +33,12 @@ def transformer(variant: str = "base") -> ModelConfig:
         activation="relu",
         scale_embeddings=True,
         dropout_rate=dropout_rate,
-        init_stddev=d_model**-0.5,  # as for the embeddings in tensor2tensor
+        init_stddev=d_model**-0.5,  # as tensor2tensor initializes embeddings
     )
 
 
 def _base() -> ModelConfig:
-    """Returns the model config that transformers assumes for keys that config.json lacks."""
+    """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = transformer("big")
     config.vocab_size, config.num_layers, config.activation, config.scale_embeddings = 58_101, 12, "gelu", False
     config.dropout_rate, config.init_stddev = 0.1, 0.02
@@ -46,7 +46,7 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Returns the name table of transformers' MarianMTModel: one `NameRow` per parameter."""
+    """Builds the table of tensor names in transformers' MarianMTModel."""
     del config  # unused
     return [NameRow("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
 
@@ -61,8 +61,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 def _write(config: ModelConfig) -> ConfigJson:
     return write_decoder(config) | {
-        "max_position_embeddings": 1024,  # the position table is computed, so any number of rows works
-        "pad_token_id": 0,  # these four ids are of our vocabularies with sentinels; Marian's defaults assume 58,101 ids
+        "max_position_embeddings": 1024,  # positions are computed, so any number works
+        "pad_token_id": 0,  # ids of our vocabularies with sentinels; Marian's defaults assume 58,101 ids
         "eos_token_id": 1,
         "forced_eos_token_id": 1,
         "decoder_start_token_id": 0,

@@ -1,4 +1,4 @@
-"""Looks up a row in the size table of a family."""
+"""Looks up the sizes of a variant in the size table of a family."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,10 +9,12 @@ Size = TypeVar("Size")
 
 
 def pick(family: str, variant: str, sizes: Mapping[str, Size]) -> Size:
-    """Returns `sizes[variant]`, the sizes of a variant of a family.
+    """Returns the sizes of a variant, `sizes[variant]`.
 
     Args:
-      family: the name of the family, for the error message.
+      family: name of the family, for the error message.
+      variant: name of the variant.
+      sizes: the family's size table, which maps variants to sizes.
 
     Raises:
       UserError: the variant is unknown. The message lists the most similar variants.

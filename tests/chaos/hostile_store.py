@@ -85,7 +85,7 @@ class Trials:
         environment |= {"TMPDIR": str(machine / "tmp"), "MPLCONFIGDIR": str(machine / "tmp"), ENVIRONMENT: watched}
         runs.ENV.update(environment)
         tempfile.tempdir = str(machine / "tmp")
-        places._twins.clear()
+        places._mirrors.clear()
 
     # --- state of the run
 

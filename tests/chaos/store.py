@@ -65,7 +65,7 @@ class Trials:
     def lose_machine(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         runs.ENV["XDG_CACHE_HOME"] = os.environ["XDG_CACHE_HOME"] = str(self.folder / "machine")
-        places._twins.clear()
+        places._mirrors.clear()
 
     # --- kills
 

@@ -121,10 +121,10 @@ def hurried() -> Iterator[None]:
 
     soon = types.SimpleNamespace(**vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 50)})
     short = {
-        (lease, "BEAT"): 0.5,
+        (lease, "HEARTBEAT"): 0.5,
         (lease, "SILENCE"): 4.0,
         (store, "PATIENCE"): 3.0,
-        (store, "_FIRST"): 0.05,
+        (store, "_FIRST_PAUSE"): 0.05,
         (places, "EVERY"): 0.1,
         (places, "REPEATED"): 1.0,
         (gcsfs.retry, "asyncio"): soon,

@@ -15,10 +15,10 @@ from pretrainax.checkpoints import shards
 from pretrainax.checkpoints.hosts import HostCheckpoints
 from pretrainax.checkpoints.params import _open, _store, read_params
 from pretrainax.checkpoints.shards import (
-    OwnArray,
-    are_values,
+    HostShards,
+    host_shards,
+    is_value_file,
     join_shards,
-    own_shards,
     read_by_process,
     regions,
     write_shards,
@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
     """Gives the twin of a run in a store in memory, while the run is at work."""
     pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(f"memory://bucket/{random.random()}") as folder:
         yield folder
 
@@ -46,17 +46,17 @@ def open_checkpoints(folder, keep=2):
 
 
 def store_of(folder):
-    return places._twins[folder].store
+    return places._mirrors[folder].store
 
 
 def halves():
     """An array of which two processes have half each, and one that the first alone writes."""
     whole = np.arange(4000, dtype=np.float32).reshape(40, 100)
     own = [
-        OwnArray((40, 100), "float32", (20, 100), [((slice(i, i + 20),) * 1 + (slice(None),), whole[i : i + 20])])
+        HostShards((40, 100), "float32", (20, 100), [((slice(i, i + 20),) * 1 + (slice(None),), whole[i : i + 20])])
         for i in (0, 20)
     ]
-    step = OwnArray((), "int32", (), [((), np.array(7, np.int32))])
+    step = HostShards((), "int32", (), [((), np.array(7, np.int32))])
     return whole, [{"a/b": own[0], "step": step}, {"a/b": own[1]}]
 
 
@@ -88,13 +88,13 @@ def test_a_process_needs_what_its_shards_overlap(tmp_path):
     assert needed((20, 100), ()) == OWNERS[:1]  # as of a process that has the first rows alone
     assert not read_by_process({"optimizer": {}}, reports)(f"params/{OWNERS[0]}/d/1")
     for name in ("run.json", f"params/{OWNERS[0]}/manifest.ocdbt", f"params/{OWNERS[0]}/nodes/1", "params/d/1"):
-        assert read_by_process({}, reports)(name) and not are_values(name)
+        assert read_by_process({}, reports)(name) and not is_value_file(name)
 
 
 def test_each_block_has_one_process_that_writes_it():
     mesh = jax.make_mesh((2, 4), ("copies", "split"))
     x = jax.device_put(np.arange(16.0), NamedSharding(mesh, PartitionSpec("split")))
-    (array,) = own_shards({"x": x}).values()
+    (array,) = host_shards({"x": x}).values()
     assert array.chunk == (4,) and len(array.blocks) == 4
     assert regions({"x": array}) == {"x": [[[0, 4]], [[4, 8]], [[8, 12]], [[12, 16]]]}
 
@@ -134,7 +134,7 @@ def test_another_machine_brings_the_newest_whose_files_are_as_they_were(folder, 
     checkpoints.close()
     places.synchronize(folder)
     store = store_of(folder)
-    (values,) = [name for name in store.objects("checkpoints/20/params") if are_values(name.split("/", 2)[2])]
+    (values,) = [name for name in store.objects("checkpoints/20/params") if is_value_file(name.split("/", 2)[2])]
     content = bytearray(store.read(values))
     content[len(content) // 2] ^= 1
     store.write(values, bytes(content))

@@ -9,7 +9,7 @@ import pytest
 from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import MaskedLM, SpanCorruption, Text
+from pretrainax.data.objectives import MaskedLM, ObjectiveInput, SpanCorruption
 from pretrainax.data.preparation import shards
 from pretrainax.tokenization import Characters
 from pretrainax.tokenization.base import Vocabulary
@@ -56,7 +56,10 @@ def batches(objective, vocabulary, count, seed):
     rng = np.random.default_rng(seed)
     lengths = objective.lengths(31)
     draw = lambda: rng.choice(40, lengths.raw, p=FREQUENCIES / FREQUENCIES.sum()).astype(np.int32)  # noqa: E731
-    rows = [[objective.example(Text(draw(), np.ones(lengths.raw, np.int32)), rng, vocabulary)] for _ in range(count)]
+    rows = [
+        [objective.example(ObjectiveInput(draw(), np.ones(lengths.raw, np.int32)), rng, vocabulary)]
+        for _ in range(count)
+    ]
     return [collate(rows, lengths, 0)]
 
 

@@ -14,10 +14,10 @@ from pretrainax.data.objectives import (
     FillInTheMiddle,
     MaskedLM,
     NextSentencePrediction,
+    ObjectiveInput,
     ObjectiveMixture,
     PrefixLM,
     SpanCorruption,
-    Text,
 )
 from pretrainax.data.token_inputs import with_token_inputs
 from pretrainax.layers import characters  # noqa: F401  which registers their field
@@ -34,7 +34,9 @@ def made(objective):
 
     def text(*_):
         tokens = np.arange(200, 200 + lengths.raw, dtype=np.int32)
-        return Text(tokens, np.ones(lengths.raw, np.int32), np.array([9, lengths.raw]), elsewhere=text)
+        return ObjectiveInput(
+            tokens, np.ones(lengths.raw, np.int32), np.array([9, lengths.raw]), draw_other_document=text
+        )
 
     tables = {"characters": CHARACTERS} if "recurrent" in objective.families else {}
     examples = [with_token_inputs(objective.example(text(), rng, VOCABULARY), tables) for _ in range(4)]

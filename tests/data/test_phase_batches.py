@@ -89,7 +89,7 @@ def test_a_change_of_weights_reads_each_corpus_on():
     for step in range(20):
         part = batches.at(step)
         for row in range(4 * step, 4 * step + 4):
-            stream, n = part._place(row)
+            stream, n = part._stream_row(row)
             rows[part.streams.index(stream)].append(n)
     assert first.tolist() == [20, 20] and rows[0] == list(range(30)) and rows[1] == list(range(50))
     sizes = [stream.plan.rows_per_epoch for stream in part.streams]
@@ -109,7 +109,7 @@ def test_another_rate_of_an_objective_reads_the_text_on():
 def texts(batches, step):
     """The texts that the rows of a step are made of."""
     for row in range(4 * step, 4 * step + 4):
-        stream, n = batches._place(row)
+        stream, n = batches._stream_row(row)
         for start, length in stream.row(n)[0]:
             yield stream._text(start, length, 0.0)
 

@@ -8,7 +8,7 @@ import pytest
 
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import CausalLM, SpanCorruption, Text
+from pretrainax.data.objectives import CausalLM, ObjectiveInput, SpanCorruption
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.preparation import shards
@@ -118,7 +118,7 @@ def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
     prepared.num_bytes -= 2
     table, eos = BYTE_BPE.text_table._replace(adds_space=True), BYTE_BPE.vocabulary.eos
     tokens = prepared.tokens(0, prepared.num_tokens)
-    example = CausalLM().example(Text(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
+    example = CausalLM().example(ObjectiveInput(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
     counter = TextCounter(table, bytes_per_spelled(table, prepared), eos, with_target_bytes=True)
     example = counter.add_counts(example, tokens)
     first = len(BYTE_BPE.spellings()[tokens[0]])

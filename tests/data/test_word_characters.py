@@ -4,7 +4,7 @@ import numpy as np
 
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, Recurrent
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import BidirectionalLM, Text
+from pretrainax.data.objectives import BidirectionalLM, ObjectiveInput
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.data.word_characters import character_table
 from pretrainax.tokenization import Characters, Words
@@ -38,7 +38,9 @@ def test_padding_has_no_characters_and_neither_has_what_is_behind_a_text():
     table = character_table(tokenizer)
     assert not table[tokenizer.vocabulary.pad].any() and table[1:].all()
     objective, tokens = BidirectionalLM(), TOKENIZER.encode("dog dé dog")
-    example = objective.example(Text(tokens, np.ones_like(tokens)), np.random.default_rng(0), TOKENIZER.vocabulary)
+    example = objective.example(
+        ObjectiveInput(tokens, np.ones_like(tokens)), np.random.default_rng(0), TOKENIZER.vocabulary
+    )
     example = with_token_inputs(example, token_inputs(MODEL, TOKENIZER))
     batch = collate([[example], [example, example]], objective.lengths(7), pad=0)
     assert batch["characters"].shape == (2, 7, WORD_LENGTH) and batch["characters"].dtype == np.int32

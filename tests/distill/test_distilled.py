@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, TrainConfig
-from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled, states
+from pretrainax.distill import PROJECTIONS, TEACHER, Distillation, Distilled, states
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.layers.linear import Linear
 from pretrainax.optim import AdamW
@@ -119,7 +119,7 @@ def test_an_update_is_the_same_on_one_device_and_on_eight():
             state = train_step.state_from(params, optimizer, mesh)
             step = train_step.make_train_step(model, optimizer, lambda step: jnp.float32(0.1), train, mesh)
             state, metrics = step(state, put_batch(rows, mesh), {TEACHER: frozen})
-        assert metrics["finite"] and set(state.params[MAPS]) == {"hidden", "embedded"}
+        assert metrics["finite"] and set(state.params[PROJECTIONS]) == {"hidden", "embedded"}
         sums = jax.device_get(metrics["sums"])
         updated.append((flat(jax.device_get(state.params)), {name: sums[name] for name in PARTS}))
     for name, (total, count) in updated[0][1].items():

@@ -211,7 +211,7 @@ def _of_paths():
         ("predict", [], "--from"),
         ("predict", ["--from=x"], "--input"),
         ("predict", ["--from=x", "--input=x"], "--output"),
-        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
+        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--compare-with")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["import", "--from=x", "--workdir=x"], "--base"),

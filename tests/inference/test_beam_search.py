@@ -15,7 +15,7 @@ from tests.support.bigrams import Bigrams, Trigrams, prompts_of
 SIZE, END, LIMIT = 5, 4, 4
 TABLE = jnp.array(2 * np.random.RandomState(0).standard_normal((SIZE, SIZE)).astype(np.float32))
 BEGIN = jax.jit(functools.partial(beam_search.begin, Bigrams()), static_argnames=("beams", "room"))
-GO_ON = jax.jit(functools.partial(beam_search.go_on, Bigrams()))
+GO_ON = jax.jit(functools.partial(beam_search.generate_chunk, Bigrams()))
 RULES = Rules(allowed=jnp.ones(SIZE, bool), end=END)
 
 
@@ -134,7 +134,7 @@ def written_down(last, table, beams, penalty, limit):
 def test_what_a_table_of_trigrams_writes_is_what_lists_write(beams, penalty):
     """Each beam goes on from its own state, and a prompt is done neither too early nor too late."""
     begin = jax.jit(functools.partial(beam_search.begin, Trigrams(), beams=beams, room=6))
-    go_on = jax.jit(functools.partial(beam_search.go_on, Trigrams()))
+    go_on = jax.jit(functools.partial(beam_search.generate_chunk, Trigrams()))
     for seed in range(12):
         table = jnp.array(1.5 * np.random.RandomState(seed).standard_normal((SIZE, SIZE, SIZE)).astype(np.float32))
         batch, limits = prompts_of([0, 1], [3], [2]), [6, 5, 1]

@@ -19,7 +19,7 @@ from pretrainax.data.objectives import (
     TextToText,
 )
 from pretrainax.inference.fill import fill
-from pretrainax.inference.fill_spans import _layout
+from pretrainax.inference.fill_spans import _prompt_builder
 from pretrainax.inference.holes import Holes
 from tests.support.loaded import letters, loaded_case
 
@@ -118,7 +118,7 @@ def test_a_hole_is_filled_given_those_before_it(kind, models):
 def question(loaded, text: str, *spans: str):
     """What the model reads for the hole after these spans, and the end of that."""
     encode = loaded.tokenizer.encode
-    example, end = _layout(loaded, Holes(loaded.tokenizer, text))([encode(span).tolist() for span in spans])
+    example, end = _prompt_builder(loaded, Holes(loaded.tokenizer, text))([encode(span).tolist() for span in spans])
     return {name: x.tolist() for name, x in example.items()}, end
 
 

@@ -64,7 +64,7 @@ def test_rows_are_as_many_as_the_devices_divide_and_few_numbers_of_them(loaded):
         for count in range(1, 17):
             example = {"tokens": np.ones(3, np.int32), "segment_ids": np.ones(3, np.int32)}
             example["positions"] = np.arange(3, dtype=np.int32)
-            assert predictions._ask(faked, [example] * count, 16, 8)["rows"].tolist() == list(range(count))
+            assert predictions._run_head(faked, [example] * count, 16, 8)["rows"].tolist() == list(range(count))
         assert set(asked) == sizes
         asked.clear()
 

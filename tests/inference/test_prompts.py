@@ -13,11 +13,11 @@ from pretrainax.data.objectives import (
     DecoderOnly,
     Denoising,
     FillInTheMiddle,
+    ObjectiveInput,
     PrefixLM,
     SequenceToSequence,
     SequentialDenoising,
     SpanCorruption,
-    Text,
     TextToText,
 )
 from pretrainax.data.packing import BestFit
@@ -89,7 +89,7 @@ def test_an_encoder_reads_a_text_as_in_training_and_the_decoder_its_start(object
 
 @pytest.mark.parametrize("objective", [CausalLM(), PrefixLM(), DecoderOnly(), SpanCorruption(), Denoising()])
 def test_a_prompt_has_the_names_of_an_example_without_its_predictions(objective):
-    text = Text(LETTERS.encode("some words of a text."), np.ones(21, np.int32), np.array([21]))
+    text = ObjectiveInput(LETTERS.encode("some words of a text."), np.ones(21, np.int32), np.array([21]))
     example = objective.example(text, np.random.default_rng(0), LETTERS.vocabulary)
     assert set(read(objective)) == set(example) - {"targets", "loss_weights"}
     assert all(x.dtype == np.int32 for x in read_prompt("ab", experiment(objective), LETTERS).values())

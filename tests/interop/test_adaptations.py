@@ -178,7 +178,7 @@ def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_
 def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
     model = dataclasses.replace(CASES["gpt2"].config, experts=MixtureOfExperts(capacity=1.25))
     start = planned(write_run(tmp_path / "start", CASES["gpt2"].config), model, DenseToExperts())
-    assert not start.left_out and "drop tokens above their capacity" in start.effects[0]
+    assert not start.unused_paths and "drop tokens above their capacity" in start.effects[0]
     assert {start.created[f"decoder/blocks/mlp/router/{name}"] for name in ("kernel", "bias")} == {"initialized"}
     assert start.created["decoder/blocks/mlp/experts_up/bias"] == "8 copies (decoder/blocks/mlp/up/bias)"
     assert start.created["decoder/blocks/mlp/experts_up/kernel"] == "8 copies (decoder/blocks/mlp/up/kernel)"
@@ -229,7 +229,7 @@ def test_layers_without_experts_are_taken_for_those_without_and_others_for_other
     for path, x in flat(weights(source)).items():
         layers = [0] if "/dense/" in path else [2, 0] if "/blocks/" in path else slice(None)
         np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
-    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to layers of the same kind"):
+    with pytest.raises(UserError, match="layers 1 would be of the other kind: set layers to layers of the same kind"):
         planned(start, model, Layers((0, 0, 1)))
 
 
@@ -241,7 +241,7 @@ def test_of_layers_in_turns_too(tmp_path):
     for path, x in flat(weights(source)).items():
         layers = [1] if "/between/" in path else [0] if "/blocks/" in path else slice(None)
         np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
-    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to layers of the same kind"):
+    with pytest.raises(UserError, match="layers 1 would be of the other kind: set layers to layers of the same kind"):
         planned(start, model, Layers((0, 2)))
 
 
@@ -327,7 +327,7 @@ def test_rotary_positions_become_slower_and_no_array_changes(tmp_path):
     position = RotaryPositions(80, theta=160.0, scaling=LinearScaling(4.0))
     model, start = dataclasses.replace(source, position=position), write_run(tmp_path / "start", source)
     adapted = planned(start, model, LongerContext())
-    assert not adapted.created and not adapted.left_out and not adapted.fit.changed
+    assert not adapted.created and not adapted.unused_paths and not adapted.fit.changed
     assert adapted.effects == (
         "LongerContext(): max_length 20 -> 80; theta 40.0 -> 160.0; scaling None -> LinearScaling(factor=4.0)",
     )

@@ -84,7 +84,7 @@ WIDE = changed(
 def test_adaptations_follow_one_another_and_every_parameter_is_copied_or_made_by_something_that_is_said(starts):
     start = planned(starts["llama"], WIDE, *WHOLE)
     assert start.copied.keys() | start.created.keys() == flat(models.abstract_params(WIDE)).keys()
-    assert not start.copied.keys() & start.created.keys() and not start.left_out
+    assert not start.copied.keys() & start.created.keys() and not start.unused_paths
     assert start.copied == {f"{stack}/final_norm/scale": "decoder/final_norm/scale" for stack in ("encoder", "decoder")}
     assert start.created["decoder/blocks/mlp/router/kernel"] == start.created["encoder/blocks/mlp/router/kernel"]
     assert start.created["unembedding/kernel"] == "29 new rows, each the mean of 99 (unembedding/kernel)"

@@ -107,7 +107,7 @@ def write_adapter(directory, name, tuning, **fields):
     """A directory as peft would save it, of random updates."""
     config = CASES[name].config
     matrices = matching(matrices_of(weights(config)), tuning.targets)
-    sizes = dict(size for matrix in matrices for size in adapters._sizes(matrix, tuning))
+    sizes = dict(size for matrix in matrices for size in adapters._array_shapes(matrix, tuning))
     draw = {path: np.random.RandomState(zlib.crc32(path.encode())) for path in sizes}
     trained = {path: draw[path].standard_normal(size).astype(np.float32) for path, size in sizes.items()}
     described, tensors = adapters.lora_to_peft(tuning, trained, CASES[name].family.huggingface.names(config), config)
@@ -125,7 +125,7 @@ def test_an_adapter_has_every_bit_of_what_was_trained(tmp_path):
     export(tmp_path / "run", tmp_path / "out")
     first, again = (safetensors.numpy.load_file(tmp_path / x / adapters.WEIGHTS) for x in ("adapter", "out"))
     assert first.keys() == again.keys() and all(np.array_equal(again[key], x) for key, x in first.items())
-    stored = adapters._read(find_origin(str(tmp_path / "run")).steps[0], "params")
+    stored = adapters._read_trained(find_origin(str(tmp_path / "run")).steps[0], "params")
     assert stored.keys() == trained.keys()
     assert all(np.array_equal(stored[path], x) for path, x in trained.items())
     said = json.loads((tmp_path / "out" / adapters.CONFIG).read_text())

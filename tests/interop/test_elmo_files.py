@@ -146,8 +146,8 @@ def test_a_task_starts_from_an_import_without_its_softmax(tmp_path):
     head = Classify(num_labels=2, kind="single", pooling="mean", hidden="none")
     task = dataclasses.replace(without_heads(model), head=head)
     fit = fit_of(find_origin(str(tmp_path / "imported")), task, fresh_heads=True)
-    assert fit.left_out == ["unembedding/bias", "unembedding/kernel"] and not fit.changed
-    assert all(path.startswith(("classifier/", "scalar_mix/")) for path in fit.lacking)
+    assert fit.unused_paths == ["unembedding/bias", "unembedding/kernel"] and not fit.changed
+    assert all(path.startswith(("classifier/", "scalar_mix/")) for path in fit.missing_head_paths)
 
 
 def changed(part, **fields):

@@ -102,7 +102,7 @@ def test_a_tokenizer_needs_no_weights(released, hub_server):
 def test_a_start_is_read_with_its_weights(released):
     origin = find_origin(NAME)
     fit = start.fit_of(origin, released.config, fresh_heads=False)
-    assert not fit.lacking and not fit.left_out
+    assert not fit.missing_head_paths and not fit.unused_paths
 
 
 def test_an_adapter_names_its_base(hub_server, tmp_path):

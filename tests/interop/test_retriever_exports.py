@@ -68,4 +68,4 @@ def test_sentence_transformers_finds_the_pooling_and_another_run_the_parameters(
     begun = start_model_of(str(tmp_path / "there")).model
     begun.head = Embed(2)
     fit = fit_of(find_origin(str(tmp_path / "there")), begun, fresh_heads=True)
-    assert not fit.lacking and not fit.changed
+    assert not fit.missing_head_paths and not fit.changed

@@ -93,7 +93,7 @@ def test_a_bare_model_starts_a_run_where_heads_may_be_fresh(name, tmp_path):
     change_config(source, architectures=[architecture.replace("ForCausalLM", "Model")])
     with pytest.raises(UserError, match="config.checkpoint.fresh_heads=True"):
         open_start(str(source), config, fresh_heads=False)
-    assert open_start(str(source), config, fresh_heads=True).lacking == list(heads)
+    assert open_start(str(source), config, fresh_heads=True).missing_head_paths == list(heads)
 
 
 def test_fresh_heads_are_drawn_and_the_rest_is_read(source):
@@ -135,7 +135,7 @@ def test_a_run_may_have_other_heads_than_its_start(source):
     discriminator = write_directory(source.parent / "electra", "electra_small")
     with pytest.raises(UserError, match="masked_lm_head is True, there False.*fresh_heads=True initializes heads"):
         open_start(str(discriminator), masked, fresh_heads=False)
-    lacking = open_start(str(discriminator), masked, fresh_heads=True).lacking
+    lacking = open_start(str(discriminator), masked, fresh_heads=True).missing_head_paths
     assert {path.split("/")[0] for path in lacking} == {"masked_lm_head", "unembedding"}
 
 

@@ -9,7 +9,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from pretrainax.layers.attention import BACKENDS, Mask
-from pretrainax.layers.attention_work import seen_pairs
+from pretrainax.layers.attention_work import unskipped_pairs
 from tests.support.attending import USUAL
 
 MASKS = [(True, None), (False, None), (True, 7), (False, 8), (True, 1000), (False, 1000), (True, 1)]
@@ -33,7 +33,7 @@ def test_pairs_are_those_of_the_tiles_of_which_anything_is_seen(causal, window, 
         for left in range(0, length, tile[1]):
             part = seen[top : top + tile[0], left : left + tile[1]]
             expected += part.size if part.any() else 0
-    assert seen_pairs(spec(length, causal, window), tile).tolist() == [expected]
+    assert unskipped_pairs(spec(length, causal, window), tile).tolist() == [expected]
 
 
 @pytest.mark.parametrize("lengths", [(40, 72), (72, 40)])

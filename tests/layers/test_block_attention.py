@@ -128,7 +128,7 @@ def test_queries_read_the_keys_of_their_blocks(length, drawn, deterministic):
     q, k, v = jnp.asarray(np.random.RandomState(0).standard_normal((3, 2, length, 2, 4)).astype(np.float32))
     ids = jnp.asarray([[1] * 10 + [2] * (length - 13) + [0] * 3, [1] * length])
     mask = Mask(False, ids, ids, layer=jnp.asarray(1))
-    got = module.read(jnp.zeros((2, length, 8)), (q, k, v), mask, PositionTerms(), 0.5)
+    got = module.attend(jnp.zeros((2, length, 8)), (q, k, v), mask, PositionTerms(), 0.5)
     is_first = drawn == "training" and deterministic
     table = key_blocks(CONFIG, length + -length % 3, None if is_first else 1)
     met = allowed_pairs(table, length, 3) * np.asarray(ids[:, None, :, None] == ids[:, None, None, :])
@@ -141,7 +141,7 @@ def test_of_few_blocks_each_meets_all():
     assert BlockAttention.blocks(CONFIG, 21) is None
     q, k, v = jnp.asarray(np.random.RandomState(0).standard_normal((3, 1, 21, 2, 4)).astype(np.float32))
     mask = Mask(False, jnp.ones((1, 21), int), jnp.ones((1, 21), int))
-    got = BlockAttention(CONFIG, Compute()).read(jnp.zeros((1, 21, 8)), (q, k, v), mask, PositionTerms(), 0.5)
+    got = BlockAttention(CONFIG, Compute()).attend(jnp.zeros((1, 21, 8)), (q, k, v), mask, PositionTerms(), 0.5)
     np.testing.assert_array_equal(got, attention(q, k, v, mask=mask, scale=0.5))
 
 

@@ -132,7 +132,7 @@ def test_first_choices_get_the_room_before_second_ones():
     np.testing.assert_array_equal(slots.sizes, [3, 2, 1])
     # expert 0: tokens 0 and 2 (assignments 0 and 4); expert 1: tokens 1 and 0; expert 2: token 2, and an empty slot
     np.testing.assert_array_equal(slots.assignment, [0, 4, 2, 1, 5, 6])
-    np.testing.assert_array_equal(slots.of_assignment, [0, 3, 2, 6, 1, 4])  # 6: there was no room
+    np.testing.assert_array_equal(slots.slot_of_assignment, [0, 3, 2, 6, 1, 4])  # 6: there was no room
     x = jnp.arange(1.0, 4.0)[:, None]
     np.testing.assert_array_equal(to_slots(x, slots)[:, 0], [1, 3, 2, 1, 3, 0])
     y = from_slots(to_slots(x, slots), slots, jnp.full((3, 2), 0.5))

@@ -49,7 +49,7 @@ def norm_of(kind: str, use_bias: bool, dtype):
     def plain(params, x):
         scale = params["params"]["scale"] + float(kind == "rms_plus_one")
         bias = params["params"].get("bias")
-        return norm._normalised(kind == "layer", module.config.norm_epsilon, x, scale, bias)[0]
+        return norm._normalize_with_residuals(kind == "layer", module.config.norm_epsilon, x, scale, bias)[0]
 
     return module.apply, plain, (params, x)
 

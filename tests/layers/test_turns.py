@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
-from pretrainax.layers.block import Block, SideOutputs
+from pretrainax.layers.block import AuxOutputs, Block
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.layers.stack import Stack
@@ -126,7 +126,7 @@ class Counting(Block):
 
     def __call__(self, x, layer, context, state=None, branch=None, source=None):
         y, side = super().__call__(x, layer, context, None, branch, source)
-        return y, SideOutputs(None if state is None else state + layer.number, side.sums)
+        return y, AuxOutputs(None if state is None else state + layer.number, side.sums)
 
 
 @pytest.mark.slow

@@ -437,7 +437,7 @@ def test_the_body_of_a_loop_counts_as_often_as_it_turns_and_each_kernel_has_a_ki
 
 
 def test_residuals_have_the_module_that_has_made_them():
-    found = {(one.module, one.kind): one.bytes for one in memory_traffic_of(program(STEP, *COMPUTATIONS)).moved}
+    found = {(one.module, one.kind): one.bytes for one in memory_traffic_of(program(STEP, *COMPUTATIONS)).traffic}
     assert found["encoder/blocks/mlp", "residuals"] == 2 * 3 * (2 * LAYER + 4)
     assert found["encoder/blocks/mlp", "elementwise"] == 3 * 5 * LAYER
 
@@ -476,4 +476,4 @@ def test_the_kind_of_a_kernel(line, kind):
     found = program(f"""  %a = f32[64,64]{{1,0}} parameter(0)
   %b = f32[64,64]{{1,0}} parameter(1)
   ROOT %c = f32[64,64]{{1,0}} {line}""")
-    assert [one.kind for one in memory_traffic_of(found).moved] == [kind]
+    assert [one.kind for one in memory_traffic_of(found).traffic] == [kind]

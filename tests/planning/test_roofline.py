@@ -53,8 +53,8 @@ def test_gradients_that_an_optimizer_takes_besides_are_counted_and_take_their_ti
     at = ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, []
     more, one = roofline.estimate_time(experiment, *at), roofline.estimate_time(candidate.experiment, *at)
     times = 1 + 8 / 3 / 4
-    expected = [times * x for x in (one.flops, one.done, one.compute)]
-    assert (more.flops, more.done, more.compute) == pytest.approx(expected)
+    expected = [times * x for x in (one.flops, one.executed_flops, one.compute)]
+    assert (more.flops, more.executed_flops, more.compute) == pytest.approx(expected)
     assert one.memory < more.memory < times * one.memory  # what is no activation is moved once
 
 
@@ -73,7 +73,7 @@ def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidat
         operands = roofline.product_operands(again, ONE, "gpu")
         assert operands == (3 if remat == "none" else 4) * once
         times[remat] = roofline.estimate_time(again, ONE, topology, candidate.memory, [])
-    flops = times["none"].flops - times["none"].done  # what a mask hides
+    flops = times["none"].flops - times["none"].executed_flops  # what a mask hides
     assert times["none"].compute > (times["none"].flops - flops) / attained + 3 * once / 3350e9 * 0.999
 
 
@@ -100,7 +100,7 @@ def test_a_compiled_step_takes_the_time_of_the_bytes_that_were_counted(candidate
     few, many = (KernelBytes("decoder/blocks/mlp/up", "products", True, size) for size in (10**3, 10**9))
     besides = KernelBytes("decoder/blocks", "elementwise", False, 10**8)
     estimated = roofline.estimate_time(*at)
-    fast, slow = (roofline.estimate_time(*at, moved=MemoryTraffic([one, besides], kernels=2)) for one in (few, many))
+    fast, slow = (roofline.estimate_time(*at, traffic=MemoryTraffic([one, besides], kernels=2)) for one in (few, many))
     rate = CHIPS["v5e"].memory_rate
     assert (fast.compute, fast.memory) == (estimated.compute, 10**8 / rate)
     assert (slow.compute, slow.memory) == (10**9 / rate, 10**8 / rate)
@@ -118,7 +118,7 @@ def test_gathers_along_fsdp_are_hidden_and_all_reduces_waited_for(candidate, kin
 def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
     time = candidate.roofline
     assert time.mfu == pytest.approx(time.flops / (time.seconds * 4 * 197e12))
-    assert time.mfu_executed == pytest.approx(time.done / (time.seconds * 4 * 197e12))
+    assert time.mfu_executed == pytest.approx(time.executed_flops / (time.seconds * 4 * 197e12))
     assert time.hours == pytest.approx(time.seconds * 40 / 3600)
     assert time.price == pytest.approx(time.hours * 4 * CHIPS["v5e"].price)
 
@@ -175,7 +175,7 @@ def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, ax
 
 
 def test_a_compiled_sum_is_hidden_as_far_as_it_runs_beside_products():
-    assert {roofline.hidden_share(Collective("data", "all-reduce", 8, 4, "", overlapping=n)) for n in (0, 1, 4)} == {
+    assert {roofline.hidden_fraction(Collective("data", "all-reduce", 8, 4, "", overlapping=n)) for n in (0, 1, 4)} == {
         0,
         0.25,
         1,
@@ -186,24 +186,24 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     gpt, t5 = tiny.get_config("gpt"), tiny.get_config("t5")
     gpt.train.attention = "xla"
     m, length = gpt.model, lengths_of(batch_shapes(gpt)).inputs
-    assert roofline._of_attention(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0, 0)
+    assert roofline._attention_bytes(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0, 0)
     many = 2**27 // (4 * m.num_heads * length**2)  # rows whose logits a TPU core has just no room for
-    fewer, all_rows = (roofline._of_attention(gpt, ONE, "tpu", rows).pairs for rows in (many - 1, many))
+    fewer, all_rows = (roofline._attention_bytes(gpt, ONE, "tpu", rows).pairs for rows in (many - 1, many))
     assert fewer == 0 < all_rows
     gpt.model.attention_dropout_rate = 0.1  # weights that are dropped are kept for the backward from half of that on
-    kept = [roofline._of_attention(gpt, ONE, "tpu", rows) for rows in (many / 2 - 1, many / 2)]
+    kept = [roofline._attention_bytes(gpt, ONE, "tpu", rows) for rows in (many / 2 - 1, many / 2)]
     assert [one.pairs for one in kept] == [0, 0] and kept[0].dropped == 0 < kept[1].dropped
     gpt.model.attention_dropout_rate = 0.0
-    assert roofline._of_attention(t5, ONE, "tpu", 2).pairs > 0  # the gradient of its bias is made of such an array
+    assert roofline._attention_bytes(t5, ONE, "tpu", 2).pairs > 0  # the gradient of its bias is made of such an array
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
-    assert roofline._of_attention(gpt, ONE, "tpu", 2).rotated == 4 * 2 * m.num_layers * length * queries_and_keys
+    assert roofline._attention_bytes(gpt, ONE, "tpu", 2).rotated == 4 * 2 * m.num_layers * length * queries_and_keys
     narrow = tiny.get_config("t5_narrow")
     narrow.model.position = RotaryPositions()
     lengths = lengths_of(batch_shapes(narrow))
     # two layers with 4 and 4 heads of 8, and three that attend twice with 8 and 4 of 4
     numbers = 2 * (4 + 4) * 8 * lengths.inputs + 3 * 2 * (8 + 4) * 4 * lengths.targets
-    assert roofline._of_attention(narrow, ONE, "tpu", 2).rotated == 4 * 2 * numbers
+    assert roofline._attention_bytes(narrow, ONE, "tpu", 2).rotated == 4 * 2 * numbers
 
 
 @pytest.fixture
@@ -225,33 +225,37 @@ def test_what_attention_keeps_is_counted_apart_from_what_its_block_keeps(only):
     model, tokens = experiment.model, experiment.train.global_batch_size * 2048
     arrays = 2 * model.num_heads * model.dim_per_head + 2 * model.kv_heads * model.dim_per_head
     assert only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays  # q, k, v, result
-    assert only(experiment, "kept") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
+    assert only(experiment, "block_residuals") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
 
 
 def test_logits_that_are_made_again_are_not_kept(only):
     experiment = tiny.get_config("gpt")
     experiment.train.attention = "xla"
     assert only(_block(experiment), "pairs") == only(experiment, "pairs") > 0
-    assert only(_block(experiment), "kept") == only(experiment, "kept")
+    assert only(_block(experiment), "block_residuals") == only(experiment, "block_residuals")
 
 
 def test_what_a_layer_keeps_stays_in_the_memory_of_a_tpu_core_where_it_has_room(only):
     experiment = tiny.get_config("gpt")
-    assert only(experiment, "kept", "v5e") == only(experiment, "turned", "v5e") == 0
-    assert only(_block(experiment), "kept", "v5e") == only(experiment, "kept") > 0  # made again of what is read back
-    a_layer = (only(experiment, "kept") + only(experiment, "attention_residuals")) / experiment.model.num_layers
+    assert only(experiment, "block_residuals", "v5e") == only(experiment, "rotated", "v5e") == 0
+    assert (
+        only(_block(experiment), "block_residuals", "v5e") == only(experiment, "block_residuals") > 0
+    )  # made again of what is read back
+    a_layer = (
+        only(experiment, "block_residuals") + only(experiment, "attention_residuals")
+    ) / experiment.model.num_layers
     experiment.train.global_batch_size *= int(2**26 // a_layer)
-    assert only(experiment, "kept", "v5e") == 0
+    assert only(experiment, "block_residuals", "v5e") == 0
     experiment.train.global_batch_size *= 2
-    assert only(experiment, "kept", "v5e") == only(experiment, "kept") > 2**26
+    assert only(experiment, "block_residuals", "v5e") == only(experiment, "block_residuals") > 2**26
 
 
 def test_logits_with_a_bias_for_each_row_are_charged_for_once_more(only):
     experiment = tiny.get_config("gpt")
     experiment.train.attention = "xla"
-    assert only(experiment, "by_row") == 0 < only(experiment, "pairs")
+    assert only(experiment, "row_bias") == 0 < only(experiment, "pairs")
     experiment.model.position = DisentangledPositions()
-    assert only(experiment, "by_row") == only(experiment, "pairs") > 0
+    assert only(experiment, "row_bias") == only(experiment, "pairs") > 0
 
 
 @pytest.mark.slow
@@ -284,7 +288,7 @@ def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(famil
     memory = estimate(experiment, ONE, CHIPS["h100"])
     flat = {on: roofline.memory_bytes_between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
     kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
-    passes, layers = roofline.PASSES["gpu"], roofline._of_layers(experiment, ONE, "gpu").unrolled
+    passes, layers = roofline.PASSES["gpu"], roofline._layer_bytes(experiment, ONE, "gpu").unrolled
     experiment.train.scan_unroll = 1
     got = roofline.memory_bytes_between_products(experiment, ONE, "gpu", memory)
     more = passes.stacked * kept + (passes.looped - passes.layers) * layers
@@ -393,8 +397,8 @@ def operands_of(experiment, topology):
 def test_time_follows_from_what_the_kernel_multiplies(topology, attention, skipped, again):
     experiment = long_rows(attention=attention)
     time, in_full = on(experiment, topology), forward_attention(experiment)
-    assert time.flops - time.done == pytest.approx(3 * in_full * skipped)
-    products = seconds_of(time.done + in_full / 2 * again * (1 - skipped), topology)
+    assert time.flops - time.executed_flops == pytest.approx(3 * in_full * skipped)
+    products = seconds_of(time.executed_flops + in_full / 2 * again * (1 - skipped), topology)
     assert time.compute == pytest.approx(products + operands_of(experiment, topology))
 
 
@@ -402,7 +406,7 @@ def test_time_follows_from_what_the_kernel_multiplies(topology, attention, skipp
 def test_rematerialisation_makes_attention_again_and_blocks_their_maps_too(remat, again):
     topology, in_full = "h100:4", forward_attention(None)
     plain, more = (on(long_rows(remat=policy), topology) for policy in ("none", remat))
-    assert (more.flops, more.done) == (plain.flops, plain.done)
+    assert (more.flops, more.executed_flops) == (plain.flops, plain.executed_flops)
     maps = 0 if remat == "dots" else (plain.flops - 3 * in_full) / 3 - 2 * 8 * 2048 * 32 * 8  # without the head
     extra = in_full / 2 * again * 2049 / 4096 + maps
     operands = operands_of(long_rows(remat=remat), topology) - operands_of(long_rows(), topology)
@@ -411,7 +415,7 @@ def test_rematerialisation_makes_attention_again_and_blocks_their_maps_too(remat
 
 def test_all_wait_for_the_device_whose_queries_have_the_most_keys():
     whole, split = (on(long_rows(), "v5e:2x2", sequence=parts) for parts in (1, 2))
-    assert split.done == whole.done  # 10 tiles; 3 of them are of the first half of a row
+    assert split.executed_flops == whole.executed_flops  # 10 tiles; 3 of them are of the first half of a row
     waited = (7 * 2 - 10) / 16 * forward_attention(None) / 2 * 9
     assert split.compute - whole.compute == pytest.approx(seconds_of(waited, "v5e:2x2"))
 
@@ -440,7 +444,10 @@ def test_a_plan_says_how_much_of_the_convention_is_done():
     candidate = estimate_run(dataclasses.replace(long_rows(), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
     text = run_report("gpt", candidate, Topology.parse("h100:4"), None, "")
     time = candidate.roofline
-    assert f"{time.done:.3g} per step ({time.done / time.flops:.0%}) executed: attention skips masked positions" in text
+    assert (
+        f"{time.executed_flops:.3g} per step ({time.executed_flops / time.flops:.0%}) executed: "
+        "attention skips masked positions" in text
+    )
     assert f"{time.mfu:.0%} MFU ({time.mfu_executed:.0%} from executed FLOPs)" in text
     plain = estimate_run(
         dataclasses.replace(long_rows(attention="xla"), mesh=MeshConfig(data=-1)), Topology.parse("h100:4")

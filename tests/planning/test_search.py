@@ -110,7 +110,7 @@ def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
     assert {candidate.sizes["pipeline"] for candidate in found} == {1, 2}  # of 2 layers
     assert any("--config.mesh.pipeline=2" in candidate.flags(experiment) for candidate in found)
     for sizes in found[0].experiment.mesh, dataclasses.replace(experiment.mesh, pipeline=2):
-        schedules = {way.get("pipeline_schedule") for way in search._ways(sizes)}
+        schedules = {way.get("pipeline_schedule") for way in search._train_field_choices(sizes)}
         assert schedules == ({None} if sizes.pipeline == 1 else {"gpipe", "1f1b"})
     train = dataclasses.replace(experiment.train, pipeline_schedule="1f1b")
     changed = estimate_run(dataclasses.replace(experiment, train=train), FOUR)

@@ -202,4 +202,4 @@ def test_paths_have_their_last_name_alone():
         "Distillation(teacher='hf:org/big')": "Distillation(teacher='hf:org/big')",
         "TextFiles(path='here')": "TextFiles(path='here')",
     }
-    assert {text: model_card._shown(text) for text in shown} == shown
+    assert {text: model_card._format_cell(text) for text in shown} == shown

@@ -85,18 +85,18 @@ def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
 
 @pytest.mark.parametrize("given", [["--workdir=a b"], ["--workdir", "a b"], ["-workdir", "a b"], []])
 def test_the_command_that_resumes_has_the_workdir_that_was_used_once(given):
-    line = next_steps.to_resume("runs/x y", ["--config=c.py", *given, "--config.train.steps=2"])
+    line = next_steps.resume_command("runs/x y", ["--config=c.py", *given, "--config.train.steps=2"])
     assert shlex.split(line)[3:] == ["--config=c.py", "--config.train.steps=2", "--workdir=runs/x y"]
 
 
 def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert os.path.abspath(shlex.split(next_steps.to_resume("run", []))[0]) == sys.executable
+    assert os.path.abspath(shlex.split(next_steps.resume_command("run", []))[0]) == sys.executable
     (tmp_path / "python").symlink_to("/bin/true")
     (tmp_path / "python").chmod(0o755)
-    assert os.path.abspath(shlex.split(next_steps.to_resume("run", []))[0]) == sys.executable
+    assert os.path.abspath(shlex.split(next_steps.resume_command("run", []))[0]) == sys.executable
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
-    assert shlex.split(next_steps.to_resume("run", []))[0] == "python"
+    assert shlex.split(next_steps.resume_command("run", []))[0] == "python"
 
 
 @pytest.mark.slow

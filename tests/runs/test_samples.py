@@ -15,6 +15,7 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.spans import encoder_decoder_example
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
+from pretrainax.runs import sample_text
 from pretrainax.runs import samples as samples_module
 from pretrainax.runs.samples import prompted, samples
 from pretrainax.tokenization.base import Vocabulary
@@ -139,7 +140,7 @@ def test_a_word_of_which_a_part_was_asked_is_shown_whole():
 def test_a_text_that_begins_or_is_cut_within_a_word_is_shown_without_that_part():
     (text,) = say("you for", masked("##ing you </s> " + "thank ##s " * 60 + "you", "for", [2]), room=200)
     assert text.startswith("100%  you [for] thanks") and text.endswith("thanks")
-    assert len(text.split()) <= samples_module._SHOWN
+    assert len(text.split()) <= sample_text.MAX_TOKENS
 
 
 @pytest.mark.parametrize("line", ["thank \n week 12", "thank ##ing [CLS] 12"])

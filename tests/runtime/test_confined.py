@@ -113,8 +113,8 @@ NASTY = [
 @pytest.mark.parametrize("pattern, said", NASTY)
 def test_a_regular_expression_that_explodes_is_one_line(pattern, said, tokenizer, monkeypatch):
     pytest.importorskip("outlines_core", reason="outlines-core is not installed: pip install 'pretrainax[regex]'")
-    monkeypatch.setattr(constraints, "_SECONDS", 3.0)
-    monkeypatch.setattr(constraints, "_LARGEST", 100_000)
+    monkeypatch.setattr(constraints, "_MAX_SECONDS", 3.0)
+    monkeypatch.setattr(constraints, "_MAX_TABLE_BYTES", 100_000)
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with pytest.raises(UserError, match=said) as e:
         constraints.matching(pattern, tokenizer.spellings(), tokenizer.vocabulary, 265)
@@ -226,13 +226,16 @@ def test_no_template_leaves_the_sandbox(template, tokenizer):
 def test_a_pattern_that_backtracks_is_one_line(pattern):
     began = time.monotonic()
     with pytest.raises(UserError, match="took more than 5 s"):
-        patterns.found_in((f"^{pattern}!$",), ("a" * 48,))
+        patterns.match_patterns((f"^{pattern}!$",), ("a" * 48,))
     assert time.monotonic() - began < 15
 
 
 def test_patterns_are_found_as_re_finds_them():
     names = ("encoder/query", "decoder/mlp/up", "decoder/key")
-    assert patterns.found_in(("(?:^|/)(?:query|key)$", "mlp/.+$"), names) == [[True, False, True], [False, True, False]]
+    assert patterns.match_patterns(("(?:^|/)(?:query|key)$", "mlp/.+$"), names) == [
+        [True, False, True],
+        [False, True, False],
+    ]
     for wrong in ("(", "(*"):
         with pytest.raises((UserError, ValueError), match="is not a regular expression"):
-            patterns.found_in((wrong,), names)
+            patterns.match_patterns((wrong,), names)

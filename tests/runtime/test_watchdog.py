@@ -262,7 +262,7 @@ def three(monkeypatch):
         monkeypatch.setattr(processes, "distributed_state", lambda own=own: own)
         monkeypatch.setattr(processes, "_RUNS", iter([0]))
         made.append(processes.Watchdog())
-        made[i]._heard = {j: (-1, 0) for j in ([1, 2] if i == 0 else [0])}
+        made[i]._last_heartbeats = {j: (-1, 0) for j in ([1, 2] if i == 0 else [0])}
     store.key_value_set("pretrainax/0/word", json.dumps(made[0]._decision), allow_overwrite=True)
     return made
 

@@ -51,7 +51,7 @@ def machines(monkeypatch):
 
 def die(lock: WorkdirLock) -> None:
     """Leaves behind what a process does that was killed on a machine whose locks no other sees."""
-    lock._over.set()
+    lock._stop_event.set()
     lock._thread.join()
     os.close(lock._descriptor)
 

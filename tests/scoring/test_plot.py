@@ -52,8 +52,8 @@ def test_what_the_curves_are_of_stands_above_them_as_it_is_written(drawn, source
 
 
 def test_a_long_name_is_cut_to_the_width(drawn):
-    name = "x" * (plot._MAX_CHARACTERS + 1)
-    assert drawn(results(name)).texts[1].get_text() == "x" * (plot._MAX_CHARACTERS - 1) + "…"
+    name = "x" * (plot._MAX_LINE_CHARACTERS + 1)
+    assert drawn(results(name)).texts[1].get_text() == "x" * (plot._MAX_LINE_CHARACTERS - 1) + "…"
     assert drawn(results(name[1:])).texts[1].get_text() == name[1:]
 
 

@@ -19,7 +19,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.objectives.prefix import DecoderOnly
 from pretrainax.data.packing import BestFit
 from pretrainax.data.sources import TextFiles
-from pretrainax.inference.framing import before_text
+from pretrainax.inference.framing import leading_token_ids
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import read_prompt
 from pretrainax.interop.directories import evaluation_of
@@ -83,7 +83,7 @@ def test_what_stood_before_a_text_in_training_stands_there():
 
 def test_an_import_without_a_begin_of_text_has_its_end_before_a_score_and_before_an_empty_prompt_alone():
     loaded = loaded_case("gpt2")
-    of = lambda bos, is_needed: before_text(  # noqa: E731
+    of = lambda bos, is_needed: leading_token_ids(  # noqa: E731
         loaded.experiment, dataclasses.replace(loaded.tokenizer.vocabulary, bos=bos), is_needed
     )
     bos, eos = loaded.tokenizer.vocabulary.bos, loaded.tokenizer.vocabulary.eos
@@ -119,7 +119,7 @@ def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():
     assert list(method.examples_for("c").examples) == [] and method.examples_for("c").bytes == 0
     method._spellings = [b"four", *[b"x"] * (len(method._spellings) - 1)]
     ids = np.array([0, 1, 2], np.int32)  # the first of which writes four bytes
-    assert method._about("fourxx", ids).bytes == 2 and method._about("xx", ids[1:]).bytes == 1
+    assert method._examples_for_text("fourxx", ids).bytes == 2 and method._examples_for_text("xx", ids[1:]).bytes == 1
 
 
 def test_an_encoder_is_asked_for_each_token_with_that_one_masked():

@@ -20,7 +20,7 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.scoring.scoring_examples import context_length
 from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.span_forms import BOTH, LEFT, Form, Ids, forms_of
+from pretrainax.scoring.span_forms import BOTH, LEFT, Ids, SpanFormat, span_formats
 from pretrainax.scoring.spans import score_spans
 from tests.support import chain
 from tests.support.loaded import loaded_case
@@ -32,7 +32,7 @@ IDS = Ids(*(np.array(ids, np.int32) for ids in ([11, 12], [21, 22], [31, 32, 33]
 def forms(loaded, objective=None):
     """By what is given, of a model as if it had been trained by an objective."""
     experiment = dataclasses.replace(loaded.experiment, objective=objective or loaded.experiment.objective)
-    return {form.given: form for form in forms_of(dataclasses.replace(loaded, experiment=experiment))}
+    return {form.given: form for form in span_formats(dataclasses.replace(loaded, experiment=experiment))}
 
 
 def written(tokenizer, example):
@@ -134,7 +134,7 @@ def test_the_generator_of_electra_is_asked():
 
 def sizes(given, longest, left=10, span=3, right=10):
     ids = Ids(*(np.arange(n) for n in (left, span, right)), is_start=True)
-    fitted = Form(given, 2, False, lambda ids: []).fitted(ids, longest)
+    fitted = SpanFormat(given, 2, False, lambda ids: []).fitted(ids, longest)
     assert fitted.left.tolist() == list(range(left))[left - len(fitted.left) :]
     assert fitted.right.tolist() == list(range(right))[: len(fitted.right)]
     assert fitted.is_start == (len(fitted.left) == left)

@@ -27,7 +27,7 @@ def config(rows=32, accumulate=1, parts=0, schedule="gpipe", **model):
 
 def test_without_a_pipeline_there_is_one_part_of_all_rows_of_a_device():
     stages = pipeline_stages(config(accumulate=2), ONE | {"data": 2, "fsdp": 2})
-    assert stages == Stages(1, 1, 4) and stages.stretch == 1 and stages.bubble == 0
+    assert stages == Stages(1, 1, 4) and stages.relative_layer_time == 1 and stages.bubble == 0
     assert describe_stages(config(), ONE) == ""
 
 
@@ -36,7 +36,7 @@ def test_parts_are_of_the_rows_that_the_stages_share():
     assert pipeline_stages(config(), sizes) == Stages(4, 16, 1)
     stages = pipeline_stages(config(parts=8), sizes)
     assert stages == Stages(4, 8, 2) and stages.ticks == 11
-    assert stages.bubble == pytest.approx(3 / 11) and stages.stretch == pytest.approx(11 / 8)
+    assert stages.bubble == pytest.approx(3 / 11) and stages.relative_layer_time == pytest.approx(11 / 8)
     assert describe_stages(config(parts=8), sizes) == (
         "4 stages of 1 of 4 layers, 8 parts of 2 rows per device; the bubble is 27% of the time of the layers"
     )
@@ -48,12 +48,12 @@ def test_parts_that_go_back_one_by_one_have_the_same_bubble_and_one_forward_more
     experiment.train.remat = remat
     stages = pipeline_stages(experiment, sizes)
     assert (stages.ticks, stages.bubble, stages.compute_factor) == (11, 3 / 11, 11 / 8)
-    assert stages.stretch == pytest.approx(11 / 8 * (forwards + 1 + 2) / (forwards + 2))
+    assert stages.relative_layer_time == pytest.approx(11 / 8 * (forwards + 1 + 2) / (forwards + 2))
     assert describe_stages(experiment, sizes) == (
         "4 stages of 1 of 4 layers, 8 parts of 2 rows per device, 1F1B schedule; "
         "the bubble is 27% of the time of the layers"
     )
-    assert pipeline_stages(experiment, ONE | {"data": 8}).stretch == 1
+    assert pipeline_stages(experiment, ONE | {"data": 8}).relative_layer_time == 1
 
 
 def test_an_optimizer_that_differentiates_gradients_is_named():

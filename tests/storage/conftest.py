@@ -20,7 +20,7 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip inst
 def own_cache(tmp_path, monkeypatch):
     """Keeps twins below the folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
 
 
 @pytest.fixture

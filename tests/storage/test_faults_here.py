@@ -26,7 +26,7 @@ def await_(condition):
 def test_the_sender_survives_any_failure_and_sends_once_it_is_over(url, error, monkeypatch, capsys):
     monkeypatch.setattr(places, "UPLOAD_PERIOD", 0.05)
     monkeypatch.setattr(places, "WARNING_PERIOD", 0.2)
-    failing, original, said = [True], mirror.Mirror._hold, []
+    failing, original, said = [True], mirror.Mirror._link_files, []
     monkeypatch.setattr(places, "print_message", said.append)
 
     def hold(self, *args):
@@ -37,7 +37,7 @@ def test_the_sender_survives_any_failure_and_sends_once_it_is_over(url, error, m
     with places.working_copy(url) as folder:
         write(folder, checkpoint(10))
         await_(lambda: places.last_uploaded_step(folder) == 10)
-        monkeypatch.setattr(mirror.Mirror, "_hold", hold)
+        monkeypatch.setattr(mirror.Mirror, "_link_files", hold)
         write(folder, checkpoint(20))
         await_(lambda: sum("nothing was sent for" in line for line in said) >= 2)
         assert places.last_uploaded_step(folder) == 10

@@ -174,7 +174,7 @@ def test_names_of_a_hostile_listing_lead_nowhere(server, tmp_path):
 
 
 def test_a_description_that_is_too_large_is_left_out_with_a_line(server, monkeypatch, capsys):
-    monkeypatch.setattr(hub, "MOST_BYTES", 20)
+    monkeypatch.setattr(hub, "MAX_BYTES", 20)
     folder = places.local_path(NAME)
     sizes = {name: len(content) for name, content in SMALL.items()}
     assert max(sizes.values()) > 20 and names(folder) == {name for name, size in sizes.items() if size <= 20}
@@ -234,7 +234,7 @@ def test_a_token_that_the_hub_does_not_know(server, monkeypatch, capsys):
 
 
 def test_a_busy_hub_is_asked_again(server, monkeypatch, capsys):
-    monkeypatch.setattr(hub, "_FIRST", 0.05)
+    monkeypatch.setattr(hub, "_FIRST_PAUSE", 0.05)
     server.faults = [
         ("/api/models/", 429, {"Retry-After": "0"}),
         ("/api/models/", 503, {"Retry-After": "0"}),

@@ -53,7 +53,7 @@ KEPT = {
 def test_what_a_bucket_has_lost_is_sent_again_by_the_machine_that_has_it(url, kept, monkeypatch, capsys):
     _, files = finished(url)
     empty(url, KEPT[kept])
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         assert contents(folder) == files
     assert f"{url} has lost or changed" in capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_a_bucket_that_another_machine_has_continued_and_lost_deletes_nothing(ur
         pass
     empty(url, KEPT["leases"])
     monkeypatch.setenv("XDG_CACHE_HOME", first)
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         assert contents(folder) == {}
     assert contents(aside("work", url)) == files
@@ -105,7 +105,7 @@ def test_a_copy_that_is_gone_here_is_fetched_and_not_deleted_there(url, monkeypa
     folder, files = finished(url)
     before = names(url)
     shutil.rmtree(folder)
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         places.complete(os.path.join(folder, "checkpoints/20"))
         assert contents(folder)["checkpoints/20/params/d/a"] == "array 20"
@@ -117,9 +117,9 @@ def test_a_copy_that_is_gone_here_is_fetched_and_not_deleted_there(url, monkeypa
 def test_a_copy_that_is_removed_during_the_run_deletes_nothing_there(url):
     with places.working_copy(url) as folder:
         write(folder, files := {"config.json": "{}", **checkpoint(10)})
-        places._twins[folder].push()
+        places._mirrors[folder].push()
         shutil.rmtree(folder)
-        places._twins[folder].push()
+        places._mirrors[folder].push()
     assert names(url) == sorted(files)
 
 
@@ -136,7 +136,7 @@ def test_shards_of_another_process_are_sent_again_once_the_manifest_names_them(u
         assert os.path.exists(os.path.join(other, shard))
     empty(url)
     store.write(f"{step}/manifest.sha256", manifest.encode())  # as process 0 does from its own copy
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url, process=1):
         pass
     assert store.read(shard) == b"shard"
@@ -233,7 +233,7 @@ def test_a_command_keeps_what_the_store_has_lost_of_a_checkpoint_with_its_manife
     Store(url).delete(["checkpoints/20/params/d/a"])
     there = names(url)
     for _ in range(2):
-        places._twins.clear()
+        places._mirrors.clear()
         with places.uploaded_output(url) as folder:
             assert contents(folder) == files
     assert names(url) == there
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_which_a_store_has_lost_a_part_is_whole_where_it_is_kept
 def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, name, monkeypatch, capsys):
     with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     write(folder, {f"checkpoints/20/{name}": "of a disk that fails"})
     with places.working_copy(url) as folder:
         assert contents(folder) == files
@@ -285,7 +285,7 @@ def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, mon
     """Files of both saves are in the store then, and no manifest."""
     with places.working_copy(url) as folder:
         write(folder, hashed(20))
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     again = {name: content.replace("20", "2O") for name, content in hashed(20).items()}
     put, left = Store.put, [1]
 
@@ -299,7 +299,7 @@ def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, mon
         write(folder, again)
         monkeypatch.setattr(Store, "put", breaks_off)
     monkeypatch.setattr(Store, "put", put)
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url):
         pass
     assert {n: Store(url).read(n).decode() for n in names(url)} == again

@@ -144,7 +144,7 @@ def test_an_object_named_as_a_record_is_a_file_of_the_copy(url):
 def test_another_process_finds_the_store_of_a_copy(url, monkeypatch):
     Store(url).write("checkpoints/1/params/d/a", b"array")
     folder = places.local_path(url)
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     places.complete(folder)
     assert os.path.exists(os.path.join(folder, "checkpoints/1/params/d/a"))
 
@@ -159,7 +159,7 @@ def test_a_copy_of_an_earlier_version_moves_with_its_record(url, monkeypatch, ca
     os.rename(copies.copy_of(url, "work").record, f"{old}.store.json")
     with open(os.path.join(old, "metrics.jsonl"), "a") as f:
         f.write("not sent\n")
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\nnot sent\n"
     assert f"the copy of {url} and its record have moved from {old}" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def names(url):
 def another_machine(tmp_path, monkeypatch):
     """Forgets what this one has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{random.random()}"))
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
 
 
 def test_a_folder_of_this_machine_is_itself():
@@ -113,7 +113,7 @@ def test_what_vouches_for_others_goes_last_and_is_taken_away_first(url, monkeypa
     monkeypatch.setattr(Store, "delete", lambda self, names: order.extend(("delete", name) for name in names))
     monkeypatch.setattr(Store, "stamp", lambda self, name: mirror.Stamp(1, str(len(order))))
     write(folder, {name: content + " anew" for name, content in checkpoint(10).items()} | checkpoint(20))
-    places._twins[folder].push()
+    places._mirrors[folder].push()
     last = "checkpoints/10/manifest.sha256"
     arrays = [i for i, (_, name) in enumerate(order) if not name.endswith("manifest.sha256")]
     assert order.index(("delete", last)) < min(arrays) and max(arrays) < order.index(("put", last))
@@ -125,12 +125,12 @@ def test_metrics_are_sent_in_parts_of_which_only_the_new_ones_go(url, monkeypatc
     lines = "".join(f'{{"step": {i}}}\n' for i in range(50))
     with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": lines})
-        places._twins[folder].push()
+        places._mirrors[folder].push()
         written = []
         original = Store.write
         monkeypatch.setattr(Store, "write", lambda s, name, content: (written.append(name), original(s, name, content)))
         write(folder, {"metrics.jsonl": lines + '{"step": 50}\n'})
-        places._twins[folder].push()
+        places._mirrors[folder].push()
         assert [name for name in written if "metrics" in name] == [f"metrics.jsonl.{len(lines) // 100:05d}"]
     another_machine(tmp_path, monkeypatch)
     assert open(os.path.join(places.local_path(url), "metrics.jsonl")).read() == lines + '{"step": 50}\n'
@@ -140,7 +140,7 @@ def test_metrics_that_were_cut_are_shorter_there_too(url, monkeypatch, tmp_path)
     monkeypatch.setattr(mirror, "PART", 100)
     with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": "x" * 950})
-        places._twins[folder].push()
+        places._mirrors[folder].push()
         write(folder, {"metrics.jsonl": "x" * 120})
     another_machine(tmp_path, monkeypatch)
     assert open(os.path.join(places.local_path(url), "metrics.jsonl")).read() == "x" * 120
@@ -150,7 +150,7 @@ def test_the_machine_that_was_last_at_work_goes_on_with_what_it_had_not_sent(url
     with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": "1\n"})
     write(folder, {"metrics.jsonl": "1\n2\n", **checkpoint(10)})  # as by a process that was killed before it sent them
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n"
     assert sorted(checkpoint(10))[0] in names(url)
@@ -166,7 +166,7 @@ def test_what_another_machine_has_overtaken_is_put_aside(url, monkeypatch, tmp_p
     with places.working_copy(url) as other:
         write(other, {"metrics.jsonl": "1\n2\n3\n"})
     monkeypatch.setenv("XDG_CACHE_HOME", first)
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n3\n"
     said = capsys.readouterr().err
@@ -245,7 +245,7 @@ def test_what_a_command_had_made_when_it_was_killed_is_sent_by_the_next_one(url,
         write(path, {"config.json": "{}", "model.safetensors": "x"})
         patch.setattr(mirror.Mirror, "push", killed)
     assert names(url) == []
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.uploaded_output(f"{url}/export"):
         assert names(url) == ["export/config.json", "export/model.safetensors"]
 
@@ -254,7 +254,7 @@ def test_what_a_command_had_half_made_when_it_was_killed_is_not_sent(url, monkey
     with pytest.raises(KeyboardInterrupt), places.uploaded_output(f"{url}/export") as path:
         write(path, {"model.safetensors": "half"})
         raise KeyboardInterrupt
-    monkeypatch.setattr(places, "_twins", {})
+    monkeypatch.setattr(places, "_mirrors", {})
     with places.uploaded_output(f"{url}/export") as path:
         assert not os.path.exists(os.path.join(path, "model.safetensors"))
         write(path, {"config.json": "{}"})
@@ -295,7 +295,7 @@ def test_two_processes_of_a_machine_do_not_work_at_the_same_time(url):
 def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
     monkeypatch.setattr(lease, "LEASE_TIMEOUT", 0.3)
     first = Lease(Store(url), "first")
-    assert first._take()
+    assert first._try_acquire()
     with Lease(Store(url), "second") as second:
         assert second.previous == 1 and second.number == 2
 
@@ -306,7 +306,7 @@ def test_of_many_that_take_a_silent_lease_one_gets_it(url, monkeypatch):
 
     monkeypatch.setattr(lease, "LEASE_TIMEOUT", 0.2)
     monkeypatch.setattr(lease, "HEARTBEAT", 0.05)
-    Lease(Store(url), "gone")._take()
+    Lease(Store(url), "gone")._try_acquire()
     got, over = [], threading.Event()
 
     def start(i):
@@ -332,8 +332,8 @@ def test_a_holder_whose_lease_was_taken_ends_itself(url, monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     first = Lease(Store(url), "first")
-    first._take()
-    first.store.create(first._name(2), b'{"host": "other", "process": 7}')
+    first._try_acquire()
+    first.store.create(first._object_name(2), b'{"host": "other", "process": 7}')
     first.check()
     assert ended == [1]
 

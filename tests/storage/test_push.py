@@ -81,7 +81,7 @@ def test_a_push_with_a_token_that_is_not_known(hub_server, folder, monkeypatch):
 
 
 def test_a_push_to_a_busy_hub_goes_on(logged_in, folder, monkeypatch, capsys):
-    monkeypatch.setattr(hub, "_FIRST", 0.05)
+    monkeypatch.setattr(hub, "_FIRST_PAUSE", 0.05)
     logged_in.faults = [("/repos/create", 429, {"Retry-After": "0"}), ("/commit/", 503, {"Retry-After": "0"})]
     hub.push(folder, "me/model", is_private=False)
     assert FILES.items() <= there(logged_in, "me/model").items()

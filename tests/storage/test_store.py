@@ -16,7 +16,7 @@ from pretrainax.storage.store import Store
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(stores, "PATIENCE", 1.0)
-    monkeypatch.setattr(stores, "_FIRST", 0.01)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.01)
 
 
 def test_nothing_is_below_a_new_url(url):
@@ -34,7 +34,7 @@ def test_an_object_is_read_as_it_was_written(url):
 
 def test_ranges_that_lie_near_each_other_are_one_request(url, monkeypatch):
     monkeypatch.setattr(stores, "NEAR", 10)
-    monkeypatch.setattr(stores, "_MOST", 60)
+    monkeypatch.setattr(stores, "_MAX_MERGED_BYTES", 60)
     store, content = Store(url), bytes(range(256))
     for name in ("a", "b"):
         store.write(name, content)
@@ -118,7 +118,7 @@ def test_a_store_that_is_busy_is_asked_again(status, gcs):
 @pytest.mark.parametrize("call", [lambda s: s.objects(), lambda s: s.read("b"), lambda s: s.write("b", b"x")])
 def test_a_condition_that_nobody_has_set_is_an_error_of_the_store_and_asked_again(call, gcs, monkeypatch):
     """gcsfs makes FileExistsError of any answer 412."""
-    monkeypatch.setattr(stores, "_FIRST", 0.01)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.01)
     store = Store("gs://bucket/a")
     store.write("b", b"x")
     gcs.faults[:] = [412]
@@ -132,7 +132,7 @@ def test_a_pattern_in_a_bucket_that_is_gone_stands_for_nothing(gcs):
 
 
 def test_a_store_that_is_out_of_reach_is_waited_for_and_said_once(gcs, monkeypatch, capsys):
-    monkeypatch.setattr(stores, "_FIRST", 0.01)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.01)
     store, calls = Store("gs://bucket/a"), []
 
     def call():
@@ -141,7 +141,7 @@ def test_a_store_that_is_out_of_reach_is_waited_for_and_said_once(gcs, monkeypat
             raise ConnectionResetError("connection reset by peer")
         return "answer"
 
-    assert store._tried(call) == "answer"
+    assert store._with_retries(call) == "answer"
     assert capsys.readouterr().err.count("does not respond (ConnectionResetError") == 1
 
 
@@ -152,7 +152,7 @@ def test_a_store_that_never_answers_is_one_line(gcs, impatient):
         raise TimeoutError("no answer")
 
     with pytest.raises(RunFailed, match=r"gs://bucket/a has not responded for [01] s \(TimeoutError: no answer\)"):
-        store._tried(call)
+        store._with_retries(call)
 
 
 def test_a_store_that_refuses_is_one_line_at_once(gcs):
@@ -177,7 +177,7 @@ def test_a_full_store_is_one_line_at_once(gcs):
         raise OSError("QuotaExceeded: the account is out of space")
 
     with pytest.raises(RunFailed, match="is full .*make room there"):
-        Store("gs://bucket/a")._tried(call)
+        Store("gs://bucket/a")._with_retries(call)
 
 
 def test_a_bucket_that_is_not_there_is_said(gcs):

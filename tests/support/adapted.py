@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig
 from pretrainax.interop.adaptations import Adaptation
-from pretrainax.interop.adapted_start import AdaptedStart, adapted_start
+from pretrainax.interop.adapted_start import ConversionPlan, adapted_start
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.start import load_start, placed_start, zeros_of
 from pretrainax.sharding.mesh import make_mesh
@@ -17,12 +17,12 @@ from pretrainax.sharding.param_paths import flat
 from pretrainax.sharding.rules import tree_shardings
 
 
-def planned(start: pathlib.Path, model: ModelConfig, *adaptations: Adaptation, fresh_heads=False) -> AdaptedStart:
+def planned(start: pathlib.Path, model: ModelConfig, *adaptations: Adaptation, fresh_heads=False) -> ConversionPlan:
     """How a run or a directory becomes a model."""
     return adapted_start(find_origin(str(start)), model, adaptations, fresh_heads)
 
 
-def read(start: pathlib.Path, adapted: AdaptedStart, mesh=None):
+def read(start: pathlib.Path, adapted: ConversionPlan, mesh=None):
     """The parameters that become those of the model, as they are there."""
     abstract = placed_start(models.abstract_params(adapted.model), mesh or _one_device())
     return load_start(find_origin(str(start)), adapted.model, abstract, zeros_of(abstract))

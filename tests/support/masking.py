@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pretrainax.data.objectives import NGrams, Spans, Text, Tokens, WholeWords
+from pretrainax.data.objectives import NGrams, ObjectiveInput, Spans, Tokens, WholeWords
 from pretrainax.tokenization.base import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -23,7 +23,7 @@ class Numbers:
 
 def text_of(tokens, progress=1.0):
     tokens = np.asarray(tokens, np.int32)
-    return Text(tokens, np.ones(len(tokens), np.int32), progress=progress)
+    return ObjectiveInput(tokens, np.ones(len(tokens), np.int32), progress=progress)
 
 
 def example(objective, tokens, seed=0, progress=1.0):

@@ -35,7 +35,7 @@ def another_machine(tmp_path, monkeypatch):
 
     def forget():
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{random.random()}"))
-        monkeypatch.setattr(places, "_twins", {})
+        monkeypatch.setattr(places, "_mirrors", {})
 
     pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
     forget()

@@ -12,7 +12,7 @@ from pretrainax.config.validation import validate
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import Chunks, Classification, Regression
-from pretrainax.tasks.chunks import LOST, WINDOW, sigmoid, softmax
+from pretrainax.tasks.chunks import TRUNCATED, WINDOW, sigmoid, softmax
 from pretrainax.tokenization import WordPiece
 from tests.support import tiny
 
@@ -33,7 +33,7 @@ def test_the_worked_example():
 @given(st.integers(0, 400), st.integers(1, 40), st.integers(1, 40))
 def test_every_token_is_in_a_window_and_none_is_longer_than_the_row(size, room, stride):
     found = windows(Chunks(stride=min(stride, room)), size, room=room)
-    assert all(len(w.parts[0]) <= room for w in found) and not any(LOST in w.note for w in found)
+    assert all(len(w.parts[0]) <= room for w in found) and not any(TRUNCATED in w.note for w in found)
     assert sorted(set(np.concatenate([w.parts[0] for w in found]).tolist())) == list(range(size))
 
 
@@ -43,12 +43,12 @@ def test_of_a_pair_the_longer_text_is_in_windows_beside_the_other():
     assert found[1].parts[1][0] == 53 and found[-1].parts[1][-1] == 249
     first = windows(Chunks(), 250, 100)  # the other one has half of the row
     assert all(len(w.parts[0]) == 63 and len(w.parts[1]) == 63 for w in first)
-    assert [LOST in w.note for w in first] == [True] + [False] * (len(first) - 1)
+    assert [TRUNCATED in w.note for w in first] == [True] + [False] * (len(first) - 1)
 
 
 def test_windows_beyond_the_most_are_left_out_and_noted_in_the_first():
     found = windows(Chunks(stride=50, max_windows=2), 1000)
-    assert [w.note for w in found] == [{"label": 1, WINDOW: 0, LOST: True}, {"label": 1, WINDOW: 1}]
+    assert [w.note for w in found] == [{"label": 1, WINDOW: 0, TRUNCATED: True}, {"label": 1, WINDOW: 1}]
 
 
 def test_a_stride_that_leaves_out_tokens_is_refused():
@@ -64,7 +64,7 @@ NOTES = [{"label": 1, WINDOW: 0}, {"label": 1, WINDOW: 1}, {"label": 1, WINDOW: 
 @pytest.mark.parametrize("kind", ["single", "multi", "regression"])
 def test_the_answers_to_the_windows_of_a_record_are_joined(kind):
     def joined(join):
-        answers, notes = Chunks(join=join).joined(ANSWERS, NOTES, kind)
+        answers, notes = Chunks(join=join).combine(ANSWERS, NOTES, kind)
         assert notes == [NOTES[0], NOTES[3]]
         return answers
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.packing import OneEach
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_plan import make_row_plan
@@ -70,7 +70,7 @@ def bound(variant, task, length):
 def tokens_of(task, encoded, vocabulary):
     """Counts what a model reads, and what it is to write, of a document."""
     ends, tokens = np.cumsum([len(ids) for ids in encoded.parts]), np.concatenate(encoded.parts)
-    text = Text(tokens, np.ones_like(tokens), ends, note=encoded.note)
+    text = ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note)
     example = task.example(text, np.random.default_rng(0), vocabulary)
     return [len(example[name]) for name in ("tokens", "encoder_tokens", "targets") if name in example]
 

@@ -11,7 +11,7 @@ from pretrainax.config import Classify, Extract, SlidingWindows, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.batch import check_batch
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.planning.shapes import batch_shapes
@@ -47,7 +47,7 @@ def read_by(source, record):
     """A record as its source gives it, with plain line ends."""
     import collections
 
-    return source._record_of_task(record, collections.Counter())[0]
+    return source._task_record(record, collections.Counter())[0]
 
 
 def windows_of(task, given, tokenizer=TOKENIZER):
@@ -57,7 +57,7 @@ def windows_of(task, given, tokenizer=TOKENIZER):
     for encoded in task.encode(read, tokenizer):
         tokens, ends = np.concatenate(encoded.parts), np.cumsum([len(ids) for ids in encoded.parts])
         note = json.loads(json.dumps({**encoded.note, "parts": ends.tolist()}))
-        text = Text(tokens, np.ones_like(tokens), ends, note=note)
+        text = ObjectiveInput(tokens, np.ones_like(tokens), ends, note=note)
         rows.append(task.example(text, None, tokenizer.vocabulary))
         notes.append(note)
     return rows, notes

@@ -5,7 +5,7 @@ import pytest
 
 from pretrainax.config import UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import Instructions
 from pretrainax.tokenization import ByteBPE, PretrainedTokenizer
@@ -26,7 +26,7 @@ def adapted(length=60, **fields):
 def text_of(task, record):
     (encoded,) = task.encode(task.read(record), TOKENIZER)
     ends, tokens = np.cumsum([len(ids) for ids in encoded.parts]), np.concatenate(encoded.parts)
-    return Text(tokens, np.ones_like(tokens), ends, note={**encoded.note, "parts": ends.tolist()})
+    return ObjectiveInput(tokens, np.ones_like(tokens), ends, note={**encoded.note, "parts": ends.tolist()})
 
 
 def test_the_loss_is_of_the_answers_and_of_the_ends_of_their_turns():

@@ -5,7 +5,7 @@ import pytest
 
 from pretrainax.config import Classify, UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.packing import OneEach
 from pretrainax.data.sources import JsonLines
 from pretrainax.planning.shapes import batch_shapes
@@ -28,7 +28,7 @@ def example_of(task, record):
     (encoded,) = task.encode(task.read(record), TOKENIZER)
     tokens = np.concatenate(encoded.parts)
     ends = np.cumsum([len(ids) for ids in encoded.parts])
-    return task.example(Text(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
+    return task.example(ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
 
 
 def ids(text):

@@ -5,7 +5,7 @@ import pytest
 
 from pretrainax.config import Embed, UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import Retrieval
 from pretrainax.tasks.retrieval import ranks_of
@@ -26,7 +26,7 @@ def adapted(length=12, **fields):
 def example_of(task, record):
     (encoded,) = task.encode(task.read(record), TOKENIZER)
     ends, tokens = np.cumsum([len(ids) for ids in encoded.parts]), np.concatenate(encoded.parts)
-    return task.example(Text(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
+    return task.example(ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
 
 
 def framed(text):

@@ -5,7 +5,7 @@ import pytest
 
 from pretrainax.config import Classify, UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.data.sources.base import Record
 from pretrainax.tasks import Classification, Regression
@@ -27,7 +27,7 @@ def example_of(task, record):
     (encoded,) = task.encode(task.read(record), TOKENIZER)
     ends = np.cumsum([len(ids) for ids in encoded.parts])
     tokens = np.concatenate(encoded.parts)
-    return task.example(Text(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
+    return task.example(ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
 
 
 def test_a_pair_becomes_a_row_with_its_types_and_its_label():
@@ -118,7 +118,7 @@ def test_a_record_without_a_label_is_the_same_row_without_one(task):
         asked = task.read_unlabeled(fields)
         (encoded,) = task.encode(asked, TOKENIZER)
         tokens, ends = np.concatenate(encoded.parts), np.cumsum([len(ids) for ids in encoded.parts])
-        example = task.example(Text(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
+        example = task.example(ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
         assert whole.keys() - example.keys() in ({"labels"}, {"label_values"})
         assert all((example[name] == whole[name]).all() for name in example)
     with pytest.raises(ValueError, match="no field 'text'"):

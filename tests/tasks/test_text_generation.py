@@ -5,7 +5,7 @@ import pytest
 
 from pretrainax.config import Classify, UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import TextGeneration
 from pretrainax.tasks.text_datasets import TASKS
@@ -28,7 +28,7 @@ def text_of(task, record, variant):
     (encoded,) = task.encode(task.read(record), TOKENIZERS[variant])
     ends = np.cumsum([len(ids) for ids in encoded.parts])
     tokens = np.concatenate(encoded.parts)
-    return Text(tokens, np.ones_like(tokens), ends, note={**encoded.note, "parts": ends.tolist()})
+    return ObjectiveInput(tokens, np.ones_like(tokens), ends, note={**encoded.note, "parts": ends.tolist()})
 
 
 def example_of(task, record, variant):

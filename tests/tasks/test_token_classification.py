@@ -9,7 +9,7 @@ import pytest
 from pretrainax import cli
 from pretrainax.config import Classify, Tag, UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.objectives import Text
+from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import TokenClassification
 from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
@@ -38,7 +38,7 @@ def encoded(task, words, tags, tokenizer=TOKENIZER):
 def example_of(task, words, tags, tokenizer=TOKENIZER):
     parts, note = encoded(task, words, tags, tokenizer)
     tokens = np.concatenate(parts)
-    text = Text(tokens, np.ones_like(tokens), np.array(note["parts"]), note=note)
+    text = ObjectiveInput(tokens, np.ones_like(tokens), np.array(note["parts"]), note=note)
     return task.example(text, None, tokenizer.vocabulary)
 
 
@@ -250,7 +250,9 @@ def test_words_without_tags_are_the_same_row_and_are_said_a_tag_each():
         asked = bound.read_unlabeled({"tokens": value, "tags": "nonsense"})
         (found,) = bound.encode(asked, TOKENIZER)
         tokens, ends = np.concatenate(found.parts), np.cumsum([len(ids) for ids in found.parts])
-        example = bound.example(Text(tokens, np.ones_like(tokens), ends, note=found.note), None, TOKENIZER.vocabulary)
+        example = bound.example(
+            ObjectiveInput(tokens, np.ones_like(tokens), ends, note=found.note), None, TOKENIZER.vocabulary
+        )
         assert whole.keys() - example.keys() == {"word_labels"}
         assert all((example[name] == whole[name]).all() for name in example) and not bound.is_cut(found)
     assert bound.read_unlabeled({"tokens": " a  fine film"}).note == {"words": ["a", "fine", "film"]}

@@ -55,11 +55,11 @@ def test_a_decoder_that_does_so_is_refused_too():
 )
 @pytest.mark.parametrize("text", ["\ufdfa", "aa ``İ字", "  x", "\u1f82\ufb2c"])
 def test_what_is_published_is_read_and_grows_no_more_than_the_bound(normalizer, text):
-    from pretrainax.tokenization.growth import _growth
+    from pretrainax.tokenization.growth import _max_growth
 
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.normalizer = normalizer
     described = json.loads(model.to_str())
     check_growth(described)
     grown = len(normalizer.normalize_str(text).encode())
-    assert grown <= _growth(described["normalizer"]) * len(text.encode())
+    assert grown <= _max_growth(described["normalizer"]) * len(text.encode())

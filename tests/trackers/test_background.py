@@ -112,7 +112,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(failing):
 
 
 def test_a_tracker_that_is_stuck_does_not_hold_the_run_and_what_is_dropped_is_counted(monkeypatch):
-    monkeypatch.setattr(background, "_ROOM", 5)
+    monkeypatch.setattr(background, "_MAX_QUEUED", 5)
     monkeypatch.setattr(background, "_CLOSING_SECONDS", 0.2)
     stuck, said = Noting(waits_at=1), []
     started = time.monotonic()
@@ -137,7 +137,7 @@ def test_a_tracker_that_does_not_end_in_time_is_said(monkeypatch):
 
 
 def test_a_rollback_that_a_stuck_tracker_would_miss_leaves_it_out(monkeypatch):
-    monkeypatch.setattr(background, "_ROOM", 2)
+    monkeypatch.setattr(background, "_MAX_QUEUED", 2)
     stuck, said = Noting(waits_at=1), []
     trackers = used(stuck, said, [1])
     assert stuck.waits.wait(60)

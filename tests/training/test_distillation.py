@@ -240,7 +240,7 @@ def test_layers_that_are_not_there_are_refused(teacher, text, cache):
     with pytest.raises(UserError, match="neither of 3 layers of config.model and the 4 of the encoder there divides"):
         adapted_start(origin, model, (Layers(),), fresh_heads=False)
     for layers in ((0, 1), (0, 1, 4)):
-        with pytest.raises(UserError, match="taken must be 3 numbers from 0 to 3, one for each layer"):
+        with pytest.raises(UserError, match="layers must be 3 numbers from 0 to 3, one for each layer"):
             adapted_start(origin, model, (Layers(layers),), fresh_heads=False)
 
 

@@ -302,7 +302,7 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
 def test_what_is_no_language_model_says_no_token(tuned):
     loaded = load(str(tuned))
     for ask in (lambda: loaded.fill("a [MASK]"), lambda: loaded.score(["a"]), lambda: loaded.generate("a")):
-        with pytest.raises(UserError, match="head Classify.* of a task|generates no text"):
+        with pytest.raises(UserError, match="task head Classify.* no language-model head|generates no text"):
             ask()
 
 

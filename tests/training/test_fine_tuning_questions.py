@@ -177,7 +177,10 @@ def finder(request, passages, cache, tmp_path_factory):
     experiment, workdir = tuning("answers", passages, cache, task), tmp_path_factory.mktemp("finder")
     if request.param != "bert":
         case = CASES[request.param]
-        found, position = case.family.huggingface.extractor, dataclasses.replace(case.config.position, max_length=30)
+        found, position = (
+            case.family.huggingface.question_answering_class,
+            dataclasses.replace(case.config.position, max_length=30),
+        )
         model = found.apply_to(without_heads(case.config))
         if request.param == "longformer":  # whose positions are counted by its padding, and whose separators are two
             experiment.tokenizer = ByteBPE(vocab_size=280, special_pieces="roberta")
@@ -204,7 +207,9 @@ def finder(request, passages, cache, tmp_path_factory):
 def test_a_start_becomes_what_its_class_for_the_task_is(name, task, windows, head, tmp_path):
     model = read_config_file(f"finetune:{task}", str(write_directory(tmp_path / name, name))).model
     assert (model.sparse_attention, model.head) == (windows, head)
-    assert model.sparse_attention is not CASES[name].family.huggingface.extractor.changes.get("sparse_attention")
+    assert model.sparse_attention is not CASES[name].family.huggingface.question_answering_class.changes.get(
+        "sparse_attention"
+    )
 
 
 def test_windows_are_rows_and_figures_are_of_records(finder):

@@ -42,7 +42,7 @@ def test_a_rate_that_does_is_shown_and_asked_for(schedule):
     assert "config.train.steps is raised from 20 to 40" in line and "Add --extend" in line
     rates = [float(schedule.build(3e-3, length)(20)) for length in (20, 40)]
     for rate, length in zip(rates, (20, 40), strict=True):
-        assert f"{rate:.3g} by" in line and f"{length}" in line
+        assert f"{rate:.3g} in the schedule of {length} steps" in line
     said = longer.extend(old, new, 20, agreed=True)
     assert said.startswith("extended from 20 to 40 steps: the learning rate of step 21 is")
 
@@ -54,7 +54,7 @@ def test_a_rate_that_does_is_shown_and_asked_for(schedule):
 def test_a_run_whose_rates_so_far_are_those_of_the_longer_plan_needs_no_word(schedule, same, other):
     old, new = make(20, schedule), make(40, schedule)
     assert longer.extend(old, new, same, agreed=False) == "extended from 20 to 40 steps"
-    with pytest.raises(UserError, match=f"the {other} steps done"):
+    with pytest.raises(UserError, match=f"the {other} completed steps differ"):
         longer.extend(old, new, other, agreed=False)
 
 

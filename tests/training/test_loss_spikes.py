@@ -383,7 +383,7 @@ def test_signals_do_not_change_where_a_run_goes_back_to(at, whole_and_late, expe
             def leave(running, stop=stop):
                 running.preemption.requested |= running.loop_state.step == stop
 
-            patch.setattr(loop.Loop, "_stop_if_text_is_damaged", leave)
+            patch.setattr(loop.Loop, "_check_corpora", leave)
             assert train(late(experiment), str(tmp_path)) == PREEMPTED
         assert steps(tmp_path)[-1] == stop
     assert train(late(experiment), str(tmp_path)) == 0

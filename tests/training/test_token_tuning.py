@@ -156,9 +156,9 @@ def test_an_encoder_is_taken_of_an_encoder_decoder(tmp_path):
     directories.import_directory(str(directory), workdir)
     for start in (str(directory), workdir):
         fit = fit_of(find_origin(start), plain("t5_1_1", family="encoder", head=Tag(num_labels=3)), fresh_heads=True)
-        assert fit.lacking == ["tagger/output/bias", "tagger/output/kernel"]
+        assert fit.missing_head_paths == ["tagger/output/bias", "tagger/output/kernel"]
         assert all(path == there and not path.startswith("decoder") for path, there in fit.sources.items())
-        assert {path.partition("/")[0] for path in fit.left_out} <= {"decoder", "unembedding"}
+        assert {path.partition("/")[0] for path in fit.unused_paths} <= {"decoder", "unembedding"}
 
 
 @pytest.mark.parametrize("name, kind, own", [("bert", "crf", ("start", "end", "transitions")), ("bart", "softmax", ())])
@@ -166,4 +166,4 @@ def test_what_transformers_has_no_name_for_is_drawn(name, kind, own, tmp_path):
     """The transitions of a CRF, and a head of words for a family that has none."""
     directory = str(write_directory(tmp_path / "there", name))
     source = open_start(directory, plain(name, head=Tag(num_labels=3, kind=kind)), fresh_heads=True)
-    assert set(source.lacking) == {f"tagger/{part}" for part in ("output/kernel", "output/bias", *own)}
+    assert set(source.missing_head_paths) == {f"tagger/{part}" for part in ("output/kernel", "output/bias", *own)}

@@ -81,7 +81,7 @@ def test_only_what_is_trained_is_stored_and_the_header_counts_it(tuned):
     assert kinds == {"lora_a", "lora_b"}
     assert not any("embedding" in name for name in stored)
     # 2 layers × (queries and values) × (32 inputs + 32 outputs) × rank 2
-    assert "LoRA(rank=2, dropout=0.1): 512 parameters are trained" in " ".join(said.split())
+    assert "LoRA(rank=2, dropout=0.1): trains 512 parameters" in " ".join(said.split())
     losses = [line["loss"] for line in lines(run, "train")]
     assert len(losses) == 2 and np.isfinite(losses).all()
 

@@ -19,7 +19,7 @@ LABELS = np.array([2], np.int32)
 
 def with_head(name: str) -> Case:
     case = CASES[name]
-    head = dataclasses.replace(case.family.huggingface.chooser.head, num_labels=3)
+    head = dataclasses.replace(case.family.huggingface.multiple_choice_class.head, num_labels=3)
     return Case(dataclasses.replace(without_heads(case.config), head=head), case.family, pad_id=case.pad_id)
 
 

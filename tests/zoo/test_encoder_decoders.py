@@ -347,7 +347,7 @@ def saved(case, folder):
 def test_an_encoder_starts_from_the_one_of_two_stacks(tmp_path):
     saved(CASES["t5gemma_9b_2b"], tmp_path)
     config = dataclasses.replace(CASES["t5gemma_9b_2b"].config.stacks["encoder"], head=Tag(num_labels=2))
-    assert open_start(str(tmp_path), config, True).lacking == ["tagger/output/bias", "tagger/output/kernel"]
+    assert open_start(str(tmp_path), config, True).missing_head_paths == ["tagger/output/bias", "tagger/output/kernel"]
     with pytest.raises(UserError, match="config.model.d_ff is 40, there 48$"):
         open_start(str(tmp_path), dataclasses.replace(config, d_ff=40), True)
 

@@ -1,4 +1,4 @@
-"""Checks that training examples match the config, with statistics of the first rows before the first step of a run."""
+"""Checks, before the first step of a run, that the statistics of its first rows match the config."""
 
 import dataclasses
 import math
@@ -11,9 +11,9 @@ from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import Example, Lengths, has_loss, has_word_labels, is_encoder_decoder
 from pretrainax.data.objectives import Objective, Statistic
 
-_MAX_TOKENS, _MAX_ROWS = 200_000, 256  # limits of a measurement, which takes less than a second
-_SHARES = ("padding", "unknown", "rows without")  # first words of the statistics that are printed in percent
-_MAX_ROWS_WITHOUT_LOSS = 0.01  # accepted share of the rows; for example, rows of unknown tokens have no loss token
+_MAX_TOKENS, _MAX_ROWS = 200_000, 256  # limits of a measurement, so that it takes less than a second
+_PERCENT_PREFIXES = ("padding", "unknown", "rows without")  # statistics with these names are printed in percent
+_MAX_ROWS_WITHOUT_LOSS = 0.01  # maximum fraction of rows; for example, rows of unknown tokens have no loss token
 
 
 class Group(NamedTuple):
@@ -30,40 +30,42 @@ class Measurement(NamedTuple):
     groups: list[Group]  # one per objective
     rows: int  # number of measured rows
     statistics: list[Statistic]  # statistics of the rows over all objectives, such as padding
-    fill: np.ndarray  # [rows], the share of each row's input positions that is not padding
+    fill: np.ndarray  # [rows], the fraction of each row's input positions that are not padding
     plan: dict[str, float]  # statistics of the row plan, such as the numbers of cut and dropped documents
 
 
 def measure(batches: Any, rows: int = _MAX_ROWS, step: Optional[int] = None) -> Measurement:
-    """Measures the first rows of `batches`: statistics of each objective, and padding, loss tokens and unknown tokens.
+    """Computes per-objective statistics of the first rows of `batches`, and their padding, loss and unknown tokens.
 
     Args:
       batches: the `Batches` of a run.
-      rows: maximum number of rows; limits on rows and tokens also apply.
-      step: step whose first row is the first measured row; None: the step at which `batches` starts.
+      rows: the maximum number of rows to measure, which is also limited by _MAX_ROWS and _MAX_TOKENS.
+      step: the step whose batch is measured first. If None, the step at which `batches` starts.
     """
     rows = max(1, min(rows, _MAX_ROWS, _MAX_TOKENS // max(batches.lengths.raw, 1)))
-    by_objective: dict[int, tuple[Objective, list[Example]]] = {}
+    examples_by_objective: dict[int, tuple[Objective, list[Example]]] = {}
     examples_by_row = []
     first = (batches.start if step is None else step) * batches.global_batch_size
     for row in range(first, first + rows):
         objective, examples = batches.examples(row)
         examples_by_row.append(examples)
-        by_objective.setdefault(id(objective), (objective, []))[1].extend(examples)
-    kinds = [type(objective).__name__ for objective, _ in by_objective.values()]
+        examples_by_objective.setdefault(id(objective), (objective, []))[1].extend(examples)
+    kinds = [type(objective).__name__ for objective, _ in examples_by_objective.values()]
     groups = []
-    begin, end = batches.progress(first), batches.progress(first + rows - 1)
-    for i, (objective, examples) in enumerate(by_objective.values()):
-        format_statistic = f" {kinds[: i + 1].count(kinds[i])}" if kinds.count(kinds[i]) > 1 else ""
-        statistics = list(objective.between(begin, end).statistics(examples, batches.vocabulary))
-        groups.append(Group(kinds[i] + format_statistic, examples, statistics))
+    first_progress, last_progress = batches.progress(first), batches.progress(first + rows - 1)
+    for i, (objective, examples) in enumerate(examples_by_objective.values()):
+        suffix = f" {kinds[: i + 1].count(kinds[i])}" if kinds.count(kinds[i]) > 1 else ""
+        statistics = list(
+            objective.with_settings_between(first_progress, last_progress).statistics(examples, batches.vocabulary)
+        )
+        groups.append(Group(kinds[i] + suffix, examples, statistics))
     capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(first, first + rows)]
     statistics, fill = _row_statistics(examples_by_row, capacity, batches)
     return Measurement(groups, rows, statistics, fill, batches.statistics())
 
 
 def check(measured: Measurement, objective: Objective, path: str = "config.objective") -> None:
-    """Checks the statistics of `measure` against their expected values.
+    """Compares the statistics of `measure` with their expected values.
 
     Args:
       objective: the objective of the config, for error messages.
@@ -71,7 +73,7 @@ def check(measured: Measurement, objective: Objective, path: str = "config.objec
 
     Raises:
       UserError: too many rows have no loss token.
-      RunFailed: a statistic of an objective, such as the mask rate, differs from its expected value by more than its
+      RunFailed: an objective's statistic, such as the mask rate, differs from its expected value by more than its
         tolerance.
     """
     for stat in measured.statistics:
@@ -93,7 +95,7 @@ def check(measured: Measurement, objective: Objective, path: str = "config.objec
 
 
 def summary_line(measured: Measurement) -> str:
-    """Returns the measured statistics in one line.
+    """Formats the measured statistics as one line.
 
     Example: `MaskedLM: mask rate 0.15 (expected 0.15), …; padding 0.00%, loss tokens a batch 1,216`.
     """
@@ -102,14 +104,16 @@ def summary_line(measured: Measurement) -> str:
         for group in measured.groups
         if (checked := [s for s in group.statistics if s.expected is not None])
     ]
-    general = [f"{stat.name} {format_statistic(stat)}" for stat in measured.statistics if stat.expected is None]
-    counted = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
-    return "; ".join(filter(None, [*rates, ", ".join(general), ", ".join(counted)]))
+    other_statistics = [
+        f"{stat.name} {format_statistic(stat)}" for stat in measured.statistics if stat.expected is None
+    ]
+    plan_counts = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
+    return "; ".join(filter(None, [*rates, ", ".join(other_statistics), ", ".join(plan_counts)]))
 
 
 def format_statistic(stat: Statistic) -> str:
-    """Returns the measured value of a statistic as text: shares in percent, large numbers with commas."""
-    if stat.name.startswith(_SHARES):
+    """Formats the measured value of a statistic: fractions in percent, large numbers with commas."""
+    if stat.name.startswith(_PERCENT_PREFIXES):
         return f"{stat.measured:.2%}"
     return f"{stat.measured:,.0f}" if stat.measured >= 100 else f"{stat.measured:.4g}"
 
@@ -117,19 +121,19 @@ def format_statistic(stat: Statistic) -> str:
 def _row_statistics(
     rows: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
 ) -> tuple[list[Statistic], np.ndarray]:
-    """Returns the statistics of rows over all objectives, and the fill of each row, [rows].
+    """Computes the statistics of rows over all objectives, and how full each row is (a fraction), [rows].
 
     Args:
       rows: the examples of each row.
-      capacity: the padded lengths of each row.
+      capacity: the lengths to which each row is padded.
     """
     has_encoder = is_encoder_decoder(rows[0][0])
     inputs_name = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[inputs_name]) for e in row) for row in rows])
-    room = np.array([lengths.inputs for lengths in capacity])
-    loss = np.array([sum(map(_num_predictions, row)) for row in rows])
+    input_lengths = np.array([lengths.inputs for lengths in capacity])
+    predictions = np.array([sum(map(_num_predictions, row)) for row in rows])
     statistics = [
-        Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))
+        Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / input_lengths.sum()))
     ]
     if has_encoder:
         outputs = sum(len(e["tokens"]) for row in rows for e in row)
@@ -137,26 +141,28 @@ def _row_statistics(
             Statistic("padding of the decoder", 1 - outputs / sum(lengths.targets for lengths in capacity))
         )
     statistics += [
-        Statistic("loss tokens a batch", float(loss.mean()) * batches.global_batch_size),
+        Statistic("loss tokens a batch", float(predictions.mean()) * batches.global_batch_size),
         Statistic("examples a row", sum(map(len, rows)) / len(rows)),
     ]
     if batches.vocabulary.unk is not None:
         unknown = sum(np.count_nonzero(e[inputs_name] == batches.vocabulary.unk) for row in rows for e in row)
         statistics.append(Statistic("unknown tokens", float(unknown / inputs.sum())))
     tolerance = _MAX_ROWS_WITHOUT_LOSS + 5 * math.sqrt(_MAX_ROWS_WITHOUT_LOSS / len(rows))
-    statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), expected=0.0, tolerance=tolerance))
-    return statistics, inputs / room
+    statistics.append(
+        Statistic("rows without loss", float(np.mean(predictions == 0)), expected=0.0, tolerance=tolerance)
+    )
+    return statistics, inputs / input_lengths
 
 
 def _num_predictions(example: Example) -> int:
-    """Returns the number of predictions of an example: its loss tokens, its word labels, or 1 for any other label."""
+    """Counts the predictions in an example: its loss tokens or word labels, or 1 for any other kind of label."""
     if has_loss(example):
         return np.count_nonzero(example["loss_weights"])
     return len(example["word_labels"]) if has_word_labels(example) else 1
 
 
 def _fields(objective: Any, path: str) -> Iterator[str]:
-    """Yields the config paths of an objective's fields that set the share of predicted tokens, such as mask rates."""
+    """Yields the config paths of an objective's rate fields, which set the fraction of predicted tokens."""
     for field in dataclasses.fields(objective):
         value = getattr(objective, field.name)
         if field.name.endswith(("_rate", "_density")) and isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Measures corpora: numbers and lengths of documents, use of the vocabulary, and duplicates.
+"""Computes metrics of corpora: the number and lengths of documents, vocabulary use, and duplicates.
 
 A corpus is read in blocks, so a few hundred megabytes of memory suffice for a corpus of any size.
 """
@@ -15,18 +15,19 @@ from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 
 _BLOCK = 1 << 22  # tokens (or document ends) per read
-_MAX_COMPARED = 1 << 22  # maximum number of different documents to compare; of a larger corpus, a sample is compared
-_COLLECTED = 1 << 20  # document hashes per block
-_EDGES = np.unique(np.ceil(2.0 ** (np.arange(64 * 41) / 64)).astype(np.int64))  # length bins: 1, 2, 3, … then 1 % apart
-_OPENING_TOKENS = 24  # tokens from the beginning of the longest document, for the report
+_MAX_COMPARED = 1 << 22  # maximum number of different documents to compare; larger corpora are sampled
+_HASHES_PER_BLOCK = 1 << 20  # document hashes per block
+# Lower edges of the length bins: 1, 2, 3, …, then 1 % apart.
+_EDGES = np.unique(np.ceil(2.0 ** (np.arange(64 * 41) / 64)).astype(np.int64))
+_OPENING_TOKENS = 24  # first tokens of the longest document, for the report
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, JsonObject]:
-    """Returns the metrics of each split, {split: {metric: JSON value}}.
+    """Computes the metrics of each split, {split: {metric: JSON value}}.
 
-    Lengths of documents are in tokens and include the separator at the end of a document. In `splits`, later splits are
-    compared with earlier splits.
+    Document lengths are in tokens and include the separator at the end. Each split is also compared with the splits
+    before it in `splits`, to find documents that they share.
     """
     metrics, digests = {}, {}
     for name, corpus in splits.items():
@@ -40,7 +41,9 @@ def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, Jso
             **_vocabulary_use(corpus.token_counts, tokenizer),
             "duplicates": digests[name].duplicates,
             "duplicates_compared": 0.5 ** digests[name].level,
-            "in_earlier_splits": {before: digests[name].among(digests[before]) for before in metrics},
+            "in_earlier_splits": {
+                earlier_split: digests[name].among(digests[earlier_split]) for earlier_split in metrics
+            },
             "skipped": dict(corpus.skipped),
         }
         if corpus.parts == "sentences":
@@ -52,24 +55,25 @@ def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, Jso
 
 
 def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> JsonObject:
-    counts, longest, at, before = np.zeros(len(_EDGES), np.int64), 0, 0, 0
+    """Computes the metrics of the document lengths of a corpus."""
+    counts, longest, longest_document, previous_end = np.zeros(len(_EDGES), np.int64), 0, 0, 0
     for start in range(0, corpus.num_documents, _BLOCK):
         ends = corpus.document_ends[start : start + _BLOCK]
-        lengths = np.diff(ends, prepend=before)
+        lengths = np.diff(ends, prepend=previous_end)
         counts += np.bincount(_EDGES.searchsorted(lengths, "right") - 1, minlength=len(_EDGES))
         if lengths.max() > longest:
-            longest, at = int(lengths.max()), start + int(lengths.argmax())
-        before = int(ends[-1])
-    beginning = int(corpus.document_ends[at]) - longest
+            longest, longest_document = int(lengths.max()), start + int(lengths.argmax())
+        previous_end = int(ends[-1])
+    beginning = int(corpus.document_ends[longest_document]) - longest
     opening = tokenizer.decode(corpus.tokens(beginning, min(longest, _OPENING_TOKENS)))
-    reached = counts.cumsum() / corpus.num_documents
+    cumulative_fraction = counts.cumsum() / corpus.num_documents
     octaves = np.bincount((2 * np.log2(_EDGES) + 1e-9).astype(int), counts).astype(np.int64)  # half octaves
     bars = [[float(2 ** (i / 2)), int(count)] for i, count in enumerate(octaves) if count]
     return {
         "length_mean": corpus.num_tokens / corpus.num_documents,
-        "length_quantiles": {f"{q:g}": int(_EDGES[reached.searchsorted(q - 1e-12)]) for q in _QUANTILES},
-        "length_histogram": bars,  # [lower edge of the bin, number of documents]; each edge is sqrt(2) times the last
-        "longest": {"document": at, "tokens": longest, "opening": " ".join(opening.split())},
+        "length_quantiles": {f"{q:g}": int(_EDGES[cumulative_fraction.searchsorted(q - 1e-12)]) for q in _QUANTILES},
+        "length_histogram": bars,  # [lower edge, number of documents]; an edge is sqrt(2) times the last
+        "longest": {"document": longest_document, "tokens": longest, "opening": " ".join(opening.split())},
     }
 
 
@@ -77,6 +81,7 @@ def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> JsonObject:
 
 
 def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
+    """Computes the vocabulary metrics from `counts` [V], which says how often each token id occurs."""
     vocabulary = tokenizer.vocabulary
     pieces = np.delete(counts, sorted(vocabulary.special_ids))
     by_rank = np.sort(pieces[pieces > 0])[::-1]
@@ -97,10 +102,10 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
 class DocumentHashes:
     """A set of document hashes, from which the number of duplicates is estimated.
 
-    With at most `limit` different documents, `level` is 0 and the numbers are exact. With more documents, the set is a
+    With at most `limit` distinct documents, `level` is 0 and the estimates are exact. With more documents, the set is a
     sample: it contains only hashes that end in `level` zero bits, and each hash counts 2^level times (adaptive
-    sampling, Flajolet 1990). A sample contains all copies of a document or none. Samples of different corpora with the
-    same level contain the same documents.
+    sampling, Flajolet 1990). A sample contains either all copies of a document or none. Samples of different corpora
+    with the same level select the same documents.
     """
 
     def __init__(self, blocks: Iterator[np.ndarray], limit: int = _MAX_COMPARED):
@@ -115,19 +120,20 @@ class DocumentHashes:
 
     @property
     def duplicates(self) -> int:
-        """The number of documents that equal an earlier document of the corpus, estimated if `level` > 0."""
+        """Returns how many documents equal an earlier document of the corpus; this is an estimate if `level` > 0."""
         return int(self._copies.sum() - len(self._hashes)) << self.level
 
     def among(self, others: "DocumentHashes") -> int:
-        """Returns the number of documents of this corpus that the corpus of `others` also contains.
+        """Returns how many documents of this corpus are also in the corpus of `others`.
 
-        The number is an estimate if the level of one of the sets is greater than 0.
+        The number is an estimate if this set or `others` has a level greater than 0.
         """
         level = max(self.level, others.level)
         is_shared = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
         return int(self._copies[is_shared].sum()) << level
 
     def _sample(self, hashes: np.ndarray, copies: np.ndarray) -> None:
+        """Replaces the set with those of `hashes` that end in `level` zero bits, summing the copies of equal hashes."""
         in_sample = _ends_in_zeros(hashes, self.level)
         self._hashes, group = np.unique(hashes[in_sample], return_inverse=True)
         self._copies = np.bincount(group, copies[in_sample], len(self._hashes)).astype(np.int64)
@@ -138,7 +144,7 @@ def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
-    """Yields the 64-bit hashes of all documents in blocks, uint64 [about a million documents]."""
+    """Yields the 64-bit hashes of all documents, in uint64 blocks of about a million documents."""
     digest, collected = hashlib.blake2b(digest_size=8), []
     for start in range(0, corpus.num_tokens, _BLOCK):
         block = corpus.tokens(start, min(_BLOCK, corpus.num_tokens - start))
@@ -149,7 +155,7 @@ def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
             collected.append(digest.digest())
             digest = hashlib.blake2b(digest_size=8)
         digest.update(block[cuts[-1] :])  # the document continues in the next block
-        if len(collected) >= _COLLECTED:
+        if len(collected) >= _HASHES_PER_BLOCK:
             yield np.frombuffer(b"".join(collected), np.uint64)
             collected = []
     yield np.frombuffer(b"".join(collected), np.uint64)
@@ -159,14 +165,15 @@ def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
 
 
 def table(metrics: Mapping[str, JsonObject]) -> str:
-    """Returns the metrics of `measure` as a Markdown table with one column per split."""
+    """Formats the metrics of `measure` as a Markdown table with one column per split."""
     names = list(metrics)
-    rows = {name: dict(_rows(metrics[name])) for name in names}
+    rows = {name: dict(_table_rows(metrics[name])) for name in names}
     labels = dict.fromkeys(itertools.chain.from_iterable(rows.values()))
     return markdown(["", *names], [[label, *(rows[name].get(label, "") for name in names)] for label in labels])
 
 
-def _rows(split: JsonObject) -> Iterator[tuple[str, str]]:
+def _table_rows(split: JsonObject) -> Iterator[tuple[str, str]]:
+    """Yields (label, value) for each row of the table, for one split."""
     documents, tokens, quantiles = split["documents"], split["tokens"], split["length_quantiles"]
     yield "documents", f"{documents:,}"
     if "sentences" in split:
@@ -180,9 +187,9 @@ def _rows(split: JsonObject) -> Iterator[tuple[str, str]]:
     yield "pieces of the vocabulary in use", f"{split['pieces_used']:,} of {split['pieces']:,}"
     yield "used less than 10 times", f"{split['pieces_below_10']:,}"
     yield "unknown tokens", f"{100 * split['unknown_share']:.4f} %"
-    about = "" if split["duplicates_compared"] == 1 else "about "
-    yield "duplicates of earlier documents", f"{about}{split['duplicates']:,} ({split['duplicates'] / documents:.2%})"
-    for before, count in split["in_earlier_splits"].items():
-        yield f"documents that are in {before} too", f"{about}{count:,} ({count / documents:.2%})"
+    prefix = "" if split["duplicates_compared"] == 1 else "about "
+    yield "duplicates of earlier documents", f"{prefix}{split['duplicates']:,} ({split['duplicates'] / documents:.2%})"
+    for earlier_split, count in split["in_earlier_splits"].items():
+        yield f"documents that are in {earlier_split} too", f"{prefix}{count:,} ({count / documents:.2%})"
     for reason, count in sorted(split["skipped"].items()):
         yield f"skipped: {reason}", f"{count:,}"

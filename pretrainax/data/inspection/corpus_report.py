@@ -9,10 +9,10 @@ from pretrainax.files.atomic_files import write_atomically
 
 
 def write_report(prepared: Any, directory: str) -> str:
-    """Writes corpus.md, corpus.json and corpus.png to a directory. Returns the content of corpus.md, a table.
+    """Writes corpus.md, corpus.json and corpus.png to a directory, and returns the table in corpus.md.
 
     Args:
-      prepared: the `data.preparation.prepare.Prepared` to measure.
+      prepared: the prepared data (`data.preparation.prepare.Prepared`) to measure.
     """
     from pretrainax.reporting.text_plots import draw_corpus  # a local import: matplotlib is slow to import
 

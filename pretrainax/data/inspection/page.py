@@ -63,15 +63,15 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 
 
 def render(config: str, summary: str, measured: check.Measurement, views: list[View]) -> str:
-    """Returns the HTML page with the statistics of the first rows and with views of rows.
+    """Renders the HTML page, which shows the statistics of the first rows and views of some rows.
 
     Args:
       config: the name of the config, for the title.
       summary: one line about the corpus, for the title.
-      measured: the statistics.
+      measured: the statistics of the first rows.
       views: the rows to show.
     """
-    parts = [
+    sections = [
         f"<h1>What the model will see</h1><p class=soft><b>{_escape(config)}</b> · {_escape(summary)}</p>",
         f"<section class=two><div><h2>Measured over the first {measured.rows} rows</h2>{_table(measured)}</div>"
         f"<div><h2>Fill of the rows</h2>{_histogram(measured.fill)}</div></section>",
@@ -82,21 +82,22 @@ def render(config: str, summary: str, measured: check.Measurement, views: list[V
         '<!doctype html>\n<html lang=en><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_escape(config)}: what the model will see</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>\n{''.join(part + chr(10) for part in parts)}</main></body></html>\n"
+        f"<body><main>\n{''.join(section + chr(10) for section in sections)}</main></body></html>\n"
     )
 
 
 def _table(measured: check.Measurement) -> str:
-    head = "<tr><th>statistic<th class=n>measured<th class=n>expected<th>"
-    several = len(measured.groups) > 1
+    """Renders a table of all statistics, with measured and expected values."""
+    header = "<tr><th>statistic<th class=n>measured<th class=n>expected<th>"
+    has_several_groups = len(measured.groups) > 1
     rows = [
-        _statistic(f"{group.name}: {statistic.name}" if several else statistic.name, statistic)
+        _statistic(f"{group.name}: {statistic.name}" if has_several_groups else statistic.name, statistic)
         for group in measured.groups
         for statistic in group.statistics
     ]
     rows += [_statistic(statistic.name, statistic) for statistic in measured.statistics]
     rows += [f"<tr><td>{_escape(name)}<td class=n>{value:,.4g}<td><td>" for name, value in measured.plan.items()]
-    return f"<table>{head}{''.join(rows)}</table>"
+    return f"<table>{header}{''.join(rows)}</table>"
 
 
 def _statistic(name: str, statistic: Statistic) -> str:
@@ -108,9 +109,9 @@ def _statistic(name: str, statistic: Statistic) -> str:
 
 
 def _histogram(fill: np.ndarray) -> str:
-    """Returns an SVG histogram with 20 bars of `fill` [rows].
+    """Renders an SVG histogram of `fill` [rows] with 20 bars.
 
-    `fill` is the fraction of each row's input tokens that are not padding.
+    `fill` is the fraction of each row's input positions that are not padding.
     """
     counts, _ = np.histogram(np.clip(fill, 0, 1), bins=20, range=(0, 1))
     bars = "".join(
@@ -130,8 +131,8 @@ def _histogram(fill: np.ndarray) -> str:
 
 
 def _legend(views: list[View]) -> str:
-    """Returns an HTML legend of the kinds and marks of pieces that occur in `views`."""
-    pieces = [piece for view in views for side in view.panels for piece in side.pieces]
+    """Renders a legend that explains the markings of the pieces in `views`."""
+    pieces = [piece for view in views for panel in view.panels for piece in panel.pieces]
     kinds = {piece.kind for piece in pieces if piece.tokens} - {"text"}
     items = [(f"<mark class={kind}>{kind}</mark>", KINDS[kind].partition(": ")[2]) for kind in KINDS if kind in kinds]
     if any(piece.part == "prefix" for piece in pieces):
@@ -142,18 +143,21 @@ def _legend(views: list[View]) -> str:
         items.append(("<span class=dim>pale</span>", "no loss"))
     if any(piece.new for piece in pieces):
         items.append(("╌╌", "start of the next document"))
-    return "<div class=legend>" + "".join(f"<span>{sign} {meaning}</span>" for sign, meaning in items) + "</div>"
+    return "<div class=legend>" + "".join(f"<span>{symbol} {meaning}</span>" for symbol, meaning in items) + "</div>"
 
 
 def _row(view: View) -> str:
+    """Renders the view of one row, with its title, notes and panels."""
     notes = "".join(f"<p class=soft>{_escape(note)}</p>" for note in view.notes)
-    sides = "".join(
-        f"<h3>{_escape(side.name)}</h3><div class=words>{''.join(_pieces(side.pieces))}</div>" for side in view.panels
+    panels = "".join(
+        f"<h3>{_escape(panel.name)}</h3><div class=words>{''.join(_pieces(panel.pieces))}</div>"
+        for panel in view.panels
     )
-    return f"<section><h2>{_escape(view.title)}</h2>{notes}{sides}</section>"
+    return f"<section><h2>{_escape(view.title)}</h2>{notes}{panels}</section>"
 
 
 def _pieces(pieces: list[Piece]) -> Iterator[str]:
+    """Yields the HTML of each piece of a panel."""
     for i, piece in enumerate(pieces):
         if piece.new and i:
             yield "<span class=new></span>"
@@ -168,10 +172,10 @@ def _pieces(pieces: list[Piece]) -> Iterator[str]:
             text = _escape(piece.target)
         elif kind == "random":
             text = f"<s>{text}</s>{_escape(piece.target)}"
-        marked = text if kind == "text" else f"<mark class={kind}>{text}</mark>"
+        marked_text = text if kind == "text" else f"<mark class={kind}>{text}</mark>"
         classes = " ".join(filter(None, (piece.part, "dim" if piece.dim else "")))
-        yield space + (f'<span class="{classes}">{marked}</span>' if classes else marked)
+        yield space + (f'<span class="{classes}">{marked_text}</span>' if classes else marked_text)
 
 
 def _escape(text: str) -> str:
-    return html.escape(text).replace("⏎", "<i>⏎</i>\n")  # keeps the sign ⏎ and breaks the line after it
+    return html.escape(text).replace("⏎", "<i>⏎</i>\n")  # shows ⏎ and breaks the line after it

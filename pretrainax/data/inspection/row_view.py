@@ -1,4 +1,4 @@
-"""Converts rows of a batch to readable views: pieces of text, each marked with the change that the objective made."""
+"""Converts rows of a batch to readable views: pieces of text, each labelled with what the objective did to it."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -35,22 +35,26 @@ _CODE = {name: code for code, name in enumerate(_NAMES)}
 
 
 class Piece(NamedTuple):
-    text: str  # the text of consecutive tokens; on the side of the inputs, the text that the model reads
+    """The text of consecutive tokens in a row that are all marked in the same way."""
+
+    text: str  # the text of the tokens; in a panel of inputs, the text that the model reads
     kind: str  # a key of KINDS
     tokens: int  # the number of tokens; 0 for a gap between two pieces
     target: str = ""  # the text of the target, if the view shows the target next to the input
-    part: str = ""  # "A" | "B": segments of a sentence pair; "prefix": bidirectional attention; "": none of them
+    part: str = ""  # "A" | "B": segment of a sentence pair; "prefix": bidirectional attention; "": none of these
     new: bool = False  # True for the first piece of a document or of an example
     dim: bool = False  # True for targets without loss
 
 
 class Panel(NamedTuple):
+    """The inputs or the targets of a row, split into pieces."""
+
     name: str  # for example "encoder reads" or "predicts"
     pieces: list[Piece]
 
 
 class View(NamedTuple):
-    """A row of a batch for display: a title, the inputs and targets (sides), and further lines of text (notes)."""
+    """A row of a batch for display: a title, panels of inputs and targets, and additional lines of text (notes)."""
 
     title: str
     panels: list[Panel]
@@ -58,14 +62,14 @@ class View(NamedTuple):
 
 
 class TokenTexts:
-    """Decodes ids to text for display. Unlike `Tokenizer.decode`, it preserves the space before the first word."""
+    """Decodes token ids for display. Unlike `Tokenizer.decode`, keeps the space before the first word."""
 
     def __init__(self, tokenizer: Any):
         self.vocabulary, self._special = tokenizer.vocabulary, tokenizer.special_pieces
         self.spellings = tokenizer.spellings()
 
     def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of consecutive ids, with visible signs for line breaks, tabs and control characters."""
+        """Returns the text of consecutive token ids, making line breaks, tabs and control characters visible."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
@@ -77,7 +81,7 @@ class TokenTexts:
 
 
 def row_views(batches: Batches, words: TokenTexts, count: int, step: int = 0) -> list[View]:
-    """Returns the views of the `count` rows that a run reads first after `step` updates."""
+    """Builds views of the first `count` rows that a run reads after `step` steps."""
     views, first = [], step * batches.global_batch_size
     for number in range(first, first + count):
         objective, examples = batches.examples(number)
@@ -93,10 +97,12 @@ def row_views(batches: Batches, words: TokenTexts, count: int, step: int = 0) ->
 
 
 def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...] = ()) -> View:
-    """Returns the view of a row: the inputs of the encoder and the decoder, the targets and the labels.
+    """Builds the view of a row: the inputs of the encoder and the decoder, the targets and the labels.
 
     Args:
-      row: one row of each array of a batch [B, ...], padded, with one or several examples.
+      row: one padded row of a batch, i.e. one row of each array [B, ...]; it may contain several examples.
+      words: decodes token ids.
+      title: title of the view.
       notes: lines of text to append to the labels.
     """
     vocabulary, panels = words.vocabulary, []
@@ -106,7 +112,7 @@ def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...
     tokens, segments = row["tokens"], row["segment_ids"]
     kinds, parts = _kinds(tokens, segments, vocabulary), _parts(row)
     if is_gathered(row):
-        panels += _masked(row, kinds, parts, words)
+        panels += _masked_panels(row, kinds, parts, words)
     else:
         name = "decoder reads" if panels else "reads"
         panels.append(Panel(name, _pieces(tokens, segments, kinds, words, parts)))
@@ -116,7 +122,7 @@ def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...
         panels.append(Panel("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
     labels = {"pair label": "pair_labels", "label": "labels", "label values": "label_values"}
     labels |= {"answer, first and last token": "span"}
-    label_notes = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
+    label_notes = [f"{label} {row[name].tolist()}" for label, name in labels.items() if name in row]
     if has_word_labels(row):
         words = row["words"][segments > 0]
         label_notes += [
@@ -127,7 +133,10 @@ def view(row: Example, words: TokenTexts, title: str = "", notes: tuple[str, ...
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
-    """Returns the code (`_CODE`) of each token's kind, [T], without the kinds of masked rows, such as "random"."""
+    """Returns the code (`_CODE`) of each token's kind, [T], which depends only on the token id and on padding.
+
+    `_masked_panels` later changes the kinds at the predicted positions.
+    """
     kinds = np.where(np.isin(tokens, list(vocabulary.special_ids)), _CODE["special"], _CODE["text"])
     for name, ids in (("sentinel", vocabulary.sentinels), ("masked", vocabulary.mask), ("unknown", vocabulary.unk)):
         if ids is not None:
@@ -137,7 +146,7 @@ def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndar
 
 
 def _parts(row: Example) -> np.ndarray:
-    """Returns the part of each token for `Piece.part`, [T]: "A", "B", "prefix" or ""."""
+    """Returns the `Piece.part` of each token, [T]: "A", "B", "prefix" or ""."""
     if has_pairs(row):
         return np.where(row["token_types"] == 0, "A", "B")
     if has_prefix(row):
@@ -145,43 +154,43 @@ def _parts(row: Example) -> np.ndarray:
     return np.full(len(row["tokens"]), "")
 
 
-def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Panel]:
-    """Returns two sides of a masked row: the inputs, with each target at its position, and the targets alone.
+def _masked_panels(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Panel]:
+    """Builds both panels of a masked row: the inputs, with each target shown at its position, and the targets alone.
 
-    Changes `kinds` [T] at the predicted positions to masked, random or kept.
+    Sets `kinds` [T] to masked, random or kept at the predicted positions, in place.
     """
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0
-    places, targets = row["masked_positions"][is_loss], row["targets"][is_loss]
-    kinds[places] = np.where(
-        tokens[places] == words.vocabulary.mask,
+    positions, targets = row["masked_positions"][is_loss], row["targets"][is_loss]
+    kinds[positions] = np.where(
+        tokens[positions] == words.vocabulary.mask,
         _CODE["masked"],
-        np.where(tokens[places] == targets, _CODE["kept"], _CODE["random"]),
+        np.where(tokens[positions] == targets, _CODE["kept"], _CODE["random"]),
     )
     originals = np.full(len(tokens), -1)
-    originals[places] = targets
-    order = np.argsort(places, kind="stable")
-    runs = np.split(targets[order], np.flatnonzero(np.diff(places[order]) > 1) + 1)
+    originals[positions] = targets
+    order = np.argsort(positions, kind="stable")
+    runs = np.split(targets[order], np.flatnonzero(np.diff(positions[order]) > 1) + 1)
     predicted = [Piece(words.decode(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
     is_pair = has_pairs(row)
     inputs = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
     gap = Piece(" … ", "padding", 0)
-    between = [piece for target in predicted for piece in (gap, target)][1:]
-    return [Panel("reads", inputs), Panel("predicts", between)]
+    targets_and_gaps = [piece for target in predicted for piece in (gap, target)][1:]
+    return [Panel("reads", inputs), Panel("predicts", targets_and_gaps)]
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
-    """Groups consecutive tokens with the same document, kind, part and dimming into pieces.
+    """Groups consecutive tokens into pieces that share the same document, kind, part and dimming.
 
-    Each position with a target in `originals` is a piece of its own.
+    Each position with a target in `originals` becomes a separate piece.
 
     Args:
       tokens, segments: [T] token ids, and [T] example numbers from 1 (0: padding).
       kinds: [T] codes of `_CODE`.
-      words: decodes the ids.
-      parts: [T] values of `Piece.part`; None: "" for all tokens.
-      originals: [T] target ids at the predicted positions, -1 elsewhere; None: no predicted positions.
-      dim: [T] True for targets without loss; None: False for all tokens.
+      words: decodes token ids.
+      parts: [T] values of `Piece.part`. If None, "" for all tokens.
+      originals: [T] target ids at the predicted positions, -1 elsewhere. If None, no position is predicted.
+      dim: [T] True for targets without loss. If None, False for all tokens.
       separates: whether the vocabulary's separator token ends a document.
     """
     n = len(tokens)
@@ -194,17 +203,17 @@ def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=N
         ends &= np.append(False, segments[1:-1] == segments[:-2]) if n > 1 else False  # not the start of a decoder
         new[1:] |= ends
     new &= segments > 0
-    alone = np.zeros(n, bool) if originals is None else originals >= 0
+    is_predicted = np.zeros(n, bool) if originals is None else originals >= 0
     starts = np.ones(n, bool)
-    starts[1:] = new[1:] | alone[1:] | alone[:-1] | (dim[1:] != dim[:-1])
+    starts[1:] = new[1:] | is_predicted[1:] | is_predicted[:-1] | (dim[1:] != dim[:-1])
     starts[1:] |= (kinds[1:] != kinds[:-1]) | (parts[1:] != parts[:-1])
     bounds = [*np.flatnonzero(starts).tolist(), n]
     pieces = []
     for start, end in itertools.pairwise(bounds):
         kind = _NAMES[kinds[start]]
         text = "" if kind == "padding" else words.decode(tokens[start:end])
-        target = words.decode(originals[start:end]) if alone[start] else ""
-        if alone[start]:  # the space before the word follows the original text, not the input
+        target = words.decode(originals[start:end]) if is_predicted[start] else ""
+        if is_predicted[start]:  # the space before the word follows the original text, not the input
             text = " " * target.startswith(" ") + text.strip(" ")
         pieces.append(
             Piece(

@@ -1,10 +1,10 @@
-"""Defines the pretraining objectives: each converts a sequence of token ids into a training example.
+"""Defines the pretraining objectives, each of which converts a sequence of token ids into a training example.
 
 The package uses only NumPy, because loader workers never import JAX.
 """
 
 from pretrainax.data.batch import Lengths
-from pretrainax.data.objectives.base import Objective, Statistic, Text
+from pretrainax.data.objectives.base import Objective, ObjectiveInput, Statistic
 from pretrainax.data.objectives.bidirectional import BidirectionalLM
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import UL2R, MixtureOfDenoisers, SequentialDenoising
@@ -42,7 +42,7 @@ __all__ = [
     "SpanCorruption",
     "Spans",
     "Statistic",
-    "Text",
+    "ObjectiveInput",
     "TextToText",
     "Tokens",
     "UL2R",

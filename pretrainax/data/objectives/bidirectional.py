@@ -1,4 +1,4 @@
-"""Bidirectional language modelling: predicts each token from the tokens before it, and from the tokens after it."""
+"""Bidirectional language modelling: predicts each token from the preceding tokens, and from the following tokens."""
 
 import dataclasses
 from typing import ClassVar
@@ -18,9 +18,11 @@ register_fields(
 
 @dataclasses.dataclass
 class BidirectionalLM(CausalLM):
-    """Predicts the next and the previous token at every position, with two models that share input and output layers
-    (Peters et al. 2018, section 3.1). The training loss is the sum of both losses, each over the whole vocabulary.
-    "loss" is the loss of the forward model, a likelihood of the text.
+    """Predicts the next and the previous token at every position (Peters et al. 2018, section 3.1).
+
+    A forward and a backward model share the input and output layers. The training loss, "total_loss", is the sum of
+    the forward and the backward loss. Both losses use a softmax over the whole vocabulary. The metric "loss" is the
+    forward loss, the negative log-likelihood of the text.
 
     Windows are cut from concatenated documents, so rows have no padding. The window `the cat . a` (two documents,
     sequence length 4) becomes
@@ -40,7 +42,7 @@ class BidirectionalLM(CausalLM):
         segment_ids        1    1    1    2
         positions          0    1    2    0
 
-    A target outside of the window, or outside of the document, has weight 0.
+    A target outside the window, or outside the document, has weight 0.
     """
 
     families: ClassVar[tuple[str, ...]] = ("recurrent",)

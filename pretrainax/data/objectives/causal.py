@@ -1,4 +1,4 @@
-"""Causal language modelling: predicts each token from the tokens before it."""
+"""Causal language modelling: predicts each token from the preceding tokens."""
 
 import dataclasses
 import functools
@@ -11,18 +11,18 @@ from pretrainax.data.objectives.base import Objective, Statistic
 
 
 def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
-    """Returns positions that restart at 0 in each document: [1, 1, 1, 2, 2] -> [0, 1, 2, 0, 1]."""
+    """Computes positions that restart at 0 in each document: [1, 1, 1, 2, 2] -> [0, 1, 2, 0, 1]."""
     index = np.arange(len(segment_ids), dtype=np.int32)
     begins = np.zeros_like(index)
     begins[1:] = np.where(segment_ids[1:] != segment_ids[:-1], index[1:], 0)
     return index - np.maximum.accumulate(begins)
 
 
-@functools.lru_cache(maxsize=64)  # most rows have one length; arrays of an example are read-only
+@functools.lru_cache(maxsize=64)  # most sequences have the same length
 def _constant_arrays(length: int) -> Example:
-    """Returns the arrays that are equal for all sequences of `length` tokens if every token is predicted.
+    """Builds the arrays of an example that do not depend on its tokens, for `length` inputs that are all predicted.
 
-    The arrays are cached and read-only.
+    The cached arrays are shared between examples, so they are read-only.
     """
     arrays = {
         "segment_ids": np.ones(length, np.int32),
@@ -53,11 +53,11 @@ class CausalLM(Objective):
         segment_ids    1    1    1    2
         positions      0    1    2    0
 
-    With config.data.packing, a sequence is part of one document, and several sequences share a row. They do not attend
-    to each other, even without `mask_documents`. A sequence of a single token has no target.
+    With config.data.packing, each sequence comes from one document, and a row may contain several sequences. Sequences
+    do not attend to each other, even without `mask_documents`. A single-token sequence has no target.
     """
 
-    mask_documents: bool = False  # attention, positions and predictions stay inside one document
+    mask_documents: bool = False  # whether attention, positions and predictions stay inside one document
 
     @property
     def single_segment(self) -> bool:

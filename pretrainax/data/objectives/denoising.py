@@ -12,7 +12,7 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 
 
 class Counts(NamedTuple):
-    """The numbers of infilled, masked and deleted tokens of a sequence."""
+    """The numbers of tokens to infill, mask and delete in a sequence."""
 
     infilled: int
     masked: int
@@ -20,25 +20,28 @@ class Counts(NamedTuple):
 
 
 def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Returns the tokens after ceil(rate * count) random sentences were permuted among each other.
+    """Permutes a random subset of ceil(rate * s) of the s sentences; the remaining sentences keep their positions.
 
-    ends: the end of each of the `count` sentences, [count].
+    Args:
+      tokens: [n] int32.
+      ends: [s] end offset of each sentence in `tokens`.
+      rate: the fraction of the sentences to permute.
     """
     sentences = np.split(tokens, ends[:-1])
     count = math.ceil(rate * len(sentences) - 1e-6)  # 0.07 * 100 is 7.000000000000001
-    moved = rng.permutation(len(sentences))[:count]
+    permuted = rng.permutation(len(sentences))[:count]
     order = np.arange(len(sentences))
-    order[moved] = rng.permutation(moved)
+    order[permuted] = rng.permutation(permuted)
     return np.concatenate([sentences[i] for i in order])
 
 
 def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the starts and lengths of spans that have `infilled` tokens in total, both int64 [spans].
+    """Draws the start positions and lengths of spans with `infilled` tokens in total, both [spans] int64.
 
-    Lengths are drawn from a Poisson distribution with mean `mean` until they add up to `infilled`; the last span is
-    truncated. All spans, including spans of length 0, are shuffled among the remaining tokens, with all orders equally
-    likely. The number of spans is at most `infilled`, so that the sequence does not grow. If these spans are too short,
-    the last span is extended.
+    Lengths are drawn from a Poisson distribution with mean `mean` until they add up to `infilled`. The last span is
+    truncated. The spans, including spans of length 0, are shuffled among the remaining tokens, with all orders equally
+    likely. There are at most `infilled` spans, so that infilling never lengthens the sequence; if they are too short in
+    total, the last one is extended.
     """
     lengths = rng.poisson(mean, infilled)
     total = lengths.cumsum()
@@ -53,10 +56,16 @@ def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator
 
 
 def corrupt(tokens: np.ndarray, dropped: np.ndarray, masks: np.ndarray, mask: int) -> np.ndarray:
-    """Returns `tokens` without the `dropped` tokens ([n] bool), with the id `mask` before each position in `masks`.
+    """Removes the `dropped` tokens of a sequence and inserts the token id `mask` at the positions `masks`.
 
-    A masked token is dropped and has a mask at its position. An infilled span is dropped and has a mask at its start.
-    `masks` are sorted positions in `tokens`.
+    To mask a token, drop it and put a mask at its position. To infill a span, drop it and put a single mask at its
+    start.
+
+    Args:
+      tokens: [n] int32.
+      dropped: [n] bool.
+      masks: [m] sorted positions in `tokens`; each mask is inserted before the token at its position.
+      mask: the id of the mask token.
     """
     remaining = ~dropped
     before = np.zeros(len(tokens) + 1, np.int64)  # number of remaining tokens before each position
@@ -75,24 +84,25 @@ class Denoising(Objective):
     Corruptions of the text `A B C . D E .` (figure 2 of the paper):
 
         sentence permutation  D E . A B C .   permutes a fraction of the sentences
-        text infilling        A _ . D _ E .   replaces each span by one <mask>; Poisson lengths, which include 0
-        token masking         A _ C . _ E .   replaces each token by one <mask>
+        text infilling        A _ . D _ E .   replaces each span with one <mask>; Poisson lengths, which may be 0
+        token masking         A _ C . _ E .   replaces each token with one <mask>
         token deletion        A C . E .       removes tokens
         document rotation     C . D E . A B   starts at a random token
 
-    Each corruption has a rate, and corruptions with a rate above 0 are applied in this order. Infilling, masking and
-    deletion affect different tokens. With the first two corruptions, the text may become
+    Each corruption has a rate. The corruptions with a rate above 0 are applied in this order. Infilling, masking and
+    deletion affect disjoint sets of tokens. With the first two corruptions, the text may become
 
         encoder_tokens  <s> D _ E . A _ . </s>
         targets         <s> A B C . D E . </s>
         tokens          </s> <s> A B C . D E .
 
-    `tokens`, the decoder input, are the targets shifted right, with </s> as start, as in BART. Inputs and targets end
-    with </s> in all cases. NOTE If the sequence ends inside a document, this target has weight 0, unlike in BART.
+    `tokens`, the decoder inputs, are the targets shifted right by one, after the start token </s>, as in BART. Inputs
+    and targets always end with </s>.
+    NOTE If the sequence ends inside a document, the target </s> has loss weight 0. In BART, its weight is 1.
     """
 
-    infilling_rate: float = 0.3  # fraction of the tokens that are in spans
-    mean_span_length: float = 3.0  # of the Poisson distribution, in tokens
+    infilling_rate: float = 0.3  # fraction of the tokens that are replaced in spans
+    mean_span_length: float = 3.0  # in tokens, the mean of the Poisson distribution
     permutation_rate: float = 1.0  # fraction of the sentences that are permuted
     masking_rate: float = 0.0  # fraction of the tokens that are masked
     deletion_rate: float = 0.0  # fraction of the tokens that are deleted
@@ -124,7 +134,7 @@ class Denoising(Objective):
 
     @property
     def _removed_rate(self) -> float:
-        """Returns the fraction of the tokens that the encoder does not read: infilled, masked and deleted tokens."""
+        """Returns the fraction of the tokens that are missing from the encoder input: infilled, masked or deleted."""
         return self.infilling_rate + self.masking_rate + self.deletion_rate
 
     def lengths(self, sequence_length):
@@ -134,7 +144,7 @@ class Denoising(Objective):
         return Lengths(raw, raw + 2, raw + 2)
 
     def counts(self, length: int) -> Counts:
-        """Returns the numbers of infilled, masked and deleted tokens in `length` tokens of a document without EOS."""
+        """Returns how many tokens to infill, mask and delete in a sequence of `length` tokens, not counting EOS."""
         infilled = min(round(self.infilling_rate * length), length)
         masked = min(round(self.masking_rate * length), length - infilled)
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
@@ -146,7 +156,7 @@ class Denoising(Objective):
         tokens, bos, eos = text.tokens, vocabulary.bos, vocabulary.eos
         is_end = bool(tokens[-1] == eos)
         tokens = tokens[: len(tokens) - is_end]
-        noised = self._noised(tokens, text.parts, rng, vocabulary.mask)
+        noised = self._corrupted_tokens(tokens, text.parts, rng, vocabulary.mask)
         inputs, targets = (np.concatenate([[bos], x, [eos]]).astype(np.int32) for x in (noised, tokens))
         example = encoder_decoder_example(inputs, targets, self.decoder_start(vocabulary))
         example["loss_weights"][-1] = is_end
@@ -156,11 +166,11 @@ class Denoising(Objective):
         inputs = np.concatenate([[vocabulary.bos], tokens, [vocabulary.eos]]).astype(np.int32)
         return encoder_decoder_prompt(inputs, self.decoder_start(vocabulary))
 
-    def _noised(self, tokens: np.ndarray, ends: Optional[np.ndarray], rng, mask: int) -> np.ndarray:
-        """Returns the tokens after all corruptions. ends: the ends of the sentences; only used to permute them."""
+    def _corrupted_tokens(self, tokens: np.ndarray, ends: Optional[np.ndarray], rng, mask: int) -> np.ndarray:
+        """Applies all corruptions to a sequence; `ends`, its sentences' end offsets, is used only to permute them."""
         length = len(tokens)
         if self.permutation_rate and length:
-            ends = np.unique(np.minimum(ends, length))  # the end of a document may be a separate sentence
+            ends = np.unique(np.minimum(ends, length))  # drops a last sentence that was only the EOS token
             tokens = permute_sentences(tokens, ends, self.permutation_rate, rng)
         infilled, masked, deleted = self.counts(length)
         dropped, starts = np.zeros(length, bool), np.zeros(0, np.int64)
@@ -168,9 +178,9 @@ class Denoising(Objective):
             starts, lengths = draw_spans(length, infilled, self.mean_span_length, rng)
             dropped[np.repeat(starts - lengths.cumsum() + lengths, lengths) + np.arange(infilled)] = True
         if masked or deleted:
-            single = rng.permutation(np.flatnonzero(~dropped))[: masked + deleted]
-            dropped[single] = True
-            starts = np.sort(np.concatenate([starts, single[:masked]]))
+            single_positions = rng.permutation(np.flatnonzero(~dropped))[: masked + deleted]
+            dropped[single_positions] = True
+            starts = np.sort(np.concatenate([starts, single_positions[:masked]]))
         tokens = corrupt(tokens, dropped, starts, mask)
         if self.rotation_rate and rng.random() < self.rotation_rate and len(tokens):
             tokens = np.roll(tokens, -int(rng.integers(len(tokens))))
@@ -184,24 +194,24 @@ class Denoising(Objective):
         originals = [example["targets"][1:-1] for example in examples]
         inputs = [example["encoder_tokens"][1:-1] for example in examples]
         total = sum(map(len, originals))
-        masks = sum(int((tokens == vocabulary.mask).sum()) for tokens in inputs)
+        num_masks = sum(int((tokens == vocabulary.mask).sum()) for tokens in inputs)
         counts = np.sum([self.counts(len(original)) for original in originals], axis=0)
-        removed = total - sum(map(len, inputs)) + masks
+        num_removed = total - sum(map(len, inputs)) + num_masks
         rounding = abs(float(counts.sum()) / max(total, 1) - self._removed_rate)
-        yield Statistic("lost tokens", removed / max(total, 1), self._removed_rate, tolerance=rounding + 1e-6)
+        yield Statistic("lost tokens", num_removed / max(total, 1), self._removed_rate, tolerance=rounding + 1e-6)
         if self.infilling_rate:
-            spans = max(masks - int(counts[1]), 1)
-            # Sampling error, and the truncated last span of each sequence.
+            spans = max(num_masks - int(counts[1]), 1)
+            # The tolerance covers the sampling error and the truncated last span of each sequence.
             tolerance = 5 * math.sqrt(self.mean_span_length / spans) + self.mean_span_length * len(originals) / spans
             yield Statistic("mean span length", int(counts[0]) / spans, self.mean_span_length, tolerance)
-        moved = [
+        is_reordered = [
             not _is_subsequence(tokens[tokens != vocabulary.mask], original)
             for tokens, original in zip(inputs, originals, strict=True)
         ]
-        yield Statistic("texts in another order", float(np.mean(moved)))
+        yield Statistic("texts in another order", float(np.mean(is_reordered)))
 
 
-def _is_subsequence(some: np.ndarray, tokens: np.ndarray) -> bool:
-    """Returns True if all tokens of `some` occur in `tokens` in the same order."""
-    rest = iter(tokens.tolist())
-    return all(token in rest for token in some.tolist())
+def _is_subsequence(candidate: np.ndarray, tokens: np.ndarray) -> bool:
+    """Returns True if the tokens of `candidate` occur in `tokens` in the same order, not necessarily adjacent."""
+    remaining = iter(tokens.tolist())
+    return all(token in remaining for token in candidate.tolist())

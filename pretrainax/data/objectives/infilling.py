@@ -9,32 +9,32 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example, Lengths
-from pretrainax.data.objectives.base import Statistic, Text
+from pretrainax.data.objectives.base import ObjectiveInput, Statistic
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.tokenization.base import Tokenizer
 
-_NO_ROOM = 0.15  # maximum fraction of drawn documents without room for a split
-_GROWTH = 8  # maximum tokens that a split between characters adds to a document: it cuts two words
-_PROBE = "a  b\nc "  # text that a tokenizer must reproduce
+_MAX_UNSPLIT_FRACTION = 0.15  # maximum fraction of drawn documents that exceed the split capacity of their row
+_MAX_ADDED_TOKENS = 8  # maximum number of tokens that splitting inside two words adds to a document
+_WHITE_SPACE_SAMPLE = "a  b\nc "  # text that the tokenizer must encode and decode without changes
 
 
-class _Spelling(NamedTuple):
-    """Converts tokens to text and text to tokens; returns None if the conversion would lose information."""
+class _LosslessTokenizer(NamedTuple):
+    """Converts tokens to text and back; both methods return None if the conversion is not reversible."""
 
     tokenizer: Tokenizer
-    spellings: list[bytes]  # [V]
+    spellings: list[bytes]  # [V], the UTF-8 bytes of each token
 
     def text(self, tokens: np.ndarray) -> Optional[str]:
-        """Returns the text of tokens; None if the tokens begin or end inside a character, as in a window."""
+        """Decodes tokens, or returns None if they begin or end inside a character, as may happen at window bounds."""
         try:
             return b"".join(map(self.spellings.__getitem__, tokens.tolist())).decode()
         except UnicodeDecodeError:
             return None
 
     def tokens(self, text: str) -> Optional[np.ndarray]:
-        """Returns the tokens of a text.
+        """Tokenizes a text.
 
-        Returns None if they do not decode to the same text, for example because the tokenizer normalizes it.
+        Returns None if the tokens do not decode to the same text, for example because the tokenizer normalizes it.
         """
         tokens = self.tokenizer.encode(text)
         return tokens if self.text(tokens) == text else None
@@ -42,8 +42,9 @@ class _Spelling(NamedTuple):
 
 @dataclasses.dataclass
 class FillInTheMiddle(CausalLM):
-    """Trains a causal language model on documents whose middle is moved to the end (Bavarian et al. 2022, arXiv
-    2207.14255, section 3 and appendix D).
+    """Trains a causal language model on documents whose middle is moved to the end.
+
+    Source: Bavarian et al. 2022, arXiv 2207.14255, section 3 and appendix D.
 
         python -m pretrainax.main --config=configs/gpt2.py --config.objective="FillInTheMiddle()" \\
             --config.tokenizer.num_sentinels=3 --config.model.vocab_size=50304
@@ -54,30 +55,31 @@ class FillInTheMiddle(CausalLM):
         <PRE> the cat <SUF> the mat <MID> sat on <eot>        PSM: prefix, suffix, middle
         <PRE> <SUF> the mat <MID> the cat sat on <eot>        SPM: suffix, prefix, middle
 
-    and then an example of CausalLM, which predicts every token. <PRE>, <SUF> and <MID> are the first three sentinels of
-    the vocabulary, <eot> is its separator. A document that continues after the window has no <eot>.
+    CausalLM then converts this sequence to an example and predicts every token. <PRE>, <SUF> and <MID> are the first
+    three sentinels of the vocabulary, and <eot> is its separator. A document that continues after the window has no
+    <eot>.
 
-    A row has room to split ceil(n / `tokens_per_document`) documents of its n original tokens. If more documents are
-    drawn, the remaining drawn documents stay unsplit. A run does not start if this makes the rate too low. Rows with
-    fewer splits end in padding. A sequence of a single token stays unsplit.
+    A row of n original tokens has room for ceil(n / `tokens_per_document`) splits. If more documents are drawn to be
+    split, the excess ones stay unsplit, and a run refuses to start if there are too many of these. Rows with fewer
+    splits end in padding. A single-token sequence stays unsplit.
 
-    With split="characters", documents are split between any two characters and the three parts are tokenized
-    separately, as in the paper and in Megatron-LM. A model then learns to complete words. The parts may have 8 tokens
-    more than the document, and rows have room for them. A document is split between tokens if its parts are longer, or
-    if its window begins or ends inside a character. `restore` returns the tokens of the whole text. They differ from
-    the corpus if the window begins or ends inside a word.
-    NOTE The paper truncates rows that become too long; here no token is lost.
+    With split="characters", documents are split between any two characters. The prefix, middle and suffix are tokenized
+    separately, as in the paper and in Megatron-LM, so that the model learns to complete words. Rows have room for 8
+    additional tokens per split. A document is split between tokens instead if it would need more than that, or if its
+    window begins or ends inside a character. `restore` retokenizes the joined text; the result may differ from the
+    corpus if the window begins or ends inside a word.
+    NOTE The paper truncates rows that become too long. Here, rows reserve the room, so no token is lost.
     """
 
     fim_rate: float = 0.5  # fraction of the documents that are split
-    spm_rate: float = 0.5  # fraction of the split documents with the suffix first
-    tokens_per_document: int = 256  # tokens of a sequence for each document that may be split
-    split: Literal["tokens", "characters"] = "tokens"  # documents are split between tokens or between characters
+    spm_rate: float = 0.5  # fraction of the split documents in SPM order, with the suffix first
+    tokens_per_document: int = 256  # a row reserves capacity for one split per this many tokens
+    split: Literal["tokens", "characters"] = "tokens"  # where documents may be split
 
-    _spelling: ClassVar[Optional[_Spelling]] = None  # set by `bind` if documents are split between characters
+    _lossless_tokenizer: ClassVar[Optional[_LosslessTokenizer]] = None  # set by `bind` if split="characters"
 
-    is_likelihood: ClassVar[bool] = False  # the text is reordered and has sentinels
-    shortest: ClassVar[int] = 4  # two tokens and three sentinels, without the last token, which is only a target
+    is_likelihood: ClassVar[bool] = False  # documents are reordered and contain sentinels
+    shortest: ClassVar[int] = 4  # inputs of two tokens and three sentinels; the last token is only a target
 
     def field_problems(self):
         for name in ("fim_rate", "spm_rate"):
@@ -88,16 +90,16 @@ class FillInTheMiddle(CausalLM):
 
     def problems(self, experiment):
         yield from super().problems(experiment)
-        least, length = self.shortest + self._growth, experiment.data.sequence_length
-        if self.shortest <= length < least:
-            yield f"config.data.sequence_length is {length}, with split='characters' it must be at least {least}"
+        min_length, length = self.shortest + self._max_added_tokens, experiment.data.sequence_length
+        if self.shortest <= length < min_length:
+            yield f"config.data.sequence_length is {length}, with split='characters' it must be at least {min_length}"
 
     def bind(self, tokenizer):
         if self.split == "tokens":
             return self
         bound = copy.copy(self)
-        bound._spelling = _Spelling(tokenizer, tokenizer.spellings())
-        if bound._spelling.tokens(_PROBE) is None:
+        bound._lossless_tokenizer = _LosslessTokenizer(tokenizer, tokenizer.spellings())
+        if bound._lossless_tokenizer.tokens(_WHITE_SPACE_SAMPLE) is None:
             raise UserError(
                 "config.objective.split is 'characters', which requires a tokenizer that preserves white space, and "
                 "this one does not: set config.tokenizer to ByteBPE or Unigram, or set config.objective.split to "
@@ -113,134 +115,147 @@ class FillInTheMiddle(CausalLM):
             )
 
     def lengths(self, sequence_length):
-        added = 3 + self._growth
-        raw = (sequence_length - 2) * self.tokens_per_document // (self.tokens_per_document + added)  # always fits
+        max_added = 3 + self._max_added_tokens
+        raw = (sequence_length - 2) * self.tokens_per_document // (self.tokens_per_document + max_added)  # always fits
         while self.measure(raw + 1).inputs <= sequence_length:
             raw += 1
         return Lengths(raw, sequence_length, sequence_length)
 
     def measure(self, raw):
-        length = raw - 1 + (3 + self._growth) * self._max_splits(raw)
+        length = raw - 1 + (3 + self._max_added_tokens) * self._max_splits(raw)
         return Lengths(raw, length, length)
 
     @property
-    def _growth(self) -> int:
-        return _GROWTH if self.split == "characters" else 0
+    def _max_added_tokens(self) -> int:
+        return _MAX_ADDED_TOKENS if self.split == "characters" else 0
 
     def _max_splits(self, raw: int) -> int:
-        """Returns the maximum number of documents that are split in a sequence of `raw` tokens."""
+        """Returns the maximum number of documents to split in a sequence of `raw` tokens."""
         return math.ceil(raw / self.tokens_per_document) if raw > 1 else 0
 
     def example(self, text, rng, vocabulary):
-        starts = np.flatnonzero(np.diff(text.segment_ids))
-        documents = np.split(text.tokens, starts + 1)
-        drawn = np.flatnonzero(rng.random(len(documents)) < self.fim_rate)
-        for i in rng.permutation(drawn)[: self._max_splits(len(text.tokens))].tolist():
+        last_positions = np.flatnonzero(np.diff(text.segment_ids))
+        documents = np.split(text.tokens, last_positions + 1)
+        drawn_documents = np.flatnonzero(rng.random(len(documents)) < self.fim_rate)
+        for i in rng.permutation(drawn_documents)[: self._max_splits(len(text.tokens))].tolist():
             documents[i] = self._split_document(documents[i], rng, vocabulary)
         sizes = [len(document) for document in documents]
-        numbers = np.arange(1, len(documents) + 1, dtype=np.int32).repeat(sizes)
-        return super().example(Text(np.concatenate(documents), numbers), rng, vocabulary)
+        segment_ids = np.arange(1, len(documents) + 1, dtype=np.int32).repeat(sizes)
+        return super().example(ObjectiveInput(np.concatenate(documents), segment_ids), rng, vocabulary)
 
     def _split_document(self, document: np.ndarray, rng: np.random.Generator, vocabulary) -> np.ndarray:
-        """Returns a document after a random split: its parts in PSM or SPM order, with sentinels."""
+        """Splits a document at two random positions, and returns its parts in PSM or SPM order, with sentinels."""
         length = len(document) - (document[-1] == vocabulary.separator)
         document, end = np.split(document, [length])
-        prefix, middle, suffix = self._parts_by_characters(document, rng) or np.split(document, _positions(length, rng))
-        before, after, between = np.array(vocabulary.sentinels[:3], np.int32)[:, None]
+        prefix, middle, suffix = self._split_between_characters(document, rng) or np.split(
+            document, _draw_split_positions(length, rng)
+        )
+        prefix_token, suffix_token, middle_token = np.array(vocabulary.sentinels[:3], np.int32)[:, None]
         if rng.random() < self.spm_rate:
-            parts = before, after, suffix, between, prefix, middle, end
+            parts = prefix_token, suffix_token, suffix, middle_token, prefix, middle, end
         else:
-            parts = before, prefix, after, suffix, between, middle, end
+            parts = prefix_token, prefix, suffix_token, suffix, middle_token, middle, end
         return np.concatenate(parts)
 
-    def _parts_by_characters(self, document: np.ndarray, rng: np.random.Generator) -> Optional[list[np.ndarray]]:
-        """Returns prefix, middle and suffix of a document, split between characters and tokenized separately.
+    def _split_between_characters(self, document: np.ndarray, rng: np.random.Generator) -> Optional[list[np.ndarray]]:
+        """Splits a document between characters, and returns the tokens of its prefix, middle and suffix.
 
-        The result is None if the document must be split between tokens.
+        Returns None if the document must be split between tokens instead.
         """
-        text = None if self._spelling is None else self._spelling.text(document)
+        text = None if self._lossless_tokenizer is None else self._lossless_tokenizer.text(document)
         if text is None:
             return None
-        first, second = _positions(len(text), rng)
-        parts = [self._spelling.tokens(part) for part in (text[:first], text[first:second], text[second:])]
-        if any(part is None for part in parts) or sum(map(len, parts)) > len(document) + _GROWTH:
+        first, second = _draw_split_positions(len(text), rng)
+        parts = [self._lossless_tokenizer.tokens(part) for part in (text[:first], text[first:second], text[second:])]
+        if any(part is None for part in parts) or sum(map(len, parts)) > len(document) + _MAX_ADDED_TOKENS:
             return None
         return parts
 
     def restore(self, example, vocabulary):
-        documents = self._documents(example, vocabulary)
-        return np.concatenate([part for parts in documents for part in self._joined(parts)])
+        documents = self._document_parts(example, vocabulary)
+        return np.concatenate([part for parts in documents for part in self._tokenize_again(parts)])
 
-    def _joined(self, parts: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns arrays whose concatenation is the original document with the given parts.
+    def _tokenize_again(self, parts: list[np.ndarray]) -> list[np.ndarray]:
+        """Converts a document's parts, from `_document_parts`, to arrays whose concatenation is the original document.
 
-        The text of a document that was split between characters is tokenized again.
+        If documents are split between characters, this retokenizes the joined text.
         """
-        if self._spelling is None or len(parts) == 1:
+        if self._lossless_tokenizer is None or len(parts) == 1:
             return parts
         *parts, end = parts
-        text = self._spelling.text(np.concatenate(parts))
-        whole = None if text is None else self._spelling.tokens(text)
-        return [*parts, end] if whole is None else [whole, end]
+        text = self._lossless_tokenizer.text(np.concatenate(parts))
+        original = None if text is None else self._lossless_tokenizer.tokens(text)
+        return [*parts, end] if original is None else [original, end]
 
-    def _documents(self, example: Example, vocabulary) -> list[list[np.ndarray]]:
-        """Returns the parts of each document in their original order.
+    def _document_parts(self, example: Example, vocabulary) -> list[list[np.ndarray]]:
+        """Returns the parts of each document of an example, in the order of the original text.
 
         An unsplit document has one part. A split document has four parts: the tokens before <SUF>, the tokens after
-        <MID>, the suffix, and the separator. With the suffix first (SPM), the first part is empty.
+        <MID>, the suffix, and the separator. In SPM order, the first part is empty and the second one contains both
+        prefix and middle.
         """
         tokens = super().restore(example, vocabulary)
-        before, after, between = vocabulary.sentinels[:3]
+        prefix_token, suffix_token, middle_token = vocabulary.sentinels[:3]
         parts = []
         for document in np.split(tokens, np.flatnonzero(tokens[:-1] == vocabulary.separator) + 1):
-            if document[0] != before:
+            if document[0] != prefix_token:
                 parts.append([document])
                 continue
             length = len(document) - (document[-1] == vocabulary.separator)
-            (mark,), (last) = np.flatnonzero(document == after), np.flatnonzero(document == between)[0]
-            parts.append([document[1:mark], document[last + 1 : length], document[mark + 1 : last], document[length:]])
+            (suffix_index,), (middle_index) = (
+                np.flatnonzero(document == suffix_token),
+                np.flatnonzero(document == middle_token)[0],
+            )
+            parts.append(
+                [
+                    document[1:suffix_index],
+                    document[middle_index + 1 : length],
+                    document[suffix_index + 1 : middle_index],
+                    document[length:],
+                ]
+            )
         return parts
 
-    def _split_positions(self, parts: list[np.ndarray]) -> int:
-        """Returns the number of positions at which the document with the given parts may be split."""
+    def _count_split_positions(self, parts: list[np.ndarray]) -> int:
+        """Returns the number of positions at which the document with these `parts` could have been split."""
         document = np.concatenate(parts)
-        text = None if self._spelling is None else self._spelling.text(document)
+        text = None if self._lossless_tokenizer is None else self._lossless_tokenizer.text(document)
         return 1 + len(document if text is None else text)
 
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
-        total = total_split = roomy = roomy_split = 0  # all documents; documents of sequences with room for all
-        first, expected = [], []
+        total = num_split = eligible = eligible_split = 0  # eligible: the row may split all its documents
+        is_spm, expected = [], []
         for example in examples:
-            documents = self._documents(example, vocabulary)
+            documents = self._document_parts(example, vocabulary)
             sizes = [[len(part) for part in parts] for parts in documents]
-            split = [parts[:3] for parts in sizes if len(parts) > 1]
-            total, total_split = total + len(documents), total_split + len(split)
+            split_sizes = [parts[:3] for parts in sizes if len(parts) > 1]
+            total, num_split = total + len(documents), num_split + len(split_sizes)
             if len(documents) <= self._max_splits(sum(map(sum, sizes))):
-                roomy, roomy_split = roomy + len(documents), roomy_split + len(split)
-            first += [before == 0 for before, _, _ in split]
+                eligible, eligible_split = eligible + len(documents), eligible_split + len(split_sizes)
+            is_spm += [before_suffix == 0 for before_suffix, _, _ in split_sizes]
             # A prefix may be empty: neither of two draws is the first of n positions with probability (1 - 1 / n)^2.
-            positions = [self._split_positions(parts[:3]) for parts in documents if len(parts) > 1]
+            positions = [self._count_split_positions(parts[:3]) for parts in documents if len(parts) > 1]
             expected += [1 - (1 - self.spm_rate) * (1 - 1 / n) ** 2 for n in positions]
         deviation = math.sqrt(self.fim_rate * (1 - self.fim_rate))
-        if roomy:
-            tolerance = 5 * deviation / math.sqrt(roomy) + 1e-6
-            yield Statistic("documents taken apart", roomy_split / roomy, self.fim_rate, tolerance)
+        if eligible:
+            tolerance = 5 * deviation / math.sqrt(eligible) + 1e-6
+            yield Statistic("documents taken apart", eligible_split / eligible, self.fim_rate, tolerance)
         if self.fim_rate:
             yield Statistic(
                 "drawn documents without room",
-                max(1 - total_split / (self.fim_rate * total), 0.0),
+                max(1 - num_split / (self.fim_rate * total), 0.0),
                 0.0,
-                _NO_ROOM + 5 * deviation / math.sqrt(total) / self.fim_rate,
+                _MAX_UNSPLIT_FRACTION + 5 * deviation / math.sqrt(total) / self.fim_rate,
                 f"config.objective.tokens_per_document is {self.tokens_per_document}; lower it to the length of most "
                 "documents",
             )
-        if first:
+        if is_spm:
             probability = np.array(expected)
-            deviation = math.sqrt((probability * (1 - probability)).sum()) / len(first)
-            yield Statistic("suffix first", float(np.mean(first)), float(probability.mean()), 5 * deviation + 1e-6)
+            deviation = math.sqrt((probability * (1 - probability)).sum()) / len(is_spm)
+            yield Statistic("suffix first", float(np.mean(is_spm)), float(probability.mean()), 5 * deviation + 1e-6)
 
 
-def _positions(length: int, rng: np.random.Generator) -> list[int]:
-    """Returns two positions, sorted, that are drawn uniformly from 0 to `length`."""
+def _draw_split_positions(length: int, rng: np.random.Generator) -> list[int]:
+    """Draws two positions uniformly from 0 to `length`, both inclusive; returns them sorted."""
     return sorted(rng.integers(0, length + 1, 2).tolist())

@@ -1,4 +1,4 @@
-"""Masked language modelling: predicts some tokens of a sequence from all other tokens."""
+"""Masked language modelling: predicts some tokens of a sequence from all the others."""
 
 import copy
 import dataclasses
@@ -17,8 +17,8 @@ from pretrainax.data.words import SimilarWords
 
 
 @functools.lru_cache(maxsize=8)
-def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids that are not special, as a mask [V] bool and as a list [<= V] int32."""
+def _ordinary_ids(vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which token ids are not special, both as a mask [V] bool and as an int32 array of these ids."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
@@ -26,47 +26,47 @@ def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass
 class RateChange(Choice):
-    """Changes the mask rate linearly from `MaskedLM.rate` to `to`, between the training progress `begin` and `end`.
+    """Changes the mask rate linearly from `MaskedLM.rate` to `to` as training progress goes from `begin` to `end`.
 
-    If `begin` equals `end`, the rate changes at once. Ankner et al. 2023 (arXiv 2305.15096) change it from 30 % to 15 %
-    over the whole training.
+    If `begin` equals `end`, the rate changes abruptly. Ankner et al. 2023 (arXiv 2305.15096) decrease the rate from
+    30 % to 15 % over the entire training run.
     """
 
-    to: float = 0.15  # the final rate
+    to: float = 0.15  # the final mask rate
     begin: float = 0.0  # training progress at which the change begins, from 0 to 1
     end: float = 1.0  # training progress at which the change ends, from 0 to 1
 
 
 @dataclasses.dataclass
 class MaskedLM(Objective):
-    """BERT's cloze task (Devlin et al. 2018, section 3.1), with a new mask each epoch (Liu et al. 2019, section 4.1).
+    """BERT's cloze task (Devlin et al. 2018, section 3.1), with new masks in each epoch (Liu et al. 2019, section 4.1).
 
-    The model predicts rate * n of the n ordinary tokens (tokens that are not special) of a sequence, at least one. The
-    number is rounded up or down at random, so that its mean is exact. Each predicted token is replaced by [MASK] with
-    probability `mask_fraction`, by a uniformly drawn ordinary token with probability `random_fraction`, and otherwise
-    stays unchanged. Special tokens are neither predicted nor drawn. With a rate of 0.3, `my dog is hairy and it barks`
-    may become
+    The model predicts rate * n of the n ordinary (not special) tokens of a sequence, but at least one token. This
+    number is rounded up or down at random so that it is exact on average. Each predicted token is replaced by [MASK]
+    with probability `mask_fraction` and by a uniformly drawn ordinary token with probability `random_fraction`.
+    Otherwise, the token stays unchanged. Special tokens are neither predicted nor drawn. With a rate of 0.3, `my dog is
+    hairy and it barks` may become
 
         tokens             [CLS] my  dog  is  [MASK]  and  apple  barks  [SEP]
         masked_positions   4      6
         targets            hairy  it
         loss_weights       1      1
 
-    The model computes its head at `masked_positions` only. A row has room for K = ceil(rate * T) positions (BERT's
-    max_predictions_per_seq). Unused slots have weight 0, position 0 and target 0. If the rate changes, the highest rate
-    sets K. RoBERTa's FULL-SENTENCES are sequences that cross document boundaries.
+    The model computes its head only at `masked_positions`. A row has K = ceil(rate * T) slots for predictions (BERT's
+    max_predictions_per_seq). Unused slots have weight 0, position 0 and target 0. If the rate changes, K is computed
+    from the highest rate. Sequences may cross document boundaries, as in RoBERTa's FULL-SENTENCES.
 
-    With `similar_words`, a word is replaced by a similar word with the same number of tokens instead of by [MASK], or
-    by random tokens if there is no similar word (MacBERT: Cui et al. 2020, arXiv 2004.13922, section 3.2).
+    With `similar_words`, words are replaced with a similar word of the same number of tokens instead of [MASK]
+    (MacBERT: Cui et al. 2020, arXiv 2004.13922, section 3.2), or with random tokens if they have no similar word.
     """
 
     rate: float = 0.15  # fraction of the ordinary (not special) tokens that are predicted
-    mask_fraction: float = 0.8  # fraction of the predicted tokens that are replaced by [MASK]
-    random_fraction: float = 0.1  # fraction of the predicted tokens that are replaced by a random token
+    mask_fraction: float = 0.8  # fraction of the predicted tokens that are replaced with [MASK]
+    random_fraction: float = 0.1  # fraction of the predicted tokens that are replaced with a random token
     mask_unit: MaskUnit = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
     rate_change: Optional[RateChange] = None  # RateChange(): `rate` is only the initial rate
-    similar_words: Optional[str] = None  # a JSON file, {word: [similar word, …]}, of words that replace [MASK]
-    static: bool = False  # a sequence has the same mask in each epoch (BERT), not a new mask (RoBERTa)
+    similar_words: Optional[str] = None  # path of a JSON file {word: [similar word, …]}; None: use [MASK]
+    static: bool = False  # True: the same mask in every epoch (BERT); False: a new mask (RoBERTa)
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
@@ -74,7 +74,7 @@ class MaskedLM(Objective):
     shortest: ClassVar[int] = 3  # [CLS], a token, [SEP]
     replaced_tokens: ClassVar[bool] = False  # True: the objective requires a model with a replaced_token_head
 
-    _similar: ClassVar[Optional[SimilarWords]] = None  # set by `bind`
+    _similar_words: ClassVar[Optional[SimilarWords]] = None  # set by `bind`
 
     def field_problems(self):
         if not 0 < self.rate <= 1:
@@ -103,7 +103,7 @@ class MaskedLM(Objective):
                 yield f"config.objective.similar_words is {self.similar_words!r}, which is not a file"
 
     def _rate_change_problems(self):
-        """Yields the error lines about `rate_change`."""
+        """Yields error lines about an invalid `rate_change`."""
         change, path = self.rate_change, "config.objective.rate_change"
         if change is None:
             return
@@ -120,28 +120,28 @@ class MaskedLM(Objective):
     def problems(self, experiment):
         yield from super().problems(experiment)
         if experiment.model.replaced_token_head != self.replaced_tokens:
-            has = "has a" if experiment.model.replaced_token_head else "has no"
-            fitting = "MaskedLM" if self.replaced_tokens else "ReplacedTokenDetection"
+            status = "has a" if experiment.model.replaced_token_head else "has no"
+            alternative = "MaskedLM" if self.replaced_tokens else "ReplacedTokenDetection"
             yield (
-                f"config.objective is {type(self).__name__}, config.model {has} replaced_token_head: set "
-                f"config.objective to {fitting}"
+                f"config.objective is {type(self).__name__}, config.model {status} replaced_token_head: set "
+                f"config.objective to {alternative}"
             )
 
     def bind(self, tokenizer):
         bound = copy.copy(self)
         bound.mask_unit = self.mask_unit.bind(tokenizer)
         if self.similar_words is not None:
-            bound._similar = SimilarWords(tokenizer, self.similar_words)
+            bound._similar_words = SimilarWords(tokenizer, self.similar_words)
         return bound
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Returns the lowest and the highest mask rate of the training."""
-        last = self.rate if self.rate_change is None else self.rate_change.to
-        return min(self.rate, last), max(self.rate, last)
+        """Returns the lowest and the highest mask rate during training."""
+        final_rate = self.rate if self.rate_change is None else self.rate_change.to
+        return min(self.rate, final_rate), max(self.rate, final_rate)
 
     def rate_at(self, progress: float) -> float:
-        """Returns the mask rate at a training progress from 0 to 1."""
+        """Returns the mask rate at `progress`, the training progress from 0 to 1."""
         change = self.rate_change
         if change is None or progress < change.begin:
             return self.rate
@@ -149,10 +149,10 @@ class MaskedLM(Objective):
             return change.to
         return self.rate + (change.to - self.rate) * (progress - change.begin) / (change.end - change.begin)
 
-    def between(self, begin, end):
-        part = copy.copy(self)
-        part.rate, part.rate_change = self.rate_at(begin), RateChange(to=self.rate_at(end))
-        return part
+    def with_settings_between(self, begin, end):
+        objective = copy.copy(self)
+        objective.rate, objective.rate_change = self.rate_at(begin), RateChange(to=self.rate_at(end))
+        return objective
 
     def lengths(self, sequence_length):
         return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=self._max_predicted(sequence_length))
@@ -176,168 +176,184 @@ class MaskedLM(Objective):
         }
 
     def mask(self, row: np.ndarray, rng: np.random.Generator, vocabulary, progress: float = 1.0) -> dict:
-        """Masks a row [n] int32, which includes special tokens; returns its `tokens` and the arrays of predictions.
+        """Masks a sequence, and returns the masked "tokens" and the arrays that describe the predictions.
 
-        progress: training progress from 0 to 1, which determines the mask rate.
+        Args:
+          row: [n] int32, the sequence with its special tokens.
+          progress: training progress from 0 to 1, on which the mask rate may depend.
         """
-        is_ordinary, ordinary_ids = _ordinary(vocabulary)
-        ordinary = is_ordinary.take(row)
-        count = np.count_nonzero(ordinary)
+        is_ordinary, ordinary_ids = _ordinary_ids(vocabulary)
+        is_ordinary_token = is_ordinary.take(row)
+        count = np.count_nonzero(is_ordinary_token)
         if count:
             budget = int(self.rate_at(progress) * count + rng.random())
-            chosen = self.mask_unit.choose(row, ordinary, min(max(budget, 1), self._max_predicted(count)), rng)
+            chosen = self.mask_unit.choose(row, is_ordinary_token, min(max(budget, 1), self._max_predicted(count)), rng)
         else:
             chosen = Chosen(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        places, masked = chosen.places, row.copy()
-        targets = row[places]
-        masked[places] = self._replaced(row, targets, chosen, rng, ordinary_ids, vocabulary.mask)
+        positions, masked_row = chosen.places, row.copy()
+        targets = row[positions]
+        masked_row[positions] = self._replacement_ids(row, targets, chosen, rng, ordinary_ids, vocabulary.mask)
         return {
-            "tokens": masked,
-            "masked_positions": places.astype(np.int32),
+            "tokens": masked_row,
+            "masked_positions": positions.astype(np.int32),
             "targets": targets,
-            "loss_weights": np.ones(len(places), np.float32),
+            "loss_weights": np.ones(len(positions), np.float32),
         }
 
-    def _replaced(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
-        """Returns the ids that replace the chosen tokens in the input, [k] int32."""
-        kind, draws = rng.random((2, len(targets)))
-        words = None
-        if self._similar is not None:
-            words = self.mask_unit.starts(row)[chosen.places].cumsum() - 1  # [k], numbers the words from 0
-            kind = kind[words]
+    def _replacement_ids(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
+        """Draws the ids that replace the predicted tokens, [k] int32; `targets` [k] are the original ids."""
+        kind_draws, token_draws = rng.random((2, len(targets)))
+        word_numbers = None
+        if self._similar_words is not None:
+            word_numbers = self.mask_unit.starts(row)[chosen.places].cumsum() - 1  # [k], from 0
+            kind_draws = kind_draws[word_numbers]
         if self.mask_unit.shares_replacement:
-            kind = kind[np.unique(chosen.spans, return_inverse=True)[1]]
-        replaced, is_masked = targets.copy(), kind < self.mask_fraction
-        if words is not None or self.random_fraction:
-            random = ordinary_ids.take((draws * len(ordinary_ids)).astype(np.intp))
-            np.putmask(replaced, kind < self.mask_fraction + self.random_fraction, random)
-        if words is None:
-            np.putmask(replaced, is_masked, mask)
-            return replaced
-        ends = np.flatnonzero(np.diff(words, append=-1)) + 1  # [w], one per word
+            kind_draws = kind_draws[np.unique(chosen.spans, return_inverse=True)[1]]
+        replacements, is_masked = targets.copy(), kind_draws < self.mask_fraction
+        if word_numbers is not None or self.random_fraction:
+            random_ids = ordinary_ids.take((token_draws * len(ordinary_ids)).astype(np.intp))
+            np.putmask(replacements, kind_draws < self.mask_fraction + self.random_fraction, random_ids)
+        if word_numbers is None:
+            np.putmask(replacements, is_masked, mask)
+            return replacements
+        ends = np.flatnonzero(np.diff(word_numbers, append=-1)) + 1  # [w], the end of each word in `targets`
         for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            similar = self._similar.similar_to(tuple(targets[start:end].tolist())) if is_masked[start] else ()
+            similar = self._similar_words.similar_to(tuple(targets[start:end].tolist())) if is_masked[start] else ()
             if similar:
-                replaced[start:end] = similar[int(draws[start] * len(similar))]
-        return replaced
+                replacements[start:end] = similar[int(token_draws[start] * len(similar))]
+        return replacements
 
     def restore(self, example, vocabulary):
-        return _unmasked(example)[1:-1]
+        return _original_tokens(example)[1:-1]
 
     def statistics(self, examples, vocabulary):
-        yield from _rate(self, examples, vocabulary)
-        yield from _replacements(self, examples, vocabulary)
+        yield from _rate_statistic(self, examples, vocabulary)
+        yield from _replacement_statistics(self, examples, vocabulary)
         if isinstance(self.mask_unit, WholeWords):
-            yield from _words(self, examples, vocabulary)
+            yield from _word_statistics(self, examples, vocabulary)
 
 
-def _unmasked(example) -> np.ndarray:
-    """Returns the tokens of an example before masking."""
+def _original_tokens(example) -> np.ndarray:
+    """Returns the tokens of an example before masking, [n] int32."""
     row = example["tokens"].copy()
     row[example["masked_positions"]] = example["targets"]
     return row
 
 
-def _rate(objective, examples, vocabulary):
-    """Yields the statistic "mask rate": predicted tokens of all examples, divided by tokens that are not special."""
-    is_ordinary, _ = _ordinary(vocabulary)
-    low, high = objective.rates
-    counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])
+def _rate_statistic(objective, examples, vocabulary):
+    """Yields the statistic "mask rate": the fraction of the ordinary tokens of all examples that are predicted."""
+    is_ordinary, _ = _ordinary_ids(vocabulary)
+    min_rate, max_rate = objective.rates
+    counts = np.array([np.count_nonzero(is_ordinary[_original_tokens(e)]) for e in examples])
     predicted = sum(len(e["targets"]) for e in examples)
     if not counts.any():
         return
-    # Random rounding has a standard deviation of at most 1/2. Tiny sequences predict at least one token. A budget is
-    # missed by less than the length of the shortest word that was not chosen.
-    slack = 5 * math.sqrt(len(counts)) / 2 + np.maximum(1 - low * counts, 0)[counts > 0].sum()
+    # Random rounding has a standard deviation of at most 1/2. Tiny sequences predict at least one token. With whole
+    # words, the unused budget is less than the length of the shortest word that was not chosen.
+    max_deviation = 5 * math.sqrt(len(counts)) / 2 + np.maximum(1 - min_rate * counts, 0)[counts > 0].sum()
     if isinstance(objective.mask_unit, WholeWords):
         for example in examples:
-            sizes, taken = _sizes(objective, example, vocabulary)
-            others = sizes[(sizes > 0) & (taken == 0)]
-            slack += others.min() - 1 if len(others) else 0
-    yield Statistic("mask rate", predicted / counts.sum(), (low + high) / 2, (high - low) / 2 + slack / counts.sum())
+            sizes, predicted_sizes = _word_sizes(objective, example, vocabulary)
+            unpredicted_sizes = sizes[(sizes > 0) & (predicted_sizes == 0)]
+            max_deviation += unpredicted_sizes.min() - 1 if len(unpredicted_sizes) else 0
+    yield Statistic(
+        "mask rate",
+        predicted / counts.sum(),
+        (min_rate + max_rate) / 2,
+        (max_rate - min_rate) / 2 + max_deviation / counts.sum(),
+    )
 
 
-def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two numbers for each word of an example, both [W] int64: its ordinary tokens and its predicted tokens."""
-    is_ordinary, _ = _ordinary(vocabulary)
-    row = _unmasked(example)
+def _word_sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Counts the ordinary tokens and the predicted tokens of each word of an example, both [W] int64."""
+    is_ordinary, _ = _ordinary_ids(vocabulary)
+    row = _original_tokens(example)
     starts = np.flatnonzero(objective.mask_unit.starts(row))
     predicted = np.zeros(len(row), np.int64)
     predicted[example["masked_positions"]] = 1
     return np.add.reduceat(is_ordinary[row].astype(np.int64), starts), np.add.reduceat(predicted, starts)
 
 
-def _replacements(objective, examples, vocabulary):
-    """Yields the fractions of the predicted tokens that are replaced by [MASK], replaced at random, or unchanged."""
-    masked, unchanged, sizes = [], [], []  # per token, per token, per group with a common draw
+def _replacement_statistics(objective, examples, vocabulary):
+    """Yields the fractions of the predicted tokens that are masked, replaced with random tokens, and unchanged."""
+    # The first two lists have an entry per predicted token, the third one per group of tokens that share a draw.
+    is_masked, is_unchanged, sizes = [], [], []
     for example in examples:
-        places, targets = example["masked_positions"], example["targets"]
-        if not len(places):
+        positions, targets = example["masked_positions"], example["targets"]
+        if not len(positions):
             continue
-        written, firsts = example["tokens"][places], np.arange(len(places))
-        same = written == targets
+        input_ids, group_starts = example["tokens"][positions], np.arange(len(positions))
+        equals_target = input_ids == targets
         if objective.mask_unit.shares_replacement:
-            firsts = np.flatnonzero(np.diff(places, prepend=-1) > 1)
+            group_starts = np.flatnonzero(np.diff(positions, prepend=-1) > 1)
         elif objective.similar_words is not None:
-            firsts = np.flatnonzero(objective.mask_unit.starts(_unmasked(example))[places])
-            # A similar word may share a token with the original: only whole words count as unchanged.
-            same = np.repeat(np.logical_and.reduceat(same, firsts), np.diff(firsts, append=len(places)))
-        masked.append(written == vocabulary.mask)
-        unchanged.append(same)
-        sizes.append(np.diff(firsts, append=len(places)))
-    if not unchanged:
+            group_starts = np.flatnonzero(objective.mask_unit.starts(_original_tokens(example))[positions])
+            # A similar word may share a token with the original word, so only whole words count as unchanged.
+            equals_target = np.repeat(
+                np.logical_and.reduceat(equals_target, group_starts), np.diff(group_starts, append=len(positions))
+            )
+        is_masked.append(input_ids == vocabulary.mask)
+        is_unchanged.append(equals_target)
+        sizes.append(np.diff(group_starts, append=len(positions)))
+    if not is_unchanged:
         return
     sizes = np.concatenate(sizes)
-    masked, unchanged = np.concatenate(masked), np.concatenate(unchanged)
+    is_masked, is_unchanged = np.concatenate(is_masked), np.concatenate(is_unchanged)
 
     def statistic(name, measured, expected):
         deviation = math.sqrt(max(expected * (1 - expected), 0) * np.square(sizes).sum()) / sizes.sum()
-        by_chance = 1 / len(_ordinary(vocabulary)[1])  # probability that a random token equals the original
+        by_chance = 1 / len(_ordinary_ids(vocabulary)[1])  # probability that a random token equals the original
         return Statistic(name, float(measured), expected, 5 * deviation + by_chance + 1 / sizes.sum())
 
-    mask, random = objective.mask_fraction, objective.random_fraction
+    mask_fraction, random_fraction = objective.mask_fraction, objective.random_fraction
     if objective.similar_words is None:
-        yield statistic("masked", masked.mean(), mask)
-        yield statistic("random", np.mean(~masked & ~unchanged), random)
-    yield statistic("kept", unchanged.mean(), 1 - mask - random)
+        yield statistic("masked", is_masked.mean(), mask_fraction)
+        yield statistic("random", np.mean(~is_masked & ~is_unchanged), random_fraction)
+    yield statistic("kept", is_unchanged.mean(), 1 - mask_fraction - random_fraction)
 
 
-def _words(objective, examples, vocabulary):
-    """Yields the fraction of words that are predicted whole, and the mean length of runs of predicted words."""
-    words = [_sizes(objective, example, vocabulary) for example in examples]
-    touched = sum(np.count_nonzero(taken) for _, taken in words)
-    if touched:
-        whole = sum(np.count_nonzero(taken * (taken == sizes)) for sizes, taken in words)
-        alone = sum(np.count_nonzero(taken) == 1 for _, taken in words)  # if no word fits, part of a word is predicted
-        yield Statistic("words predicted whole", whole / touched, 1.0, alone / touched)
-        yield _run_length(objective.mask_unit, words)
+def _word_statistics(objective, examples, vocabulary):
+    """Yields statistics of the words with predicted tokens: what fraction is predicted in full, and mean run length."""
+    words = [_word_sizes(objective, example, vocabulary) for example in examples]
+    num_touched = sum(np.count_nonzero(predicted) for _, predicted in words)
+    if num_touched:
+        num_complete = sum(np.count_nonzero(predicted * (predicted == sizes)) for sizes, predicted in words)
+        # If no word fits the budget, only some tokens of a single word are predicted.
+        num_single = sum(np.count_nonzero(predicted) == 1 for _, predicted in words)
+        yield Statistic("words predicted whole", num_complete / num_touched, 1.0, num_single / num_touched)
+        yield _run_length_statistic(objective.mask_unit, words)
 
 
-def _run_length(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
+def _run_length_statistic(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
     """Returns the statistic "words in a row": the mean number of words in a run of predicted words.
 
-    The expected value takes into account that the last run is truncated.
+    For `Runs`, the expected value accounts for the last run of a sequence, which may be truncated.
     """
-    if isinstance(unit, Runs):  # in nearly full sequences, runs cannot move
-        words = [(sizes, taken) for sizes, taken in words if 5 * np.count_nonzero(taken) <= 2 * len(sizes)]
-    touched = runs = more = fewer = expected = variance = 0
-    for sizes, taken in words:
-        chosen = taken > 0
-        count = np.count_nonzero(chosen)
-        ends = np.flatnonzero(np.diff(chosen.astype(np.int8), append=0) == -1)
-        touched, runs = touched + count, runs + len(ends)
+    if isinstance(unit, Runs):  # excludes sequences in which runs can hardly move
+        words = [(sizes, predicted) for sizes, predicted in words if 5 * np.count_nonzero(predicted) <= 2 * len(sizes)]
+    num_words = num_runs = max_added = max_merged = expected = variance = 0
+    for sizes, predicted in words:
+        is_predicted = predicted > 0
+        count = np.count_nonzero(is_predicted)
+        ends = np.flatnonzero(np.diff(is_predicted.astype(np.int8), append=0) == -1)
+        num_words, num_runs = num_words + count, num_runs + len(ends)
         if isinstance(unit, Runs):
-            mean, spread = unit.runs_of(int(count))
-            expected, variance = expected + mean, variance + spread
-            # Runs of long words may not use the whole budget. The rest goes to another word, which is a new run or
-            # joins other runs. The end of the sequence ends runs too.
-            more += np.any(sizes > 1) + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
-            fewer += 2 * count / len(sizes)
-    measured = touched / max(runs, 1)
+            run_mean, run_variance = unit.runs_of(int(count))
+            expected, variance = expected + run_mean, variance + run_variance
+            # Runs of long words may not use the whole budget. The remaining budget goes to another word, which starts
+            # a new run or joins other runs. A special token or the end of the sequence may also truncate a run.
+            max_added += np.any(sizes > 1) + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
+            max_merged += 2 * count / len(sizes)
+    measured = num_words / max(num_runs, 1)
     if not expected:
         return Statistic("words in a row", measured)
-    length, slack = touched / expected, 5 * math.sqrt(variance)
-    most, fewest = expected + slack + more, max(expected - slack - fewer, 1)
+    expected_length, max_deviation = num_words / expected, 5 * math.sqrt(variance)
+    max_runs, min_runs = expected + max_deviation + max_added, max(expected - max_deviation - max_merged, 1)
     return Statistic(
-        "words in a row", measured, length, length - touched / most if measured < length else touched / fewest - length
+        "words in a row",
+        measured,
+        expected_length,
+        expected_length - num_words / max_runs
+        if measured < expected_length
+        else num_words / min_runs - expected_length,
     )

@@ -1,4 +1,4 @@
-"""Defines the units of masking: single tokens, whole words, n-grams and spans."""
+"""Defines the units in which a masked language model masks tokens: single tokens, whole words, n-grams and spans."""
 
 import copy
 import dataclasses
@@ -16,60 +16,60 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 class Chosen(NamedTuple):
-    """The tokens of a sequence that the model predicts."""
+    """The positions of the tokens that the model predicts in a sequence, and which of them were drawn together."""
 
-    places: np.ndarray  # [k] int64, sorted positions
-    spans: Optional[np.ndarray] = None  # [k] int64, number of the draw of each token; None: one draw per token
+    places: np.ndarray  # [k] int64, sorted positions of the tokens
+    spans: Optional[np.ndarray] = None  # [k] int64, the number of each token's draw; None: one draw per token
 
 
 class MaskUnit(Choice):
-    """Base class of masking units, which choose the tokens that the model predicts."""
+    """Base class of masking units, which choose the tokens that a masked language model predicts."""
 
-    shares_replacement: ClassVar[bool] = False  # True: tokens of one draw are all masked, all random or all unchanged
+    shares_replacement: ClassVar[bool] = False  # True: all tokens of a draw are masked, random or unchanged
 
     def field_problems(self) -> Iterator[str]:
-        """Yields one error line per field that is out of range."""
+        """Yields error lines about invalid field values of this unit."""
         yield from ()
 
     def bind(self, tokenizer: Tokenizer) -> "MaskUnit":
-        """Returns this unit with the word boundaries of a tokenizer."""
+        """Returns this unit bound to a tokenizer, which determines the word boundaries."""
         return self
 
     def choose(self, tokens: np.ndarray, ordinary: np.ndarray, budget: int, rng: np.random.Generator) -> Chosen:
-        """Draws the tokens of a sequence that the model predicts.
+        """Draws the tokens that the model predicts in a sequence, at most `budget` of them.
 
         Args:
-          tokens: [n] int32, the sequence.
-          ordinary: [n] bool, True for the tokens that may be chosen: tokens that are not special.
-          budget: number of tokens to choose; at least 1, at most the number of ordinary tokens.
+          tokens: [n] int32, the sequence with its special tokens.
+          ordinary: [n] bool, True for tokens that may be chosen, False for special tokens.
+          budget: the number of tokens to choose, from 1 to the number of ordinary tokens.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass
 class Tokens(MaskUnit):
-    """Chooses each token independently (Devlin et al. 2018)."""
+    """Chooses single tokens uniformly at random (Devlin et al. 2018)."""
 
     def choose(self, tokens, ordinary, budget, rng):
         candidates = ordinary.nonzero()[0]
-        places = candidates[rng.random(len(candidates)).argpartition(budget - 1)[:budget]]
-        places.sort()
-        return Chosen(places)
+        positions = candidates[rng.random(len(candidates)).argpartition(budget - 1)[:budget]]
+        positions.sort()
+        return Chosen(positions)
 
 
 @dataclasses.dataclass
 class WholeWords(MaskUnit):
     """Chooses all tokens of a word or none (Devlin et al. 2019, README of the released code; Chinese: Cui et al. 2019).
 
-    Words are chosen in random order. Words that exceed the budget are skipped, and words that fit fill the rest of the
-    budget. The total may be below the budget by less than one word. If no word fits, which happens only in tiny
-    sequences, the first tokens of one word are chosen.
+    Words are chosen in random order. A word that exceeds the remaining budget (of tokens) is skipped, and later words
+    that fit are chosen instead, so the budget left over is too small for any word that was not chosen. If no word fits,
+    which happens only in tiny sequences, the first tokens of one word are chosen.
 
-    `Tokenizer.word_edges` defines the words, for any tokenizer. In Chinese, each character would be a word, so a list
-    of words must define the segmentation.
+    Words are defined by `Tokenizer.word_edges`, for any tokenizer. In Chinese, each character is a word, so set
+    `word_list` to mask words of several characters.
     """
 
-    word_list: Optional[str] = None  # a file of multi-character words, one per line; the longest match is a word
+    word_list: Optional[str] = None  # path of a file of multi-character words, one per line; the longest match counts
 
     _words: ClassVar[Optional[Words]] = None  # set by `bind`
 
@@ -83,94 +83,99 @@ class WholeWords(MaskUnit):
         return bound
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns True for each token that starts a word, [n] int32 -> [n] bool."""
+        """Returns which tokens start a word, [n] int32 -> [n] bool."""
         assert self._words is not None, "the objective must be bound to its tokenizer to find the starts of words"
         return self._words.starts(tokens)
 
     def choose(self, tokens, ordinary, budget, rng):
         starts = np.flatnonzero(self.starts(tokens))
         lengths = np.diff(starts, append=len(tokens))  # [W] number of tokens in each word
-        sizes = lengths * ordinary[starts]  # a special token is a word that cannot be chosen
+        sizes = lengths * ordinary[starts]  # 0 for special tokens, which are words that cannot be chosen
         words, spans = self._draw(sizes, budget, rng)
-        fitting = sizes[words].cumsum().searchsorted(budget, "right")
-        span_of = np.full(len(sizes), -1)  # [W]; -1: not chosen
-        span_of[words[:fitting]] = spans[:fitting]
-        left, span = budget - sizes[words[:fitting]].sum(), len(sizes)
-        if left:
-            others = rng.permutation(np.flatnonzero((sizes > 0) & (span_of < 0)))
-            for word in others[sizes[others] <= left].tolist():
-                if sizes[word] <= left:
-                    span_of[word], left, span = span, left - sizes[word], span + 1
-            if left == budget:
-                return Chosen(starts[others[0]] + np.arange(budget), np.zeros(budget, np.int64))
-        span_of = np.repeat(span_of, lengths)  # [n]
-        places = np.flatnonzero(span_of >= 0)
-        return Chosen(places, span_of[places])
+        num_fitting = sizes[words].cumsum().searchsorted(budget, "right")
+        span_numbers = np.full(len(sizes), -1)  # [W]; -1: not chosen
+        span_numbers[words[:num_fitting]] = spans[:num_fitting]
+        remaining, span = budget - sizes[words[:num_fitting]].sum(), len(sizes)
+        if remaining:
+            candidates = rng.permutation(np.flatnonzero((sizes > 0) & (span_numbers < 0)))
+            for word in candidates[sizes[candidates] <= remaining].tolist():
+                if sizes[word] <= remaining:
+                    span_numbers[word], remaining, span = span, remaining - sizes[word], span + 1
+            if remaining == budget:
+                return Chosen(starts[candidates[0]] + np.arange(budget), np.zeros(budget, np.int64))
+        span_numbers = np.repeat(span_numbers, lengths)  # [n]
+        positions = np.flatnonzero(span_numbers >= 0)
+        return Chosen(positions, span_numbers[positions])
 
     def _draw(self, sizes: np.ndarray, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draws words in the order of choice; returns the index of each word and the number of its draw.
+        """Draws words in the order in which to choose them; together, they may exceed the budget.
 
-        sizes: [W], the number of tokens of each word; 0 for words that cannot be chosen. The drawn words may exceed the
-        budget.
+        Args:
+          sizes: [W], the number of tokens in each word; 0 for words that cannot be chosen.
+
+        Returns:
+          The index of each drawn word, and the number of its draw; words drawn together, as a run, share a number.
         """
         words = rng.permutation(np.flatnonzero(sizes))
         return words, words
 
 
 class Runs(WholeWords):
-    """Chooses runs of whole words with random lengths.
+    """Base class of units that choose runs of whole words with random lengths.
 
-    The lengths are drawn first. The runs are then placed in the sequence uniformly at random, without overlapping or
-    adjacent runs. Runs are masked in the order in which their lengths were drawn, until the budget is spent. The last
-    run is truncated to the words that fit. A run that reaches the end of a document ends there.
+    The lengths are drawn first. The runs are then placed in the sequence uniformly at random, so that none overlap or
+    touch. They are masked in the order in which their lengths were drawn, until the budget is spent; the last run is
+    truncated to the words that fit. A run that reaches the end of a document ends there.
     """
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Returns the probabilities of runs of 1, 2, 3, … words; they add up to 1."""
+        """Returns the probabilities of runs of 1, 2, 3, … words, which add up to 1."""
         raise NotImplementedError
 
     def runs_of(self, words: int) -> tuple[float, float]:
-        """Returns the mean and the variance of the number of runs that contain `words` words.
+        """Returns the mean and variance of the number of runs that are drawn to cover `words` words.
 
-        The last run may be truncated.
+        The last run counts even if it is truncated.
         """
-        mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())
+        mean, square = _draw_moments(self.shares, 1 << max(words, 1).bit_length())
         return mean[words], square[words] - mean[words] ** 2
 
     def _draw(self, sizes, budget, rng):
-        # A word has at least one token, so 2 * budget runs are enough, except in sequences full of special tokens.
-        words = _cumulative(self.shares).searchsorted(rng.random(2 * budget), "right") + 1
-        words = words.clip(max=len(self.shares))  # a rounding error may make the sum of the shares less than 1
-        # Drop runs that exceed the budget plus the words lost at ends of documents. Runs that fill the sequence would
-        # rarely begin at its second word, because the first word, which is special, would be inside of a run.
-        lost = np.count_nonzero(sizes == 0) * budget * len(self.shares) // len(sizes)
-        words = words[: words.cumsum().searchsorted(budget + lost) + 1]
-        room = len(sizes) - (words.cumsum() - words) - np.arange(len(words))  # for each run, with one word between runs
-        words = np.minimum(words, room)[room > 0]
-        totals = words.cumsum()
-        # Runs and other words alternate: the runs take some of the places before, between and after the other words.
-        places = rng.choice(len(sizes) - totals[-1] + 1, len(words), replace=False)
-        order = places.argsort()
-        firsts = np.empty_like(words)
-        firsts[order] = places[order] + words[order].cumsum() - words[order]
-        # [R] runs -> [words]
-        spans = np.repeat(np.arange(len(words)), words)
-        drawn = np.arange(totals[-1]) + (firsts - totals + words)[spans]
-        is_end = sizes[drawn] == 0
+        # A word has at least one token, so 2 * budget runs suffice, except in sequences with many special tokens.
+        lengths = _cumulative_sums(self.shares).searchsorted(rng.random(2 * budget), "right") + 1
+        lengths = lengths.clip(max=len(self.shares))  # the sum of the probabilities may round to less than 1
+        # Drop runs that exceed the budget plus the words that may be lost at the ends of documents. If runs filled the
+        # sequence, they would rarely begin at its second word: a run would cover the first word, a special token.
+        max_lost = np.count_nonzero(sizes == 0) * budget * len(self.shares) // len(sizes)
+        lengths = lengths[: lengths.cumsum().searchsorted(budget + max_lost) + 1]
+        # The capacity for each run, with a gap of one word between runs.
+        capacity = len(sizes) - (lengths.cumsum() - lengths) - np.arange(len(lengths))
+        lengths = np.minimum(lengths, capacity)[capacity > 0]
+        totals = lengths.cumsum()
+        # Each run is inserted into a different slot: before, between or after the words that are in no run.
+        slots = rng.choice(len(sizes) - totals[-1] + 1, len(lengths), replace=False)
+        slot_order = slots.argsort()
+        starts = np.empty_like(lengths)
+        starts[slot_order] = slots[slot_order] + lengths[slot_order].cumsum() - lengths[slot_order]
+        # Expand the runs [R] to the indices of their words [words].
+        spans = np.repeat(np.arange(len(lengths)), lengths)
+        word_indices = np.arange(totals[-1]) + (starts - totals + lengths)[spans]
+        is_end = sizes[word_indices] == 0
         ends = is_end.cumsum()
-        reached = ends == (ends - is_end)[totals - words][spans]  # no end of a document precedes it in its run
-        return drawn[reached], spans[reached]
+        is_before_end = ends == (ends - is_end)[totals - lengths][spans]  # no document ends earlier in the run
+        return word_indices[is_before_end], spans[is_before_end]
 
 
 @dataclasses.dataclass
 class NGrams(Runs):
-    """Chooses n-grams of up to three words, with probability (1/n) / (1/1 + 1/2 + 1/3) (Lan et al. 2019, section 3.1).
+    """Chooses n-grams of 1 to 3 words, with probabilities proportional to 1/n (Lan et al. 2019, section 3.1).
 
-    MacBERT uses weights=(0.4, 0.3, 0.2, 0.1) (Cui et al. 2020, section 3.2). Each token is replaced independently.
+    MacBERT uses weights=(0.4, 0.3, 0.2, 0.1) (Cui et al. 2020, section 3.2). The replacement of each token is
+    drawn independently.
     """
 
-    weights: tuple[float, ...] = (1.0, 1 / 2, 1 / 3)  # of n-grams of 1, 2, 3, … words
+    weights: tuple[float, ...] = (1.0, 1 / 2, 1 / 3)  # unnormalized probabilities of n-grams of 1, 2, 3, … words
 
     def field_problems(self):
         yield from super().field_problems()
@@ -189,11 +194,12 @@ class NGrams(Runs):
 class Spans(Runs):
     """Chooses SpanBERT's spans, whose lengths in words are geometrically distributed (Joshi et al. 2019, section 3.1).
 
-    stop=0.2 and longest=10 give 3.8 words on average. All tokens of a span are masked, all random, or all unchanged.
+    With stop=0.2 and longest=10, a span has 3.8 words on average. The tokens of a span are either all masked, all
+    replaced by random tokens, or all unchanged.
     """
 
-    stop: float = 0.2  # probability that a span ends after a word
-    longest: int = 10  # maximum number of words
+    stop: float = 0.2  # probability that a span ends after each of its words
+    longest: int = 10  # maximum number of words in a span
 
     shares_replacement = True
 
@@ -211,20 +217,26 @@ class Spans(Runs):
 
 
 @functools.lru_cache(maxsize=64)
-def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean number of draws until the lengths add up to n, and the mean of its square, for n < size.
+def _draw_moments(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the mean and mean square of how many runs are drawn until their lengths add up to at least n.
 
-    Both are [size] float64. shares: the probability of each run length.
+    shares: the probabilities of run lengths 1, 2, 3, …
+
+    Returns:
+      Two arrays [size] float64, for n = 0, …, size - 1.
     """
-    mean, square, back = np.zeros(size), np.zeros(size), np.array(shares[::-1])
+    mean, square, reversed_shares = np.zeros(size), np.zeros(size), np.array(shares[::-1])
     for n in range(1, size):
-        before, chances = slice(max(n - len(back), 0), n), back[max(len(back) - n, 0) :]
-        mean[n] = 1 + chances @ mean[before]
-        square[n] = 1 + 2 * chances @ mean[before] + chances @ square[before]
+        previous, probabilities = (
+            slice(max(n - len(reversed_shares), 0), n),
+            reversed_shares[max(len(reversed_shares) - n, 0) :],
+        )
+        mean[n] = 1 + probabilities @ mean[previous]
+        square[n] = 1 + 2 * probabilities @ mean[previous] + probabilities @ square[previous]
     return mean, square
 
 
 @functools.lru_cache(maxsize=8)
-def _cumulative(shares: tuple[float, ...]) -> np.ndarray:
-    """Returns the cumulative sums of probabilities."""
+def _cumulative_sums(shares: tuple[float, ...]) -> np.ndarray:
+    """Computes the cumulative sums of the probabilities, and caches them."""
     return np.cumsum(shares)

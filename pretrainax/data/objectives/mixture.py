@@ -1,4 +1,4 @@
-"""Defines a mixture of objectives in one run, each for a fixed share of the rows."""
+"""Defines a mixture of objectives, each of which gets a fixed fraction of a run's rows."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from pretrainax.data.objectives.base import Objective, with_field_path
 
 
 class _CommonFamilies:
-    """Descriptor for `families` of a mixture: the families that all its objectives support; () on the class."""
+    """Descriptor for a mixture's `families`: those that all of its objectives support, or () on the class itself."""
 
     def __get__(self, mixture, owner):
         if mixture is None or not mixture.objectives:
@@ -22,18 +22,18 @@ class _CommonFamilies:
 
 @dataclasses.dataclass
 class ObjectiveMixture(Objective):
-    """Assigns one of several objectives to each row, in exact proportion to their weights and evenly spread.
+    """Assigns one of several objectives to each row, in exact proportion to their weights, evenly spread.
 
     With `objectives` (SpanCorruption(), SpanCorruption(0.5)) and `weights` (3, 1), the 8 rows of a batch use
 
         0 0 1 0 0 0 1 0
 
-    The `components` of a mixture make the examples; nested mixtures are flattened. Rows have room for the longest
-    example, and shorter examples are padded.
+    The `components` of the mixture make the examples. Nested mixtures are flattened. Rows have room for the longest
+    example of any objective; shorter examples are padded.
     """
 
     objectives: tuple[Objective, ...] = ()  # each row uses one of these objectives
-    weights: tuple[float, ...] = ()  # one per objective, proportional to the number of rows; 0 disables an objective
+    weights: tuple[float, ...] = ()  # one per objective, proportional to its number of rows; 0 disables the objective
 
     families = _CommonFamilies()
 
@@ -43,48 +43,52 @@ class ObjectiveMixture(Objective):
 
     @property
     def select_by(self) -> str:
-        """Returns the common `select_by` of all used objectives; the default of the base class if they differ."""
-        metrics = {objective.select_by for objective in self._used}
+        """Returns the `select_by` metric shared by all active objectives, or the base class default if they differ."""
+        metrics = {objective.select_by for objective in self._active_objectives}
         return metrics.pop() if len(metrics) == 1 else super().select_by
 
     @property
     def is_likelihood(self) -> bool:
-        return all(objective.is_likelihood for objective in self._used)
+        return all(objective.is_likelihood for objective in self._active_objectives)
 
     @property
     def head_metrics(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(metric for objective in self._used for metric in objective.head_metrics))
+        return tuple(
+            dict.fromkeys(metric for objective in self._active_objectives for metric in objective.head_metrics)
+        )
 
     def components(self, pairs=False):
         weighted = []
         for weight, objective in zip(self.weights, self.objectives, strict=False):
-            inner = objective.components(pairs)
-            total = sum(share for share, _ in inner)
-            weighted += [(weight * share / total, component) for share, component in inner if weight * share]
+            subcomponents = objective.components(pairs)
+            total = sum(subweight for subweight, _ in subcomponents)
+            weighted += [
+                (weight * subweight / total, component) for subweight, component in subcomponents if weight * subweight
+            ]
         return weighted
 
     def bind(self, tokenizer):
         return dataclasses.replace(self, objectives=tuple(o.bind(tokenizer) for o in self.objectives))
 
     def lengths(self, sequence_length):
-        return _longest(objective.lengths(sequence_length) for objective in self._used)
+        return _elementwise_max(objective.lengths(sequence_length) for objective in self._active_objectives)
 
     def measure(self, raw):
-        return _longest(objective.measure(raw) for objective in self._used)
+        return _elementwise_max(objective.measure(raw) for objective in self._active_objectives)
 
     @property
-    def _used(self) -> list[Objective]:
-        """Returns the objectives with a weight above 0."""
+    def _active_objectives(self) -> list[Objective]:
+        """Returns the objectives whose weight is not 0."""
         return [objective for weight, objective in zip(self.weights, self.objectives, strict=False) if weight]
 
     def check_vocabulary(self, vocabulary, sequence_length):
-        for objective in self._used:
+        for objective in self._active_objectives:
             objective.check_vocabulary(vocabulary, sequence_length)
 
     def problems(self, experiment):
-        wrong = list(self.field_problems())
-        if wrong or experiment.model.family not in self.families:
-            yield from wrong or super().problems(experiment)
+        field_errors = list(self.field_problems())
+        if field_errors or experiment.model.family not in self.families:
+            yield from field_errors or super().problems(experiment)
             return
         for i, objective in enumerate(self.objectives):
             yield from with_field_path(f"objectives[{i}]", objective.problems(experiment))
@@ -110,6 +114,6 @@ class ObjectiveMixture(Objective):
             yield from with_field_path(f"objectives[{i}]", objective.field_problems())
 
 
-def _longest(lengths: Iterator[Lengths]) -> Lengths:
-    """Returns the maximum of each of the lengths."""
+def _elementwise_max(lengths: Iterator[Lengths]) -> Lengths:
+    """Returns the maximum of each field over several `Lengths`."""
     return Lengths(*np.max(list(lengths), axis=0).tolist())

@@ -1,6 +1,6 @@
-"""Defines objectives for decoders that attend to a prefix in both directions.
+"""Defines objectives for decoders with bidirectional attention over a prefix.
 
-These are prefix language models, and encoder-decoder objectives that are adapted to a decoder.
+These are the prefix language model, and an adapter that trains a decoder with an encoder-decoder objective.
 """
 
 import bisect
@@ -20,32 +20,34 @@ from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_exa
 
 @dataclasses.dataclass
 class PrefixLM(CausalLM):
-    """Predicts the rest of a sequence from its prefix, with bidirectional attention over the prefix (Liu et al. 2018,
-    arXiv 1801.10198, section 4.2.3; Raffel et al. 2020, sections 3.2.1 and 3.2.3, figures 3 and 4).
+    """Predicts the tokens after a prefix of a sequence, with bidirectional attention over the prefix.
+
+    Sources: Liu et al. 2018, arXiv 1801.10198, section 4.2.3; Raffel et al. 2020, sections 3.2.1 and 3.2.3, figures 3
+    and 4.
 
         python -m pretrainax.main --config=configs/gpt2.py --config.objective="PrefixLM()"
 
-    The prefix is the first 1 to n - 1 of n tokens, each number equally likely. With a prefix of 4, `Thank you for
-    inviting me to your party last week` becomes
+    The prefix length is drawn uniformly from 1 to n - 1 for a sequence of n tokens. With a prefix of 4 tokens, `Thank
+    you for inviting me to your party last week` becomes
 
         tokens        Thank you for  inviting me to   your  party last
         targets       you   for inviting  me  to your party last  week
         prefix_mask   1     1   1    1        0  0    0     0     0
         loss_weights  0     0   0    1        1  1    1     1     1
 
-    With `mask_documents`, each document of a window has a separate prefix. For an encoder-decoder, this objective is
-    SequentialDenoising(0.5).
+    With `mask_documents`, each document of a window has a separate prefix. For an encoder-decoder, the equivalent
+    objective is SequentialDenoising(0.5).
     """
 
-    is_likelihood: ClassVar[bool] = False  # the loss covers only the text after the prefix
+    is_likelihood: ClassVar[bool] = False  # the loss covers only the tokens after the prefix
 
     def example(self, text, rng, vocabulary):
         example = super().example(text, rng, vocabulary)
-        documents = example["segment_ids"] - 1
-        prefixes = rng.integers(1, np.maximum(_predictable(example), 1) + 1)
-        places = example["positions"] - prefixes[documents]
-        example["prefix_mask"] = (places < 0).astype(np.int32)
-        example["loss_weights"] = example["loss_weights"] * (places >= -1)
+        document_indices = example["segment_ids"] - 1
+        prefix_lengths = rng.integers(1, np.maximum(_count_targets(example), 1) + 1)
+        offsets = example["positions"] - prefix_lengths[document_indices]
+        example["prefix_mask"] = (offsets < 0).astype(np.int32)
+        example["loss_weights"] = example["loss_weights"] * (offsets >= -1)
         return example
 
     def prompt(self, tokens, vocabulary):
@@ -53,30 +55,32 @@ class PrefixLM(CausalLM):
 
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
-        most = np.concatenate([_predictable(example) for example in examples])
-        most = most[most > 0]
+        num_targets = np.concatenate([_count_targets(example) for example in examples])
+        num_targets = num_targets[num_targets > 0]
         predicted = sum(float(example["loss_weights"].sum()) for example in examples)
         yield Statistic(
             "text behind the prefix",
-            predicted / float(most.sum()),
-            expected=float((most + 1).sum() / 2 / most.sum()),
-            tolerance=5 * math.sqrt(((most**2 - 1) / 12).sum()) / float(most.sum()) + 1e-6,  # of uniform distributions
+            predicted / float(num_targets.sum()),
+            expected=float((num_targets + 1).sum() / 2 / num_targets.sum()),
+            # The variance of a uniform draw from 1 to n is (n^2 - 1) / 12.
+            tolerance=5 * math.sqrt(((num_targets**2 - 1) / 12).sum()) / float(num_targets.sum()) + 1e-6,
         )
 
 
-def _predictable(example: Example) -> np.ndarray:
-    """Returns the number of tokens of each document that a causal LM would predict, [documents]."""
+def _count_targets(example: Example) -> np.ndarray:
+    """Counts how many tokens of each document in an example a causal language model would predict, [documents]."""
     segment_ids = example["segment_ids"]
     ends = np.flatnonzero(np.diff(segment_ids, append=0))
-    # The last token of a document does not predict the next document; in the last document, every token has a target.
+    # With `mask_documents`, a document's last token has no target, except in the last document of the window.
     return np.bincount(segment_ids)[1:] - (example["loss_weights"][ends] == 0)
 
 
 @dataclasses.dataclass
 class DecoderOnly(Objective):
-    """Adapts an objective of encoder-decoders to a decoder: it reads inputs and targets as one sequence, with
-    bidirectional attention over the inputs (Raffel et al. 2020, section 3.2.1; UL2R, Tay et al. 2022b, arXiv
-    2210.11399, section 2).
+    """Trains a decoder with an encoder-decoder objective, by joining inputs and targets into one sequence.
+
+    Attention over the inputs is bidirectional. Sources: Raffel et al. 2020, section 3.2.1; UL2R, Tay et al. 2022b,
+    arXiv 2210.11399, section 2.
 
         python -m pretrainax.main --config=configs/gpt2.py --config.objective="DecoderOnly(objective=UL2R())" \\
             --config.tokenizer.num_sentinels=200 --config.model.vocab_size=50560
@@ -88,11 +92,12 @@ class DecoderOnly(Objective):
         prefix_mask   1     1   1   1  1    1     1   1    1    1   0   0   0        0    0    0
         loss_weights  0     0   0   0  0    0     0   0    0    1   1   1   1        1    1    1
 
-    The last input predicts the first target, so there is no start token. Inputs and targets share
-    config.data.sequence_length. For pairs, the target has at most half of it, and the source has the rest.
+    The model predicts the first target at the last input, so no start token is needed. Inputs and targets together have
+    at most config.data.sequence_length tokens. For pairs, the target is truncated to half of this length, and the
+    source to the remaining length.
     """
 
-    objective: Objective = dataclasses.field(default_factory=SpanCorruption)  # an objective for encoder-decoders
+    objective: Objective = dataclasses.field(default_factory=SpanCorruption)  # the encoder-decoder objective
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)
 
@@ -114,25 +119,25 @@ class DecoderOnly(Objective):
 
     @property
     def shortest(self) -> int:
-        return max(3 if part.unit == "pairs" else _joined_length(part, 2) for part in self._parts)
+        return max(3 if component.unit == "pairs" else _combined_length(component, 2) for component in self._components)
 
     @property
-    def _parts(self) -> list[Objective]:
-        return [part for _, part in self.objective.components()]
+    def _components(self) -> list[Objective]:
+        return [component for _, component in self.objective.components()]
 
     def components(self, pairs=False):
-        parts = self.objective.components(pairs)
-        return [(weight, dataclasses.replace(self, objective=part)) for weight, part in parts]
+        components = self.objective.components(pairs)
+        return [(weight, dataclasses.replace(self, objective=component)) for weight, component in components]
 
     def bind(self, tokenizer):
         return dataclasses.replace(self, objective=self.objective.bind(tokenizer))
 
     def lengths(self, sequence_length):
-        raw = max(_max_raw(part, sequence_length) for part in self._parts)
+        raw = max(_max_raw(component, sequence_length) for component in self._components)
         return Lengths(raw, sequence_length, sequence_length)
 
     def measure(self, raw):
-        length = max(_joined_length(part, raw) for part in self._parts)
+        length = max(_combined_length(component, raw) for component in self._components)
         return Lengths(raw, length, length)
 
     def max_pair_lengths(self, lengths):
@@ -144,31 +149,33 @@ class DecoderOnly(Objective):
         return np.stack([length, length], axis=1)
 
     def example(self, text, rng, vocabulary):
-        return to_decoder_example(self.objective.example(text, rng, _with_start(vocabulary)))
+        return to_decoder_example(self.objective.example(text, rng, _with_start_token(vocabulary)))
 
     def prompt(self, tokens, vocabulary):
-        both = self.objective.prompt(tokens, _with_start(vocabulary))
-        return PrefixLM().prompt(both["encoder_tokens"], vocabulary)
+        example = self.objective.prompt(tokens, _with_start_token(vocabulary))
+        return PrefixLM().prompt(example["encoder_tokens"], vocabulary)
 
     def restore(self, example, vocabulary):
-        return self.objective.restore(_separated(example, vocabulary), _with_start(vocabulary))
+        return self.objective.restore(_to_encoder_decoder_example(example, vocabulary), _with_start_token(vocabulary))
 
     def statistics(self, examples, vocabulary):
-        share = np.mean([example["loss_weights"].mean() for example in examples])
-        yield Statistic("loss tokens", float(share))
-        yield from self.objective.statistics([_separated(e, vocabulary) for e in examples], _with_start(vocabulary))
+        fraction = np.mean([example["loss_weights"].mean() for example in examples])
+        yield Statistic("loss tokens", float(fraction))
+        yield from self.objective.statistics(
+            [_to_encoder_decoder_example(e, vocabulary) for e in examples], _with_start_token(vocabulary)
+        )
 
     def check_vocabulary(self, vocabulary, sequence_length):
-        for part in self._parts:
-            if part.unit == "pairs":
-                part.check_vocabulary(_with_start(vocabulary), sequence_length)
+        for component in self._components:
+            if component.unit == "pairs":
+                component.check_vocabulary(_with_start_token(vocabulary), sequence_length)
                 continue
-            inputs = part.measure(_max_raw(part, sequence_length)).inputs  # encoder inputs of a full row
+            inputs = component.measure(_max_raw(component, sequence_length)).inputs  # encoder inputs of a full row
             try:
-                part.check_vocabulary(_with_start(vocabulary), inputs)
+                component.check_vocabulary(_with_start_token(vocabulary), inputs)
             except UserError as e:
-                length = "config.data.sequence_length {}"
-                raise UserError(str(e).replace(length.format(inputs), length.format(sequence_length))) from e
+                field = "config.data.sequence_length {}"
+                raise UserError(str(e).replace(field.format(inputs), field.format(sequence_length))) from e
 
     def field_problems(self):
         if "encoder_decoder" not in self.objective.families:
@@ -178,9 +185,9 @@ class DecoderOnly(Objective):
         yield from with_field_path("objective", self.objective.field_problems())
 
     def problems(self, experiment):
-        wrong = list(super().problems(experiment))
-        yield from wrong
-        if not wrong:
+        errors = list(super().problems(experiment))
+        yield from errors
+        if not errors:
             model = dataclasses.replace(experiment.model, family="encoder_decoder")
             yield from with_field_path(
                 "objective", self.objective.problems(dataclasses.replace(experiment, model=model))
@@ -188,49 +195,52 @@ class DecoderOnly(Objective):
 
 
 def to_decoder_example(both: Example) -> Example:
-    """Returns the decoder example of an encoder-decoder example: first its inputs, then its targets.
+    """Converts an encoder-decoder example to a decoder example, in which the inputs are followed by the targets.
 
     Attention over the inputs is bidirectional. Only the targets have loss weights.
     """
     inputs, targets = both["encoder_tokens"], both["targets"]
     tokens = np.concatenate([inputs, targets])
-    places = np.arange(len(tokens) - 1, dtype=np.int32)
+    positions = np.arange(len(tokens) - 1, dtype=np.int32)
     return {
         "tokens": tokens[:-1],
         "targets": tokens[1:],
-        "segment_ids": np.ones(len(places), np.int32),
-        "positions": places,
-        "prefix_mask": (places < len(inputs)).astype(np.int32),
+        "segment_ids": np.ones(len(positions), np.int32),
+        "positions": positions,
+        "prefix_mask": (positions < len(inputs)).astype(np.int32),
         "loss_weights": np.concatenate([np.zeros(len(inputs) - 1, np.float32), both["loss_weights"]]),
     }
 
 
-def _joined_length(objective: Objective, raw: int) -> int:
-    """Returns the maximum number of inputs and targets for `raw` tokens, except the last target, which is no input."""
+def _combined_length(objective: Objective, raw: int) -> int:
+    """Returns the maximum total length of inputs and targets for `raw` tokens.
+
+    The last target does not count, because it is never an input.
+    """
     _, inputs, targets = objective.measure(raw)
-    if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are in different examples
+    if isinstance(objective, SequentialDenoising):  # no example has both the longest inputs and the longest targets
         return raw + objective.mode_tokens + 1
     return inputs + targets - 1
 
 
 def _max_raw(objective: Objective, length: int) -> int:
-    """Returns the maximum number of raw tokens whose inputs and targets have at most `length` tokens in total."""
+    """Returns the maximum number of raw tokens whose combined inputs and targets fit into `length` tokens."""
     if objective.unit == "pairs":
         return length + 1
-    return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined_length(objective, raw))
+    return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _combined_length(objective, raw))
 
 
-def _with_start(vocabulary):
-    """Returns a vocabulary that has <pad>, the start token of encoder-decoder objectives.
+def _with_start_token(vocabulary):
+    """Returns the vocabulary with a <pad> token, the start token of encoder-decoder objectives.
 
-    If the vocabulary has no <pad>, its eos is used. A decoder does not read this token.
+    If the vocabulary has no <pad>, EOS takes its place. The start token does not appear in the decoder example.
     """
     return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
 
 
-def _separated(example: Example, vocabulary) -> Example:
-    """Returns the encoder-decoder example of a DecoderOnly example; inverts `to_decoder_example`."""
+def _to_encoder_decoder_example(example: Example, vocabulary) -> Example:
+    """Inverts `to_decoder_example`: converts a decoder example back to the encoder-decoder example."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
-    both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)
-    return {**both, "loss_weights": weights}
+    encoder_decoder = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start_token(vocabulary).pad)
+    return {**encoder_decoder, "loss_weights": weights}

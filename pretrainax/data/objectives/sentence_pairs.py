@@ -1,4 +1,4 @@
-"""Defines sentence-pair objectives: masked language modelling and the classification of pairs of segments."""
+"""Defines sentence-pair objectives, which combine masked language modelling with classifying segment pairs."""
 
 import copy
 import dataclasses
@@ -11,13 +11,14 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic, with_field_path
 from pretrainax.data.objectives.masked import MaskedLM
 
-_FRAME = 3  # [CLS] and two [SEP]
-# Maximum draws until a segment of another document is long enough. Shorter random pairs would reveal their label.
-_TRIES = 10
+_NUM_SPECIAL_TOKENS = 3  # [CLS] and two [SEP] per row
+# Maximum number of draws until a segment from another document is long enough. If pairs with a random second segment
+# were shorter, their length would reveal the label.
+_MAX_DRAWS = 10
 
 
 class Pair(NamedTuple):
-    """Two segments [a], [b] int32, in the order of the row, and the label of the pair."""
+    """Two segments of token ids, [a] and [b] int32, in the order in which the row has them, and the pair's label."""
 
     first: np.ndarray
     second: np.ndarray
@@ -25,17 +26,17 @@ class Pair(NamedTuple):
 
 
 class SentencePairs(Objective):
-    """Base class of sentence-pair objectives: rows [CLS] A [SEP] B [SEP] with token types, and a masked LM."""
+    """Base class of sentence-pair objectives: rows [CLS] A [SEP] B [SEP] with token types and masked tokens."""
 
     masking: MaskedLM
     short_fraction: float
 
     special_tokens: ClassVar[tuple[str, ...]] = MaskedLM.special_tokens
     tokenizers: ClassVar[str] = MaskedLM.tokenizers
-    shortest: ClassVar[int] = _FRAME + 2
+    shortest: ClassVar[int] = _NUM_SPECIAL_TOKENS + 2
     unit: ClassVar[str] = "sentences"
     packs: ClassVar[bool] = False  # one label per row
-    select_by: ClassVar[str] = "total_loss"  # the sum of both losses trains the encoder
+    select_by: ClassVar[str] = "total_loss"  # sum of the masked LM loss and the pair loss
     head_metrics: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
 
     @property
@@ -43,12 +44,12 @@ class SentencePairs(Objective):
         return self.masking.static
 
     def pair(self, tokens: np.ndarray, ends: np.ndarray, elsewhere, rng, vocabulary) -> Pair:
-        """Returns two segments with a total of at most max(n, 2) tokens, and their label.
+        """Builds two segments with at most max(n, 2) tokens in total, and their label.
 
         Args:
-          tokens: [n] int32, tokens of one document.
-          ends: [s] int64, ends of the sentences; the last is n.
-          elsewhere: Text.elsewhere, which draws a sequence from another document.
+          tokens: [n] int32, consecutive tokens of one document.
+          ends: [s] int64, end offsets of the sentences in `tokens`; the last offset is n.
+          elsewhere: `ObjectiveInput.draw_other_document`, which draws a sequence from another document.
         """
         raise NotImplementedError
 
@@ -69,27 +70,29 @@ class SentencePairs(Objective):
             yield f"config.model.num_token_types is 1, {name} has 2 types: set it to 2, or to 0 for none"
 
     def lengths(self, sequence_length):
-        return Lengths(sequence_length - _FRAME, sequence_length, self.masking.lengths(sequence_length).targets)
+        return Lengths(
+            sequence_length - _NUM_SPECIAL_TOKENS, sequence_length, self.masking.lengths(sequence_length).targets
+        )
 
     def measure(self, raw):
         pair = max(raw, 2)
-        return Lengths(raw, pair + _FRAME, self.masking.measure(pair).targets)
+        return Lengths(raw, pair + _NUM_SPECIAL_TOKENS, self.masking.measure(pair).targets)
 
     def bind(self, tokenizer):
         bound = copy.copy(self)
         bound.masking = self.masking.bind(tokenizer)
         return bound
 
-    def between(self, begin, end):
-        part = copy.copy(self)
-        part.masking = self.masking.between(begin, end)
-        return part
+    def with_settings_between(self, begin, end):
+        objective = copy.copy(self)
+        objective.masking = self.masking.with_settings_between(begin, end)
+        return objective
 
     def example(self, text, rng, vocabulary):
-        tokens, ends = _sentences(text, vocabulary)
+        tokens, ends = _without_separator(text, vocabulary)
         if rng.random() < self.short_fraction:
-            tokens, ends = _some_sentences(tokens, ends, int(rng.integers(2, max(len(tokens), 3))), 2, rng)
-        first, second, label = self.pair(tokens, ends, text.elsewhere, rng, vocabulary)
+            tokens, ends = _draw_sentences(tokens, ends, int(rng.integers(2, max(len(tokens), 3))), 2, rng)
+        first, second, label = self.pair(tokens, ends, text.draw_other_document, rng, vocabulary)
         cls, sep = np.int32(vocabulary.cls), np.int32(vocabulary.sep)
         row = np.concatenate([[cls], first, [sep], second, [sep]])
         length = len(row)
@@ -102,7 +105,7 @@ class SentencePairs(Objective):
         }
 
     def segments(self, example) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the two segments of an example before masking, in the order of the row."""
+        """Returns the two segments of an example as they were before masking, in the order of the row."""
         row = example["tokens"].copy()
         row[example["masked_positions"]] = example["targets"]
         middle = int(np.count_nonzero(example["token_types"] == 0))
@@ -110,14 +113,14 @@ class SentencePairs(Objective):
 
     def statistics(self, examples, vocabulary):
         yield from self.masking.statistics(examples, vocabulary)
-        yield Statistic("tokens of a pair", float(np.mean([len(e["tokens"]) - _FRAME for e in examples])))
+        yield Statistic("tokens of a pair", float(np.mean([len(e["tokens"]) - _NUM_SPECIAL_TOKENS for e in examples])))
 
 
-def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens and the ends of the sentences of a text, without the separator of the document.
+def _without_separator(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a text's tokens and the end offsets of its sentences, without the document separator.
 
-    A row has its own separators. The separator of the document stays if fewer than two tokens would remain, because a
-    pair needs two tokens.
+    The row has [SEP] tokens instead. The document separator is kept if fewer than two tokens would remain, because a
+    pair needs at least two.
     """
     tokens, ends = text.tokens, text.parts
     if len(tokens) > 2 and tokens[-1] == vocabulary.separator:
@@ -126,42 +129,45 @@ def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
     return tokens, ends
 
 
-def _some_sentences(tokens, ends, min_tokens: int, min_sentences: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Draws at least `min_sentences` consecutive sentences with at least `min_tokens` tokens; returns tokens and ends.
+def _draw_sentences(tokens, ends, min_tokens: int, min_sentences: int, rng) -> tuple[np.ndarray, np.ndarray]:
+    """Draws at least `min_sentences` consecutive sentences with at least `min_tokens` tokens in total.
 
-    The first sentence is drawn from the sentences with enough tokens after their start. If there are no such sentences,
-    all sentences are returned.
+    The first sentence is drawn from those that still have enough tokens and sentences from their start onward. If there
+    are none, returns all sentences.
+
+    Returns:
+      The tokens of the drawn sentences, and each sentence's end offset in these tokens.
     """
-    begins = np.append(0, ends[:-1])
-    choices = min(int(np.searchsorted(begins, ends[-1] - min_tokens, "right")), len(ends) + 1 - min_sentences)
-    start = int(rng.integers(choices)) if choices > 0 else 0
-    stop = max(int(np.searchsorted(ends, begins[start] + min_tokens)) + 1, start + min_sentences)
-    ends = ends[start:stop]
-    return tokens[begins[start] : ends[-1]], ends - begins[start]
+    starts = np.append(0, ends[:-1])
+    num_choices = min(int(np.searchsorted(starts, ends[-1] - min_tokens, "right")), len(ends) + 1 - min_sentences)
+    first = int(rng.integers(num_choices)) if num_choices > 0 else 0
+    last = max(int(np.searchsorted(ends, starts[first] + min_tokens)) + 1, first + min_sentences)
+    ends = ends[first:last]
+    return tokens[starts[first] : ends[-1]], ends - starts[first]
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Truncates a pair to `room` tokens as BERT does: token by token from the longer segment, at a random side.
+    """Truncates a pair to `room` tokens as BERT does, token by token, from the start or the end of the longer segment.
 
-    Front and back have equal chances. If both segments are equally long, the second segment loses a token. One step
-    suffices, because the number of tokens that are removed in front has a binomial distribution.
+    Start and end are equally likely. If both segments are equally long, BERT truncates the second one. Instead of
+    looping, this function draws the number of tokens to remove from the start from a binomial distribution.
     """
-    keep_first = min(len(first), max(room - len(second), (room + 1) // 2))
-    keep_second = min(len(second), room - keep_first)
-    return _cut(first, keep_first, rng), _cut(second, keep_second, rng)
+    first_size = min(len(first), max(room - len(second), (room + 1) // 2))
+    second_size = min(len(second), room - first_size)
+    return _truncate(first, first_size, rng), _truncate(second, second_size, rng)
 
 
-def _cut(tokens: np.ndarray, keep: int, rng) -> np.ndarray:
-    """Returns `keep` consecutive tokens; the number of tokens removed in front is binomial."""
-    front = int(rng.binomial(len(tokens) - keep, 0.5)) if len(tokens) > keep else 0
-    return tokens[front : front + keep]
+def _truncate(tokens: np.ndarray, size: int, rng) -> np.ndarray:
+    """Truncates a segment to `size` tokens; the number removed from its start is binomially distributed."""
+    num_removed = int(rng.binomial(len(tokens) - size, 0.5)) if len(tokens) > size else 0
+    return tokens[num_removed : num_removed + size]
 
 
 @dataclasses.dataclass
 class NextSentencePrediction(SentencePairs):
     """BERT's next sentence prediction: classifies whether B follows A (Devlin et al. 2018, section 3.1, appendix A.2).
 
-    In half of the pairs, B follows A in its document (label 0). In the other half, B is text of another document
+    In half of the pairs, B follows A in its document (label 0). In the other half, B comes from another document
     (label 1). The sentences `the man went to the store`, `he bought a gallon of milk` and, in another document,
     `penguin ##s are flight ##less birds`, with one mask each, become the examples of the paper:
 
@@ -173,18 +179,20 @@ class NextSentencePrediction(SentencePairs):
         token_types    0    0   0   0      0  0   0     0     1       1      1   1      1      1     1
         pair_labels   1
 
-    The lengths follow the released code. A sequence is a run of sentences of one document that fits into a row. One in
-    ten (`short_fraction`) is shortened to a random number of tokens, from 2 to its length, in whole sentences. A ends
-    after a random number of sentences. B is the rest, or the same number of tokens from sentences of another document.
-    Both kinds of pairs are then truncated token by token, from the longer segment, at a random end.
+    The lengths follow BERT's released code. A sequence consists of consecutive sentences of one document that fit into
+    a row. A fraction of the sequences (`short_fraction`) is shortened to whole sentences with at least a random number
+    of tokens, from 2 to the length of the sequence. A ends after a random number of sentences. B consists of the
+    remaining sentences, or of as many tokens from sentences of another document. Then every pair is truncated token by
+    token, from the start or the end of the longer segment.
 
-    If a sequence is a single sentence, B is always from another document, as in BERT. With such sequences, more than
-    half of the labels are 1.
+    If a sequence is a single sentence, B always comes from another document, as in BERT, so a corpus with such
+    sequences has label 1 in more than half of the pairs.
 
     NOTE BERT collects sentences until they are too long for a row and truncates the excess, half a sentence on average.
-    Sequences are never too long here. Both kinds of pairs lose a random number of tokens, below the length of the last
-    sentence, because truncating only random pairs would reveal them. The text after A that a random B replaces is
-    unused until another epoch; in BERT it begins the next pair. A shortened sequence has two sentences if possible.
+    Here, sequences are never too long. Every pair loses a random number of tokens, less than the length of the last
+    sentence, because truncating only pairs with a random B would reveal their label. If a random B replaces the
+    sentences after A, these sentences stay unused in this epoch. In BERT, they begin the next pair. A shortened
+    sequence has at least two sentences if possible.
     """
 
     masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # masked LM over both segments
@@ -195,32 +203,32 @@ class NextSentencePrediction(SentencePairs):
 
     def pair(self, tokens, ends, elsewhere, rng, vocabulary):
         if len(ends) == 1:
-            first, room, follows = tokens, max(len(tokens), 2), False
+            first, max_tokens, follows = tokens, max(len(tokens), 2), False
         else:
             middle = ends[rng.integers(len(ends) - 1)]
             first, second = tokens[:middle], tokens[middle:]
-            room = len(tokens) - int(rng.integers(ends[-1] - ends[-2]))
+            max_tokens = len(tokens) - int(rng.integers(ends[-1] - ends[-2]))
             follows = rng.random() < 0.5
         if not follows:
-            for _ in range(_TRIES):
-                others, other_ends = _sentences(elsewhere(rng), vocabulary)
-                if len(others) >= room - len(first):
+            for _ in range(_MAX_DRAWS):
+                other_tokens, other_ends = _without_separator(elsewhere(rng), vocabulary)
+                if len(other_tokens) >= max_tokens - len(first):
                     break
-            second, _ = _some_sentences(others, other_ends, room - len(first), 1, rng)
-        return Pair(*truncate_pair(first, second, room, rng), int(not follows))
+            second, _ = _draw_sentences(other_tokens, other_ends, max_tokens - len(first), 1, rng)
+        return Pair(*truncate_pair(first, second, max_tokens, rng), int(not follows))
 
     def restore(self, example, vocabulary):
-        """Returns A and B in the order of the document; only A if B is from another document."""
+        """Returns the tokens of A and B in document order, or only those of A if B comes from another document."""
         first, second = self.segments(example)
         return first if example["pair_labels"] else np.concatenate([first, second])
 
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
-        share = float(np.mean([e["pair_labels"] for e in examples]))
+        random_fraction = float(np.mean([e["pair_labels"] for e in examples]))
         tolerance = 2.5 / math.sqrt(len(examples))  # 5 standard deviations of a fair coin
-        if share > 0.5:  # single sentences raise the share, but almost no pair in order leaves nothing to learn
+        if random_fraction > 0.5:  # single sentences raise the fraction; fewer than 5 % pairs in order are an error
             tolerance = max(tolerance, 0.45)
-        yield Statistic("random next sentences", share, 0.5, tolerance)
+        yield Statistic("random next sentences", random_fraction, 0.5, tolerance)
 
 
 @dataclasses.dataclass
@@ -234,11 +242,11 @@ class SentenceOrderPrediction(SentencePairs):
         token_types    0    0  0      0 0      0      0    0     1   1   1    1  1      1     1
         pair_labels   1
 
-    A sequence is a run of sentences of one document that fits into a row. One in ten is shortened, as in
-    NextSentencePrediction (section 4.1). It is split after a random number of sentences. A single sentence is split
-    after a random number of tokens: it has an order too, so half of the labels are 1 for any corpus. (For a single
-    sentence, ALBERT's code takes B from another document and labels it as swapped.) A sequence of a single token has no
-    example.
+    A sequence consists of consecutive sentences of one document that fit into a row. A fraction of the sequences is
+    shortened, as in NextSentencePrediction (section 4.1). Each sequence is split after a random number of sentences. A
+    single sentence is split after a random number of tokens, so that half of the labels are 1 for any corpus. (For a
+    single sentence, ALBERT's code takes B from another document and labels the pair as swapped.) A single-token
+    sequence gives no example.
     """
 
     masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # masked LM over both segments
@@ -255,11 +263,12 @@ class SentenceOrderPrediction(SentencePairs):
         return Pair(second, first, 1) if rng.random() < 0.5 else Pair(first, second, 0)
 
     def restore(self, example, vocabulary):
-        """Returns both segments in the order of the document."""
+        """Returns the tokens of both segments in document order."""
         segments = self.segments(example)
         return np.concatenate(segments[::-1] if example["pair_labels"] else segments)
 
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
-        share = float(np.mean([e["pair_labels"] for e in examples]))
-        yield Statistic("swapped segments", share, 0.5, 2.5 / math.sqrt(len(examples)))  # 5 standard deviations
+        swapped_fraction = float(np.mean([e["pair_labels"] for e in examples]))
+        # The tolerance is 5 standard deviations of a fair coin.
+        yield Statistic("swapped segments", swapped_fraction, 0.5, 2.5 / math.sqrt(len(examples)))

@@ -1,4 +1,4 @@
-"""Sequence to sequence: predicts the target of a pair from its source."""
+"""Sequence-to-sequence learning: predicts the target of a pair from its source."""
 
 import dataclasses
 from typing import ClassVar, Optional
@@ -12,8 +12,9 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 
 @dataclasses.dataclass
 class SequenceToSequence(Objective):
-    """Predicts each target token from the source and the previous target tokens (Sutskever et al. 2014, arXiv
-    1409.3215, section 2; Vaswani et al. 2017, section 3.1).
+    """Predicts each target token of a pair from the source and the preceding target tokens.
+
+    Sources: Sutskever et al. 2014, arXiv 1409.3215, section 2; Vaswani et al. 2017, section 3.1.
 
     Requires a data source of pairs. `That is good.` and `Das ist gut.` become
 
@@ -21,11 +22,12 @@ class SequenceToSequence(Objective):
         targets         Das  ist gut  .   </s>
         tokens          <pad> Das ist gut .
 
-    `tokens`, the decoder input, are the targets shifted right, with <pad> as start, as in T5 and Marian. Sources and
-    targets that are too long are truncated before </s>. Several pairs share a row and do not attend to each other.
+    `tokens`, the decoder inputs, are the targets shifted right by one, after the start token <pad>, as in T5 and
+    Marian. Sources and targets that are too long are truncated at the end, keeping </s>. A row may contain several
+    pairs, which do not attend to each other.
     """
 
-    target_length: Optional[int] = None  # maximum target tokens of a row; None: config.data.sequence_length
+    target_length: Optional[int] = None  # maximum number of target tokens per row; None: config.data.sequence_length
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
@@ -61,7 +63,7 @@ class SequenceToSequence(Objective):
         return np.concatenate([example["encoder_tokens"], example["targets"]])
 
     def statistics(self, examples, vocabulary):
-        for name, tokens in (("source", "encoder_tokens"), ("target", "targets")):
-            yield Statistic(f"{name} tokens", float(np.mean([len(e[tokens]) for e in examples])))
-            ended = np.mean([e[tokens][-1] == vocabulary.separator for e in examples])
-            yield Statistic(f"{name}s with an end", float(ended), expected=1.0)
+        for name, field in (("source", "encoder_tokens"), ("target", "targets")):
+            yield Statistic(f"{name} tokens", float(np.mean([len(e[field]) for e in examples])))
+            with_separator = np.mean([e[field][-1] == vocabulary.separator for e in examples])
+            yield Statistic(f"{name}s with an end", float(with_separator), expected=1.0)

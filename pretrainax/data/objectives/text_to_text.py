@@ -1,4 +1,4 @@
-"""Text to text: every supervised task is a source and a target, mixed with an unsupervised objective."""
+"""Text-to-text training: a mixture of supervised tasks, as source-target pairs, and a denoising objective."""
 
 import dataclasses
 from typing import ClassVar
@@ -11,11 +11,12 @@ from pretrainax.data.objectives.spans import SpanCorruption
 
 @dataclasses.dataclass
 class TextToText(Objective):
-    """T5's multi-task pretraining (Raffel et al. 2020, sections 2.4, 3.5.2, 3.5.3): supervised tasks and denoising.
+    """T5's multi-task pretraining on supervised tasks and denoising (Raffel et al. 2020, sections 2.4, 3.5.2, 3.5.3).
 
-    Data sources of pairs use SequenceToSequence, data sources of documents use `unsupervised`. A prefix of the source
-    text identifies the task. SourceMixture sets the frequency of each task, here in proportion to its examples with a
-    limit. Alternatively, set `limit` and `temperature`, or only `weights`:
+    Data sources of pairs are trained with SequenceToSequence, and data sources of documents with `unsupervised`. A
+    prefix of the source text identifies the task. How often each task occurs is set by SourceMixture: in this example,
+    in proportion to its number of examples, up to a limit. Alternatively, set both `limit` and `temperature`, or only
+    `weights`.
 
         source=SourceMixture(
             sources=(
@@ -30,22 +31,22 @@ class TextToText(Objective):
         )
         objective=TextToText(unsupervised=SpanCorruption())
 
-    The record {"en": "That is good.", "de": "Das ist gut."} then becomes (figure 1 of the paper)
+    With this config, the record {"en": "That is good.", "de": "Das ist gut."} becomes (figure 1 of the paper)
 
         encoder_tokens  translate English to German : That is good .  </s>
         targets         Das ist gut . </s>
         tokens          <pad> Das ist gut .
 
-    and `Thank you for inviting me to your party last week` of the first source becomes
+    and the document `Thank you for inviting me to your party last week` of the first source becomes
 
         encoder_tokens  Thank you <extra_id_0> me to your party <extra_id_1> week </s>
         targets         <extra_id_0> for inviting <extra_id_1> last <extra_id_2> </s>
 
-    A row has room for the targets of both objectives. Several pairs share a row.
+    Rows have room for the longest targets of either objective. A row may contain several pairs.
     """
 
     unsupervised: Objective = dataclasses.field(default_factory=SpanCorruption)  # for data sources of documents
-    target_length: int = 114  # maximum supervised target tokens of a row; SpanCorruption has 114 for 512 inputs
+    target_length: int = 114  # maximum supervised target tokens per row; SpanCorruption has 114 for 512 inputs
 
     families: ClassVar[tuple[str, ...]] = SequenceToSequence.families
     special_tokens: ClassVar[tuple[str, ...]] = SpanCorruption.special_tokens
@@ -63,8 +64,8 @@ class TextToText(Objective):
         return [(1.0, self.supervised)] if pairs else self.unsupervised.components()
 
     def lengths(self, sequence_length):
-        either = (kind.lengths(sequence_length) for kind in (self.supervised, self.unsupervised))
-        return Lengths(*map(max, *either))
+        lengths = (objective.lengths(sequence_length) for objective in (self.supervised, self.unsupervised))
+        return Lengths(*map(max, *lengths))
 
     def bind(self, tokenizer):
         return dataclasses.replace(self, unsupervised=self.unsupervised.bind(tokenizer))
@@ -78,8 +79,8 @@ class TextToText(Objective):
         yield from with_field_path("unsupervised", self.unsupervised.field_problems())
 
     def problems(self, experiment):
-        wrong = list(super().problems(experiment))
-        yield from wrong or with_field_path("unsupervised", self.unsupervised.problems(experiment))
+        errors = list(super().problems(experiment))
+        yield from errors or with_field_path("unsupervised", self.unsupervised.problems(experiment))
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)

@@ -1,4 +1,4 @@
-"""Opens the cache of tokenizers and corpora, and converts file errors in the cache to UserErrors."""
+"""Opens the cache of tokenizers and corpora, turning its file system errors into UserErrors."""
 
 import contextlib
 import errno
@@ -9,21 +9,21 @@ from pretrainax.config import DataConfig, UserError
 from pretrainax.data.preparation.workers import Workers
 from pretrainax.storage.places import lazy_folder
 
-FORMAT = 2  # version of the file formats in the cache; files of other versions are not used
+FORMAT = 2  # version of the file formats in the cache; files of other versions are ignored
 
 
 @contextlib.contextmanager
 def open_cache(data: DataConfig) -> Iterator[tuple[str, Workers]]:
-    """Yields the path of the cache directory, and worker processes that end when the context exits."""
+    """Opens the cache as a context: yields its absolute path, and a worker pool that ends when the context exits."""
     with lazy_folder(data.cache_dir) as folder:
         cache = os.path.abspath(os.path.expanduser(folder))
-        with _explained_errors(cache), Workers(data.prepare_workers) as workers:
+        with _user_errors(cache), Workers(data.prepare_workers) as workers:
             yield cache, workers
 
 
 @contextlib.contextmanager
-def _explained_errors(cache: str) -> Iterator[None]:
-    """Replaces an OSError in the context by a UserError, for a full disk, a read-only cache or an unreadable file."""
+def _user_errors(cache: str) -> Iterator[None]:
+    """Turns an OSError in the context (a full disk, a read-only cache, an unreadable file) into a UserError."""
     try:
         yield
     except OSError as e:

@@ -1,4 +1,4 @@
-"""Implements quality filters and the removal of near-duplicates, with the rules and signatures of datatrove.
+"""Defines document filters: quality rules and the removal of near-duplicates, both computed by datatrove.
 
 datatrove is an optional dependency (`pip install 'pretrainax[filters]'`). It is imported only for configs that use a
 filter.
@@ -19,16 +19,16 @@ from pretrainax.config import Choice, Experiment, kinds
 from pretrainax.data.preparation.shards import BATCH, split_text
 from pretrainax.data.sources.base import Document
 
-_PACKAGES = ("datatrove", "spacy")
+_REQUIRED_PACKAGES = ("datatrove", "spacy")
 
 
 class Filter(Choice):
-    """Base class of the document filters that a config can select."""
+    """Base class of the document filters that a config can enable."""
 
     language: str  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+        missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             yield f"{type(self).__name__} requires {' and '.join(missing)}: pip install 'pretrainax[filters]'"
         elif problem := _language_problem(self.language):
@@ -37,10 +37,10 @@ class Filter(Choice):
 
 @dataclasses.dataclass
 class QualityFilter(Filter, kinds.QualityFilter):
-    """Drops documents that do not look like running text, by the heuristic rules of published datasets.
+    """Drops documents that do not look like prose, by the heuristic rules of published datasets.
 
-    Each dropped document counts under the first rule that it violates. The rules see only the first 262,144 characters
-    of a document. The thresholds are the thresholds of the papers.
+    Each dropped document is counted under the first rule that it violates. The rules read only the first 262,144
+    characters of a document. All thresholds come from the papers.
     """
 
     gopher_repetition: bool = True  # repeated lines, paragraphs and n-grams (Rae et al. 2021, table A1)
@@ -57,7 +57,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
             yield "config.data.quality enables no rules: set gopher_repetition, gopher_quality, c4 or fineweb"
 
     def filter(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
-        """Yields the documents that violate no rule; counts the other documents in `skipped`, by rule."""
+        """Yields the documents that violate no enabled rule, counting the dropped ones in `skipped`, by reason."""
         from datatrove.data import Document as DatatroveDocument
 
         rules = self._rules()
@@ -70,6 +70,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
                 skipped[f"documents by {reason}"] += 1
 
     def _rules(self) -> list[Any]:
+        """Builds the datatrove filters of the enabled rules."""
         from datatrove.pipeline import filters
 
         rules = []
@@ -85,7 +86,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
 
 
 def _reason(rule: Any, document: Any) -> str:
-    """Returns the reason why `rule` drops a document, or "" if the rule accepts the document."""
+    """Returns why `rule` drops a document, or "" if it keeps the document."""
     result = rule.filter(document)
     if isinstance(result, tuple):
         accepted, reason = result
@@ -95,18 +96,19 @@ def _reason(rule: Any, document: Any) -> str:
 
 @dataclasses.dataclass
 class NearDuplicates(Filter, kinds.NearDuplicates):
-    """Drops documents that share most n-grams with an earlier document, found by MinHash.
+    """Drops near-duplicates: documents whose n-grams match those of an earlier document, according to MinHash.
 
     Sources: Broder 1997; Lee et al. 2022, appendix A.
 
-    Two documents with Jaccard similarity s match with probability 1 - (1 - s^hashes)^buckets. With the default values,
-    this is 92 % for s = 0.8, 56 % for 0.7 and 5 % for 0.5. Documents that match directly or through other documents
-    form a group, and only the first document of a group remains. The comparison uses the first 262,144 characters of a
-    document. Documents shorter than an n-gram are never dropped. All numbers in a text count as equal.
+    If the n-grams of two documents have Jaccard similarity s, the documents match with probability
+    1 - (1 - s^hashes)^buckets. With the default values, this probability is 92 % for s = 0.8, 56 % for 0.7 and 5 % for
+    0.5. Documents that match directly or through other documents form a group, of which only the first is kept. MinHash
+    reads the first 262,144 characters of a document and treats all numbers as equal. Documents shorter than one n-gram
+    are never dropped.
     """
 
     ngram: int = 5  # words per n-gram
-    buckets: int = 14  # number of buckets; two documents match if all hashes of one bucket are equal
+    buckets: int = 14  # number of buckets; two documents match if all their hashes in one bucket are equal
     hashes: int = 8  # hashes per bucket
     language: str = "eng"  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
@@ -117,7 +119,7 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
                 yield f"config.data.near_duplicates.{name} is {getattr(self, name)}, it must be at least 1"
 
     def sign(self, documents: Iterable[Document], directory: str, shard: int) -> None:
-        """Writes the MinHash signatures of the documents of a shard to `directory`."""
+        """Writes the MinHash signatures of the documents in shard number `shard` to `directory`."""
         from datatrove.data import Document as DatatroveDocument
         from datatrove.pipeline.dedup import MinhashDedupSignature
 
@@ -126,10 +128,13 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
         step.run((DatatroveDocument(text=beginning(d), id=str(i)) for i, d in enumerate(documents)), rank=shard)
 
     def find(self, directory: str, count: int) -> list[np.ndarray]:
-        """Returns, for each of `count` shards, the sorted numbers of the documents to drop.
+        """Finds the near-duplicates of earlier documents, and returns their sorted document numbers for each shard.
 
-        These documents are near-duplicates of an earlier document in any shard. Reads the signatures that `sign` wrote
-        to `directory`.
+        The earlier document may be in any shard.
+
+        Args:
+          directory: the folder with the signatures that `sign` wrote.
+          count: the number of shards.
         """
         from datatrove.pipeline.dedup import MinhashDedupBuckets
         from scipy.sparse import coo_array
@@ -139,41 +144,41 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
         resource.setrlimit(
             resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2
         )  # datatrove opens one file per shard
-        pairs = []
+        matches = []
         for bucket in range(self.buckets):
             folder = os.path.join(directory, "pairs")
             MinhashDedupBuckets(os.path.join(directory, "signatures"), folder, config=self._config).run(
                 rank=bucket, world_size=self.buckets
             )
-            pairs.append(np.fromfile(os.path.join(folder, f"{bucket:05d}_00.dups"), "<u4").reshape(-1, 2, 2))
-        shard, document = np.concatenate(pairs).astype(np.int64).reshape(-1, 2).T
+            matches.append(np.fromfile(os.path.join(folder, f"{bucket:05d}_00.dups"), "<u4").reshape(-1, 2, 2))
+        shard, document = np.concatenate(matches).astype(np.int64).reshape(-1, 2).T
         nodes, edges = np.unique(shard << 32 | document, return_inverse=True)
         first, second = edges.reshape(-1, 2).T
         graph = coo_array((np.ones(len(first), bool), (first, second)), shape=(len(nodes), len(nodes)))
         _, component = connected_components(graph, directed=False)
         _, earliest = np.unique(component, return_index=True)  # nodes are in corpus order
-        dropped = np.delete(nodes, earliest)
-        return [dropped[dropped >> 32 == i] & 0xFFFFFFFF for i in range(count)]
+        dropped_nodes = np.delete(nodes, earliest)
+        return [dropped_nodes[dropped_nodes >> 32 == i] & 0xFFFFFFFF for i in range(count)]
 
     @functools.cached_property
     def _config(self) -> Any:
         from datatrove.pipeline.dedup.minhash import MinhashConfig
         from datatrove.utils.hashing import HashConfig
 
-        # Not the default, xxhash: version 4 of xxhash raises an error for strings, which datatrove 0.10 passes to it.
+        # datatrove 0.10 passes strings to its default hash, xxhash, which raises an error in version 4.
         config = HashConfig(hash_fc="sha1")
         return MinhashConfig(self.ngram, self.buckets, self.hashes, hash_config=config)
 
 
 def _language_problem(language: str) -> str:
-    """Returns the reason why datatrove cannot split text in a language into words, or "" if it can."""
+    """Returns why datatrove has no word tokenizer for a language, or "" if it has one."""
     from datatrove.utils.word_tokenizers import load_word_tokenizer
 
     try:
         load_word_tokenizer(language).word_tokenize("a")
     except ValueError:
         return "datatrove has no word tokenizer for it; it must be an ISO 639-3 code, such as eng, deu or zho"
-    except ImportError as e:  # the language needs another package
+    except ImportError as e:  # the word tokenizer requires a package that is not installed
         return str(e).splitlines()[0]
     return ""
 
@@ -185,9 +190,9 @@ def _silence_datatrove() -> None:
 
 
 def beginning(document: Document) -> str:
-    """Returns the first 262,144 characters (or UTF-8 bytes) of a document, which the filters evaluate.
+    """Returns the first 262,144 characters (or UTF-8 bytes) of a document, which the filters read.
 
-    The source and the target of a pair are joined by a line end.
+    For a pair, a newline joins the source and the target.
     """
     if isinstance(document, tuple):
         return "\n".join(document)[:BATCH]

@@ -1,6 +1,6 @@
-"""Chooses a document for validation if the split rule of a source leaves the training or the validation split empty.
+"""Holds out a validation document if a source's split rule leaves the training or the validation split empty.
 
-If the source has only one document, the end of this document is used for validation.
+If the source has only one document, the end of this document becomes the validation split.
 """
 
 import collections
@@ -20,10 +20,10 @@ SPLITS = ("train", "valid")
 
 
 class HeldOut(Source):
-    """Replaces the split of a source whose split rule leaves the training or the validation split empty.
+    """Wraps a source whose split rule leaves a split empty, and uses one document as its validation split.
 
-    The validation split is the document with the smallest hash. If all documents are equal, the validation split is the
-    last tenth of the document. The split depends only on the documents, not on their distribution over files and
+    `hold_out` chooses the document with the smallest hash. If all documents are identical, the validation split is the
+    last tenth of each document. The split depends only on the documents, not on how they are distributed over files and
     shards.
     """
 
@@ -31,8 +31,9 @@ class HeldOut(Source):
         """Stores the source and the selected validation document.
 
         Args:
+          source: the source to split.
           chosen: the `document_hash` of the held-out document, as hexadecimal digits.
-          is_only: True if all documents of the source are identical.
+          is_only: whether all documents of the source are identical.
         """
         self.source, self.chosen, self.is_only = source, chosen, is_only
 
@@ -53,11 +54,11 @@ class HeldOut(Source):
         return [(split, shard) for shard in _all_shards(self.source)]
 
     def read(self, shard: Shard, skipped: collections.Counter) -> Iterator[Document]:
-        split, inner = shard
+        split, source_shard = shard
         is_valid = split == "valid"
-        for document in self.source.read(inner, collections.Counter() if is_valid else skipped):
+        for document in self.source.read(source_shard, collections.Counter() if is_valid else skipped):
             if self.is_only and not isinstance(document, (tuple, Record)):
-                yield _cut(document)[is_valid]
+                yield _split_last_tenth(document)[is_valid]
             elif (document_hash(document).hex() == self.chosen) == is_valid:
                 yield document
 
@@ -65,11 +66,12 @@ class HeldOut(Source):
 def hold_out(
     source: Source, quality: Optional[QualityFilter], kept_in: str, workers: Workers, report: Callable
 ) -> HeldOut:
-    """Returns a `HeldOut` of the source with one held-out document.
+    """Chooses which document of a source to hold out for validation, and returns the source with this split.
 
     Args:
-      quality: only documents that pass this filter can be held out; None: all documents.
-      kept_in: path of a JSON file with the choice. If the file exists, its choice is used; otherwise it is written.
+      source: the source to split.
+      quality: only documents that pass this filter can be held out; if None, any document can.
+      kept_in: path of the JSON file that stores the choice. If the file exists, its choice is used.
       workers: processes that hash the documents.
       report: prints a message for the user.
     """
@@ -89,7 +91,7 @@ def _all_shards(source: Source) -> list[Shard]:
 
 
 def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilter]) -> set[str]:
-    """Returns the two smallest hashes of the documents of a shard that are not blank; fewer for fewer documents."""
+    """Returns the two smallest distinct hashes (or fewer) among the nonblank documents of a shard."""
     documents, smallest = until_stopped(source.read(shard, collections.Counter())), set()
     if quality is not None:
         documents = quality.filter(documents, collections.Counter())
@@ -99,14 +101,14 @@ def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilt
     return smallest
 
 
-def _cut(text: Any) -> tuple[Any, Any]:
-    """Splits a text (str or UTF-8 bytes) into about nine tenths and one tenth, after white space if possible."""
-    line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
+def _split_last_tenth(text: Any) -> tuple[Any, Any]:
+    """Splits a text (str or UTF-8 bytes) at about nine tenths of its length, after whitespace if possible."""
+    newline, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
     text = text.rstrip()
     limit = len(text) * 9 // 10
-    cut = max(text.rfind(line, 0, limit), text.rfind(space, 0, limit)) + 1
-    if cut < len(text) // 2:  # the text has a very long word
-        cut = limit
-        while isinstance(text, bytearray) and text[cut] & 0xC0 == 0x80:  # the cut is inside a character
-            cut -= 1
-    return text[:cut], text[cut:]
+    offset = max(text.rfind(newline, 0, limit), text.rfind(space, 0, limit)) + 1
+    if offset < len(text) // 2:  # no whitespace in the second half up to the limit
+        offset = limit
+        while isinstance(text, bytearray) and text[offset] & 0xC0 == 0x80:  # the offset is inside a character
+            offset -= 1
+    return text[:offset], text[offset:]

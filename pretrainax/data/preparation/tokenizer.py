@@ -1,4 +1,4 @@
-"""Provides the tokenizer of a config: from the cache, from a file, or trained on a sample of the training text."""
+"""Provides the tokenizer of a config: loads it from the cache or a file, or trains it on a sample of the data."""
 
 import collections
 import functools
@@ -24,12 +24,12 @@ from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
-_CHECKSUMS = "checksums.json"  # checksums of the other files in the folder of a tokenizer
-_SAMPLED_SHARDS = 256  # maximum number of shards per component in a sample of text
+_CHECKSUM_FILE = "checksums.json"  # file with the checksums of all other files in a tokenizer's folder
+_MAX_SAMPLED_SHARDS = 256  # maximum number of shards per component from which text is sampled
 
 
 def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
-    """Returns the tokenizer of a config, from the cache, loaded or newly trained. Does not prepare corpora."""
+    """Loads a config's tokenizer, after training it if the cache lacks it, without preparing corpora."""
     source = experiment.data.source
     with open_cache(experiment.data) as (cache, workers):
         fingerprints = [component.fingerprint() for component in source.components()]
@@ -37,9 +37,10 @@ def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = pr
 
 
 def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
-    """Returns about `limit` bytes of the text of a split, as a list of strings.
+    """Samples about `limit` bytes of text from a split, as a list of strings.
 
-    Components contribute in proportion to their weights, and the shards of a component contribute equal shares.
+    Components contribute in proportion to their mixture weights. Each sampled shard of a component contributes the same
+    number of bytes.
     """
     with open_cache(experiment.data) as (_, workers):
         return list(sample_texts(experiment.data.source, limit, workers, split))
@@ -48,15 +49,18 @@ def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
 def make_tokenizer(
     config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
 ) -> str:
-    """Returns the cache directory of a config's tokenizer, after loading or training it if the cache lacks it.
+    """Returns the directory of a config's tokenizer in the cache, after adding the tokenizer if it is missing.
 
-    A damaged tokenizer in the cache is rebuilt. Training on the same text gives the same tokenizer.
+    If the config has a path, the tokenizer is loaded from this path; otherwise, it is trained. A damaged tokenizer in
+    the cache is rebuilt. Training on the same text results in the same tokenizer.
 
     Args:
       config: the config of the tokenizer.
       source: the source of the training text.
       fingerprints: the fingerprint of each component of the source.
       cache: the directory of the cache.
+      workers: processes that sample the text and train the tokenizer.
+      report: prints a message for the user.
     """
     loaded = None if config.path is None else config.load()
     weights = component_weights(source).tolist()
@@ -72,47 +76,51 @@ def make_tokenizer(
                 if loaded is None:
                     report("training the tokenizer")
                     texts = sample_texts(source, config.train_bytes, workers)
-                    train = _train if config.train_bytes is None else functools.partial(workers.apart, _train)
+                    train = (
+                        _train_tokenizer
+                        if config.train_bytes is None
+                        else functools.partial(workers.apart, _train_tokenizer)
+                    )
                     train(config, texts, directory)
                 else:
-                    _save(loaded, directory)
+                    _save_tokenizer(loaded, directory)
     return directory
 
 
-def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> None:
-    _save(config.build(texts), directory)
+def _train_tokenizer(config: TokenizerConfig, texts: Iterable[str], directory: str) -> None:
+    _save_tokenizer(config.build(texts), directory)
 
 
-def _save(tokenizer: Tokenizer, directory: str) -> None:
-    """Writes a tokenizer and its checksums to a directory atomically.
+def _save_tokenizer(tokenizer: Tokenizer, directory: str) -> None:
+    """Atomically writes a tokenizer and the checksums of its files to a directory.
 
-    Another machine may already have written the same content.
+    Another machine may have written the same tokenizer in the meantime.
     """
     with replacing_folder(directory) as folder:
         tokenizer.save(folder)
-        sums = {name: checksums.file_checksum(os.path.join(folder, name)) for name in os.listdir(folder)}
-        checksums.write_json(os.path.join(folder, _CHECKSUMS), sums)
+        file_checksums = {name: checksums.file_checksum(os.path.join(folder, name)) for name in os.listdir(folder)}
+        checksums.write_json(os.path.join(folder, _CHECKSUM_FILE), file_checksums)
 
 
 def _is_intact(directory: str) -> bool:
-    """Returns True if a directory contains a tokenizer whose checksums match.
+    """Returns True if a directory contains a tokenizer whose files match their checksums.
 
-    Older versions wrote no checksums. For a directory without checksums, returns True if the directory exists.
+    Older versions wrote no checksums. Any existing directory without a checksum file counts as intact.
     """
-    if not os.path.exists(os.path.join(directory, _CHECKSUMS)):
+    if not os.path.exists(os.path.join(directory, _CHECKSUM_FILE)):
         return os.path.isdir(directory)
     try:
-        sums = checksums.read_json(os.path.join(directory, _CHECKSUMS)) or {}
-        actual = {name: checksums.file_checksum(path_below(directory, name)) for name in sums}
+        expected = checksums.read_json(os.path.join(directory, _CHECKSUM_FILE)) or {}
+        actual = {name: checksums.file_checksum(path_below(directory, name)) for name in expected}
     except (OSError, UserError):
         return False
-    return bool(sums) and actual == sums
+    return bool(expected) and actual == expected
 
 
 def component_weights(source: Source) -> np.ndarray:
-    """Returns the mean mixture weight of each component over the training, [components], normalized to a sum of 1.
+    """Computes each component's mixture weight, averaged over the training run, [components]; they sum to 1.
 
-    For weights that depend on the sizes of the components, all components count as equally large.
+    If the weights depend on the components' sizes, all components are assumed to have the same size.
     """
     stages = source.weight_stages([1] * len(source.components()))
     lengths = np.diff([start for start, _ in stages], append=1.0)
@@ -121,28 +129,29 @@ def component_weights(source: Source) -> np.ndarray:
 
 
 def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
-    """Returns about `limit` bytes of the text of a split (None: all text).
+    """Samples about `limit` bytes of text from a split, or returns all of its text if `limit` is None.
 
-    Components contribute in proportion to their weights, and the shards of a component contribute equal shares. If the
-    training split is empty and the source holds out validation data, returns text of the validation split. The
-    preparation replaces this split later.
+    Components contribute in proportion to their mixture weights. Each sampled shard of a component contributes the same
+    number of bytes. If the training split is empty and the source can hold out a document, the text comes from the
+    validation split, which data preparation later replaces with a held-out document.
 
     Raises:
       UserError: there is no text, and `limit` is not None.
     """
     for candidate in (split, *["valid"] * (split == "train" and any(c.holds_out for c in source.components()))):
-        texts, consumed = iter(_texts_of_split(source, limit, workers, candidate)), []
+        texts, consumed = iter(_read_texts(source, limit, workers, candidate)), []
         for text in texts:
             consumed.append(text)
             if text.strip():
                 return itertools.chain(consumed, texts)
-    if limit is None:  # there is only white space, which is enough for some tokenizers
+    if limit is None:  # blank text suffices for some tokenizers
         return consumed
-    what = "text to train a tokenizer on" if split == "train" else "validation text"
-    raise UserError(f"config.data.source holds no {what}: {source}")
+    description = "text to train a tokenizer on" if split == "train" else "validation text"
+    raise UserError(f"config.data.source holds no {description}: {source}")
 
 
-def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, split: str) -> Iterable[str]:
+def _read_texts(source: Source, limit: Optional[int], workers: Workers, split: str) -> Iterable[str]:
+    """Implements `sample_texts` for one split; the result may be empty or blank."""
     components = source.components()
     if limit is None:
         documents = (
@@ -154,16 +163,20 @@ def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, spli
         return (piece for document in documents for text in texts_of(document) for piece in shards.split_text(text))
     tasks = []
     for component, weight in zip(components, component_weights(source), strict=True):
-        chosen = component.shards(split)
-        chosen = chosen[:: -(-len(chosen) // _SAMPLED_SHARDS) or 1]
-        share = int(np.ceil(limit * weight / max(len(chosen), 1)))
-        tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
+        sampled_shards = component.shards(split)
+        sampled_shards = sampled_shards[:: -(-len(sampled_shards) // _MAX_SAMPLED_SHARDS) or 1]
+        bytes_per_shard = int(np.ceil(limit * weight / max(len(sampled_shards), 1)))
+        tasks += [
+            (len(tasks) + i, component, shard, bytes_per_shard)
+            for i, shard in enumerate(sampled_shards)
+            if bytes_per_shard
+        ]
     samples = dict(workers.run(_sample_shard, tasks))
     return [text for i in range(len(tasks)) for text in samples[i]]
 
 
 def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str]]:
-    """Returns `i` and about the first `limit` bytes of the text of a shard, as a list of strings."""
+    """Reads roughly the first `limit` bytes of text from a shard; returns `i` and the text as a list of strings."""
     sample = []
     for document in until_stopped(source.read(shard, collections.Counter())):
         for text in texts_of(document):

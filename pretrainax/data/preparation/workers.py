@@ -1,4 +1,4 @@
-"""Provides worker processes for tasks, and locks between the processes of one machine."""
+"""Provides a pool of worker processes, and lock files that synchronize the processes of one machine."""
 
 import contextlib
 import fcntl
@@ -16,22 +16,23 @@ from pretrainax.config import UserError
 
 
 class Workers:
-    """A pool of worker processes, which start on demand for two or more tasks.
+    """A pool of worker processes, which start on the first call with several tasks.
 
-    The workers also end if this process is killed. `worked` is True after the first task, in any process.
+    The workers exit if this process is killed. `worked` is True after the first call, even if no worker process was
+    started.
     """
 
     def __init__(self, count: int):
         """Creates the pool without starting processes.
 
         Args:
-          count: the number of processes; 0: one per core; 1: tasks run in this process.
+          count: the number of processes, or 0 for one per available core. With 1, tasks run in the current process.
         """
         self._count = count or len(
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
         )
-        self._context = multiprocessing.get_context("spawn")  # not fork, because JAX and tokenizers have threads
-        self._stop: Any = None  # event that stops the tasks in the workers
+        self._context = multiprocessing.get_context("spawn")  # not fork, because JAX and tokenizers start threads
+        self._stop: Any = None  # event that tells the workers to stop their tasks
         self._pool: Optional[ProcessPoolExecutor] = None
         self.worked = False
 
@@ -44,7 +45,9 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
-        """Calls function(*task) for each task and yields the results in order of completion.
+        """Calls function(*task) in the pool for each task, and yields the results in order of completion.
+
+        If there is only one task or one worker, runs the tasks in the current process.
 
         Raises:
           UserError: a worker process was killed.
@@ -56,7 +59,7 @@ class Workers:
         if self._pool is None:
             check_shared_memory("prepare_workers", self._count, alone=1)
             self._stop = self._context.Event()
-            self._pool = ProcessPoolExecutor(self._count, self._context, _start_worker, (self._stop, "false"))
+            self._pool = ProcessPoolExecutor(self._count, self._context, _initialize_worker, (self._stop, "false"))
         try:
             for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
                 yield future.result()
@@ -67,17 +70,20 @@ class Workers:
             ) from e
 
     def apart(self, function: Callable, *arguments: Any) -> Any:
-        """Returns function(*arguments), computed in a separate process, so all its memory is freed at the end.
+        """Calls function(*arguments) in a separate process, whose memory is freed at the end, and returns the result.
 
-        The library tokenizers uses several threads in this process. With a count of 1, the call runs in the current
-        process.
+        In the separate process, the library `tokenizers` uses several threads. If the pool has only one worker, the
+        function runs in the current process.
+
+        Raises:
+          UserError: the separate process was killed.
         """
         self.worked = True
         if self._count == 1:
             return function(*arguments)
         check_shared_memory("prepare_workers", self._count, alone=1)
         interrupted = self._context.Event()
-        with ProcessPoolExecutor(1, self._context, _start_apart, (interrupted,)) as pool:
+        with ProcessPoolExecutor(1, self._context, _initialize_separate_worker, (interrupted,)) as pool:
             try:
                 return pool.submit(function, *arguments).result()
             except BrokenProcessPool as e:
@@ -87,25 +93,25 @@ class Workers:
                 raise
 
 
-_stop: Any = None  # in a worker process: the event `_stop` of the `Workers` object that started the process
+_stop: Any = None  # in a worker process: the stop event of the parent's `Workers`; None in other processes
 
 
-def _start_worker(stop: Any, threads: str) -> None:
+def _initialize_worker(stop: Any, threads: str) -> None:
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives and handles SIGINT
     os.environ["TOKENIZERS_PARALLELISM"] = threads  # "true": several threads | "false": one thread per process
 
-    _end_after(multiprocessing.parent_process().join)
+    _exit_after(multiprocessing.parent_process().join)
 
 
-def _start_apart(interrupted: Any) -> None:
-    _start_worker(None, "true")
-    _end_after(interrupted.wait)
+def _initialize_separate_worker(interrupted: Any) -> None:
+    _initialize_worker(None, "true")
+    _exit_after(interrupted.wait)
 
 
-def _end_after(wait: Callable) -> None:
-    """Ends this process as soon as `wait` returns."""
+def _exit_after(wait: Callable) -> None:
+    """Exits this process with status 1 as soon as `wait` returns; `wait` runs in a daemon thread."""
 
     def end():
         wait()
@@ -115,12 +121,12 @@ def _end_after(wait: Callable) -> None:
 
 
 def check_shared_memory(field: str, count: int, alone: int) -> None:
-    """Raises UserError if processes cannot share memory, as in a container without /dev/shm.
+    """Raises UserError if processes cannot share memory, for example in a container without /dev/shm.
 
     Args:
-      field: the field of config.data that sets the number of processes.
+      field: the field of config.data that sets the number of processes, for the error message.
       count: the value of the field.
-      alone: the value of the field for work without worker processes.
+      alone: the value of the field that disables worker processes.
     """
     try:
         multiprocessing.get_context("spawn").Lock()
@@ -132,7 +138,7 @@ def check_shared_memory(field: str, count: int, alone: int) -> None:
 
 
 def until_stopped(items: Iterator) -> Iterator:
-    """Yields the items; raises InterruptedError once the parent process has set the stop event of this worker."""
+    """Yields the items, but raises InterruptedError as soon as the parent process sets this worker's stop event."""
     for item in items:
         if _stop is not None and _stop.is_set():
             raise InterruptedError("stopped by the parent process")
@@ -141,15 +147,18 @@ def until_stopped(items: Iterator) -> Iterator:
 
 @contextlib.contextmanager
 def locked(path: str, report: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock file `path`.lock in the context, and waits for it if another process holds it.
+    """Holds a lock on the file `path`.lock in the context, after waiting for any other process that holds it.
 
-    The operating system releases the lock when a process dies. On a file system without locks, nothing is locked.
+    The operating system releases the lock when a process dies. If the file system does not support locks, the context
+    runs without a lock.
 
     Args:
+      path: the file or folder that the lock protects.
       report: prints a message for the user before waiting.
 
     Raises:
-      UserError: this is a worker process that imports the main script, so it would wait for its parent forever.
+      UserError: the current process is a worker that is still importing the main script; it would wait for its parent
+        forever.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UserError("worker processes import the main script again: put its code under if __name__ == '__main__'")

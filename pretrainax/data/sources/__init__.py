@@ -1,8 +1,8 @@
-"""Data sources: each source lists its shards, reads the documents of a shard, and has a fingerprint of its text.
+"""Data sources: each source lists its shards, reads the documents of a shard, and computes a fingerprint of its text.
 
 A shard is a small picklable description of a subset of the documents, so several processes can read different shards in
 parallel. Documents are plain text. A string such as "<s>" or "[MASK]" in a document is tokenized as ordinary
-characters, whereas transformers converts the string to a special id.
+characters, whereas transformers converts the string to the id of the special token.
 """
 
 from pretrainax.data.sources.array_record import ArrayRecord

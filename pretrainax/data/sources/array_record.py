@@ -1,4 +1,4 @@
-"""A data source that reads ArrayRecord files."""
+"""Implements a data source that reads ArrayRecord files."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, equal_ranges, json_object, row_location, rows_per_chunk
 
-_BATCH_BYTES = 1 << 22  # bytes of records in memory at a time; a single larger record is read alone
+_BATCH_BYTES = 1 << 22  # bytes of records in memory at a time; a larger record is read alone
 
 
 @dataclasses.dataclass
@@ -20,13 +20,13 @@ class ArrayRecord(RecordFiles, Source):
 
     `path` is a file, a folder (all .array_record and .arrayrecord files in it and its subfolders) or a glob. A shard is
     a range of records. Without `valid_path`, a hash of the text selects `valid_fraction` of the documents for
-    validation. ArrayRecord decompresses whole groups of records (`group_size` of the writer), so a whole group is in
-    memory at a time.
+    validation. ArrayRecord decompresses a whole group of records at a time (the writer's `group_size`), so a group must
+    fit in memory.
     """
 
     text_field: Optional[str] = dataclasses.field(
         default=None, kw_only=True
-    )  # JSON field with the text; None: the whole record is plain text
+    )  # JSON field with the text; None: records are plain text
 
     endings: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord")
 
@@ -35,21 +35,22 @@ class ArrayRecord(RecordFiles, Source):
         if self.target_field is not None and self.text_field is None:
             yield f"{self.config_path}.target_field is {self.target_field!r}: set {self.config_path}.text_field too"
 
-    def _cuts(self, file: str) -> Iterator[tuple[int, int]]:
-        return equal_ranges(_opened(file).num_records(), os.path.getsize(file))
+    def _shard_ranges(self, file: str) -> Iterator[tuple[int, int]]:
+        return equal_ranges(_open_reader(file).num_records(), os.path.getsize(file))
 
     def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         def parse(record: bytes) -> Mapping:
             self.check_size(len(record))
             return {None: record} if self.text_field is None and self._task is None else json_object(record)
 
-        return self.documents(_records(shard), parse, row_location(shard.place), shard.split, skipped)
+        return self.documents(_records(shard), parse, row_location(shard.path_or_split), shard.split, skipped)
 
 
 def _records(shard: files.FileShard) -> Iterator[tuple[int, bytes]]:
+    """Yields (index in the file, content) for each record of a shard."""
     path, start, stop, _ = shard
-    # The first read has one record, because the size on disk does not show the size in memory.
-    reader, first, rows = _opened(path), start, 1
+    # The first read has one record, because the size on disk does not determine the size in memory.
+    reader, first, rows = _open_reader(path), start, 1
     while first < stop:
         last = min(first + rows, stop)
         try:
@@ -61,7 +62,8 @@ def _records(shard: files.FileShard) -> Iterator[tuple[int, bytes]]:
         rows = min(2 * rows, rows_per_chunk(len(records), size, _BATCH_BYTES))
 
 
-def _opened(path: str) -> Any:
+def _open_reader(path: str) -> Any:
+    """Opens an ArrayRecord file; raises UserError if the file has no records or is damaged."""
     from array_record.python import array_record_module
 
     reader = array_record_module.ArrayRecordReader(path, "readahead_buffer_size:0")  # 0: no read-ahead

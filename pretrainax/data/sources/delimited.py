@@ -16,23 +16,23 @@ from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.json_lines import Line, lines_of
 from pretrainax.data.sources.records import RecordLines
 
-csv.field_size_limit(sys.maxsize)  # no limit here, because `max_record_bytes` limits the records
+csv.field_size_limit(sys.maxsize)  # no limit, because `max_record_bytes` limits the records
 
 
 class TableRow(NamedTuple):
-    """An unparsed record of a file, and the column names of the file."""
+    """An unparsed record of a file, with the column names of the file."""
 
     columns: tuple[str, ...]
-    line: Line  # contains several lines if a quoted field has line ends
+    line: Line  # several lines if a quoted field contains line ends
 
 
 @dataclasses.dataclass
 class Tsv(RecordLines[TableRow], Source):
-    """Reads files with one record per line, in columns separated by tabs, such as GLUE; plain, .gz, .xz or .zst.
+    """Reads plain or compressed (.gz, .xz, .zst) files with one record per line, in tab-separated columns (as in GLUE).
 
     The first line of each file contains the names of the columns, unless `columns` is set. Without `quoting`, quotes
     are ordinary characters. With `quoting`, a field in double quotes may contain delimiters and line ends, and two
-    consecutive double quotes in this field represent one double quote (RFC 4180).
+    consecutive double quotes inside it stand for one (RFC 4180).
 
     `path` is a file, a folder (all .tsv files in it and its subfolders, plain or compressed) or a glob. A file is one
     shard. Without `valid_path`, a hash of the text selects `valid_fraction` of the records for validation.
@@ -40,7 +40,7 @@ class Tsv(RecordLines[TableRow], Source):
 
     columns: tuple[str, ...] = ()  # names of the columns; (): the first line of each file contains the names
     delimiter: str = "\t"  # the character between two columns
-    quoting: bool = False  # a field may be in double quotes, which are not part of its value
+    quoting: bool = False  # whether fields may be in double quotes, which are not part of the value
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".tsv")
 
@@ -51,7 +51,7 @@ class Tsv(RecordLines[TableRow], Source):
         if duplicate := _duplicate(self.columns):
             yield f"{self.config_path}.columns has {duplicate!r} twice, names must be unique"
 
-    def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
+    def _shard_ranges(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None
 
     def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
@@ -69,23 +69,25 @@ class Tsv(RecordLines[TableRow], Source):
                 columns = self._header(line, self.where(shard, number))
 
     def _joined_lines(self, lines: Iterator[Line]) -> Iterator[tuple[int, Line]]:
-        """Yields (number of the first line from 0, joined lines) of each record.
+        """Yields (0-based number of the first line, joined lines) for each record.
 
-        With `quoting`, a record ends at the first line end before which the number of double quotes is even.
+        Without `quoting`, each line is a record. With `quoting`, a record continues to the next line as long as it has
+        an odd number of double quotes.
         """
-        first, whole, quotes = 0, bytearray(), 0
+        first, record, num_quotes = 0, bytearray(), 0
         for number, line in enumerate(lines):
-            if not whole:
+            if not record:
                 first = number
-            whole += line
-            quotes += line.count(b'"') if self.quoting else 0
-            if quotes % 2 == 0 or len(whole) > self.max_record_bytes:
-                yield first, whole
-                whole, quotes = bytearray(), 0
-        if whole:  # an unpaired quote: `parse` raises ValueError
-            yield first, whole
+            record += line
+            num_quotes += line.count(b'"') if self.quoting else 0
+            if num_quotes % 2 == 0 or len(record) > self.max_record_bytes:
+                yield first, record
+                record, num_quotes = bytearray(), 0
+        if record:  # an unpaired quote: `parse` raises ValueError
+            yield first, record
 
     def _header(self, line: Line, where: str) -> tuple[str, ...]:
+        """Returns the column names in the first line of a file; raises UserError if they are invalid."""
         try:
             columns = tuple(self._fields(line))
         except ValueError as e:
@@ -108,6 +110,7 @@ class Tsv(RecordLines[TableRow], Source):
         return dict(zip(row.columns, fields, strict=True))
 
     def _fields(self, line: Line) -> list[str]:
+        """Splits a record into its fields; raises ValueError if its quotes are invalid."""
         text = line.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         if not self.quoting:
             return text.split(self.delimiter)
@@ -132,5 +135,5 @@ class Csv(Tsv):
 
 
 def _duplicate(names: tuple[str, ...]) -> Optional[str]:
-    """Returns the first name that occurs more than once; None if all names are unique."""
+    """Returns the first name that occurs more than once, or None if all names are unique."""
     return next((name for name, count in collections.Counter(names).items() if count > 1), None)

@@ -17,28 +17,28 @@ Line = Union[bytes, bytearray]
 
 @dataclasses.dataclass
 class JsonLines(RecordLines[Line], Source):
-    """Reads files with one JSON object per line, with the document in `text_field`; plain, .gz, .xz or .zst.
+    """Reads plain or compressed (.gz, .xz, .zst) files with one JSON object per line, whose `text_field` is a document.
 
     `path` is a file, a folder (all .jsonl files in it and its subfolders, plain or compressed) or a glob. Without
-    `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation, so equal documents are in
-    the same split.
+    `valid_path`, a hash of the text selects `valid_fraction` of the documents for validation. Equal documents are
+    therefore in the same split.
     """
 
     endings: ClassVar[tuple[str, ...]] = files.with_archives(".jsonl")
     broken: ClassVar[str] = "broken lines"
 
-    def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
+    def _shard_ranges(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         if files.is_archive(file):
             yield 0, None
         else:
-            for part in files.ranges(file, 0, os.path.getsize(file), longest_line=-1):
-                yield part.start, part.stop
+            for shard in files.ranges(file, 0, os.path.getsize(file), longest_line=-1):
+                yield shard.start, shard.stop
 
     def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
         def parse(line: Line) -> dict:
-            is_marked = line.startswith(codecs.BOM_UTF8)
+            has_byte_order_mark = line.startswith(codecs.BOM_UTF8)
             record = self.parse(line)
-            if is_marked:
+            if has_byte_order_mark:
                 skipped[line_ends.MARKS] += shard.split != "valid"  # counted in one split only
             return record
 
@@ -54,15 +54,15 @@ class JsonLines(RecordLines[Line], Source):
 
 
 def lines_of(shard: files.FileShard, most: int) -> Iterator[Line]:
-    """Yields the lines of a shard. A line of more than `most` bytes is truncated, but not to `most` bytes or less.
+    """Yields the lines of a shard, truncating any line of more than `most` bytes.
 
-    The caller can therefore detect a line that is too long by its length.
+    A truncated line still has more than `most` bytes, so the caller can detect it by its length.
     """
-    with files.open_decompressed(shard.place) as f:
+    with files.open_decompressed(shard.path_or_split) as f:
         if shard.stop is not None:
             f.seek(shard.start)
         while (shard.stop is None or f.tell() < shard.stop) and (line := long_lines.read_line(f, most)):
-            is_cut = len(line) > most and not line.endswith(b"\n")
+            is_truncated = len(line) > most and not line.endswith(b"\n")
             yield line
-            if is_cut:
+            if is_truncated:
                 files.skip_line(f)

@@ -11,8 +11,8 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, row_location, rows_per_chunk
 
-_BATCH_BYTES = 1 << 22  # encoded size of the rows in memory at a time
-_DECODED_BYTES = 1 << 29  # limit of the decoded size of these rows, even if each row is as large as its row group
+_BATCH_BYTES = 1 << 22  # encoded bytes of the rows in memory at a time
+_DECODED_BYTES = 1 << 29  # limit of the decoded bytes of these rows, even if each row is as large as its row group
 _BATCH_ROWS = 1 << 10
 
 
@@ -20,38 +20,38 @@ _BATCH_ROWS = 1 << 10
 class Parquet(RecordFiles, Source):
     """Reads documents or records from columns of Parquet files. Requires pyarrow.
 
-    Columns that are not needed are not read. `path` is a file, a folder (all .parquet files in it and its subfolders)
-    or a glob. A shard is one row group or several small row groups. Without `valid_path`, a hash of the text selects
+    Only the required columns are read. `path` is a file, a folder (all .parquet files in it and its subfolders) or a
+    glob. A shard is one row group or several small row groups. Without `valid_path`, a hash of the text selects
     `valid_fraction` of the documents for validation.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
-    def _cuts(self, file: str) -> Iterator[tuple[int, int]]:
-        with _opened(file) as table:
+    def _shard_ranges(self, file: str) -> Iterator[tuple[int, int]]:
+        with _open_file(file) as table:
             sizes = [table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)]
         start, size = 0, 0
-        for stop, more in enumerate(sizes, start=1):
-            size += more
+        for stop, group_bytes in enumerate(sizes, start=1):
+            size += group_bytes
             if size >= files.SHARD_BYTES or stop == len(sizes):
                 yield start, stop
                 start, size = stop, 0
 
     def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
-        with _opened(shard.place) as table:
+        with _open_file(shard.path_or_split) as table:
             columns = self.columns_read(table.schema_arrow.names)
             rows = self._rows(table, columns, range(shard.start, shard.stop))
-            yield from self.documents(rows, self._record, row_location(shard.place), shard.split, skipped)
+            yield from self.documents(rows, self._record, row_location(shard.path_or_split), shard.split, skipped)
 
     def _rows(self, table: Any, columns: list[str], groups: range) -> Iterator[tuple[int, tuple[Any, int]]]:
-        """Yields (row number in the file, (batch, index of the row in the batch)) for each row of some row groups."""
+        """Yields (row number in the file, (batch, index in the batch)) for each row in the row groups `groups`."""
         number = sum(table.metadata.row_group(i).num_rows for i in range(groups.start))
         for group in groups:
             count, size = table.metadata.row_group(group).num_rows, _encoded_bytes(table, group, columns)
-            # In the dictionary encoding, a few bytes may refer to an earlier value. Each decoded row may therefore be
-            # as large as all encoded rows together.
-            most = max(1, min(_BATCH_ROWS, _DECODED_BYTES // max(size, 1)))
-            rows = min(rows_per_chunk(count, size, _BATCH_BYTES), most)
+            # With dictionary encoding, a few bytes may refer to a large value. Each decoded row may therefore be as
+            # large as all encoded rows together.
+            max_rows = max(1, min(_BATCH_ROWS, _DECODED_BYTES // max(size, 1)))
+            rows = min(rows_per_chunk(count, size, _BATCH_BYTES), max_rows)
             for batch in table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
                 yield from ((number + i, (batch, i)) for i in range(batch.num_rows))
                 number += batch.num_rows
@@ -64,16 +64,17 @@ class Parquet(RecordFiles, Source):
 
 
 def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
-    """Returns the total size of `columns` in a row group in bytes: encoded, but not compressed."""
+    """Returns the total size of `columns` in a row group in bytes, encoded but uncompressed."""
     chunks = (table.metadata.row_group(group).column(i) for i in range(table.metadata.num_columns))
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open_file(path: str) -> Iterator[Any]:
+    """Opens a Parquet file, turning pyarrow's exceptions into UserErrors."""
     arrow, parquet = files.import_extra("pyarrow"), files.import_extra("pyarrow.parquet")
     try:
-        # NOTE: without a buffer, or with pre_buffer, pyarrow reads the columns of a whole row group at once.
+        # NOTE: without buffer_size, or with pre_buffer, pyarrow reads the columns of a whole row group at once.
         with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
             yield table
     except (arrow.ArrowException, OSError) as e:

@@ -1,4 +1,4 @@
-"""Implements a data source of Python documentation, which is installed on every machine with PretrainAX."""
+"""Implements a data source of Python documentation, which is on every machine where PretrainAX is installed."""
 
 import ast
 import collections
@@ -19,6 +19,8 @@ from pretrainax.data.sources.base import Source
 
 
 class Module(NamedTuple):
+    """A Python module whose documentation forms one document."""
+
     name: str
     path: str
 
@@ -33,16 +35,16 @@ class PythonDocs(Source):
     """
 
     def fingerprint(self) -> str:
-        # The versions instead of the contents, because this function runs at the start of every training run.
+        # Hashes versions instead of contents, because this method runs at the start of every training run.
         versions = {package: importlib.metadata.version(package) for package in _DOCUMENTED_PACKAGES}
         return files.digest("PythonDocs 1", list(sys.version_info), versions)
 
     def shards(self, split: str) -> list[list[Module]]:
         modules = sorted({*_standard_library(), *(m for p in _DOCUMENTED_PACKAGES for m in _package(p))})
-        chosen = [m for m in modules if (files.fraction(m.name.encode()) < 0.03) == (split == "valid")]
-        megabytes = np.cumsum([os.path.getsize(m.path) for m in chosen]) >> 20
+        selected = [m for m in modules if (files.fraction(m.name.encode()) < 0.03) == (split == "valid")]
+        megabytes = np.cumsum([os.path.getsize(m.path) for m in selected]) >> 20
         cuts = np.flatnonzero(np.diff(megabytes)) + 1  # about 1 MB of source code per shard
-        return [chosen[i:j] for i, j in zip([0, *cuts], [*cuts, len(chosen)], strict=True)]
+        return [selected[i:j] for i, j in zip([0, *cuts], [*cuts, len(selected)], strict=True)]
 
     def read(self, shard: list[Module], skipped: collections.Counter) -> Iterator[str]:
         for module in shard:
@@ -69,6 +71,7 @@ _NO_DOCUMENTATION = re.compile(
 
 
 def _standard_library() -> Iterator[Module]:
+    """Yields the documented modules of the Python standard library."""
     root = sysconfig.get_path("stdlib")
     for folder, _, names in os.walk(root):
         for name in names:
@@ -77,20 +80,22 @@ def _standard_library() -> Iterator[Module]:
 
 
 def _package(name: str) -> Iterator[Module]:
+    """Yields the documented modules of an installed package."""
     for file in importlib.metadata.files(name) or ():
         yield from _module(file.as_posix(), str(file.locate()))
 
 
 def _module(relative: str, path: str) -> Iterator[Module]:
+    """Yields the module of a file; yields nothing if the file is not Python code or is a test."""
     relative = relative.replace(os.sep, "/")
     if relative.endswith(".py") and not _NO_DOCUMENTATION.search(relative):
         yield Module(relative.removesuffix(".py").removesuffix("/__init__").replace("/", "."), path)
 
 
 def _docstrings(node: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yields (qualified name, docstring) of a module, class or function, then of the definitions inside it.
+    """Yields (qualified name, docstring) of a module, class or function, and of the definitions inside it.
 
-    The order is the order in the file. Definitions inside functions are omitted.
+    They are yielded in file order. Definitions inside functions are omitted.
     """
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
@@ -98,11 +103,12 @@ def _docstrings(node: Any, name: str) -> Iterator[tuple[str, str]]:
             yield name, docstring
     if isinstance(node, (ast.Module, ast.ClassDef, ast.If, ast.Try)):
         for child in node.body:
-            inner = f"{name}.{child.name}" if hasattr(child, "name") else name
-            yield from _docstrings(child, inner)
+            child_name = f"{name}.{child.name}" if hasattr(child, "name") else name
+            yield from _docstrings(child, child_name)
 
 
 def _topics(tree: ast.Module) -> Iterator[str]:
+    """Yields the topics of Python's language reference, from the code of pydoc_data.topics."""
     for node in tree.body:
         if isinstance(node, ast.Assign):  # topics = {name: text, ...}
             yield from ast.literal_eval(node.value).values()

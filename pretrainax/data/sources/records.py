@@ -1,4 +1,4 @@
-"""Defines base classes of data sources with records: text fields, pairs, validation splits and broken records."""
+"""Defines base classes of data sources with records, which handle text fields, pairs, splits and broken records."""
 
 import collections
 import copy
@@ -19,22 +19,22 @@ Row = TypeVar("Row")  # type of an unparsed record of a file
 
 @dataclasses.dataclass(kw_only=True)
 class Records:
-    """Base class of data sources with records. In the names of fields, "translation.de" is a nested field."""
+    """Base class of data sources with records. A "." in a field name selects a nested field, as in "translation.de"."""
 
     text_field: str = "text"  # field of a record that contains the text
-    target_field: Optional[str] = None  # field with the target of a pair (source: text_field); None: no pairs
+    target_field: Optional[str] = None  # field with the target of a pair, whose source is text_field; None: no pairs
     prefix: str = ""  # prepended to the text, for example the task of a pair ("translate English to German: ")
     valid_fraction: float = 0.01  # fraction of the records for validation, if it has no separate files or split
-    on_error: str = "stop"  # what to do with a broken record: stop (raise an error) | skip (skip and count)
+    on_error: str = "stop"  # action for a broken record: stop (raise an error) | skip (skip and count)
     max_record_bytes: int = files.MAX_RECORD_BYTES  # larger records count as broken; memory use is a few times this
 
-    broken: ClassVar[str] = "broken records"  # name of skipped broken records in the counts
+    broken: ClassVar[str] = "broken records"  # name under which skipped broken records are counted
     _task: ClassVar[Optional[Reader]] = None  # converts records to documents; None: documents are plain text or pairs
 
     def reading(self, task: Reader) -> "Records":
-        of_task = copy.copy(self)
-        of_task._task = task  # pyright: ignore[reportAttributeAccessIssue]
-        return of_task
+        source = copy.copy(self)
+        source._task = task  # pyright: ignore[reportAttributeAccessIssue]
+        return source
 
     @property
     def pairs(self) -> bool:
@@ -52,7 +52,7 @@ class Records:
             yield f"{self.config_path}.max_record_bytes is {self.max_record_bytes}, it must be at least 1"
 
     def check_size(self, size: int) -> None:
-        """Raises ValueError if `size`, the size of a record in bytes, is greater than `max_record_bytes`."""
+        """Raises ValueError if `size`, a record's size in bytes, is greater than `max_record_bytes`."""
         if size > self.max_record_bytes:
             raise ValueError(
                 f"a record of {size:,} bytes or more, {self.config_path}.max_record_bytes is "
@@ -67,14 +67,17 @@ class Records:
         split: Optional[str],
         skipped: collections.Counter,
     ) -> Iterator[Document]:
-        """Parses rows and yields their documents. Counts repairs and, with on_error="skip", broken rows in `skipped`.
+        """Parses rows and yields their documents.
+
+        Counts in `skipped` the repairs made to the yielded documents and, with on_error="skip", the broken rows.
 
         Args:
           rows: (row number, unparsed row).
           parse: converts a row to a record; raises ValueError if the row is broken.
           where: converts a row number to a location for error messages.
-          split: yields only the documents of this split. A hash of the text selects the split of a document, so equal
-            texts are in the same split. None: yields all documents.
+          split: the split whose documents are yielded, or None for all documents. A document's split is determined by a
+            hash of its text, so equal texts are in the same split.
+          skipped: counter of repairs and broken rows, by kind.
 
         Raises:
           UserError: a row is broken, and `on_error` is "stop".
@@ -95,12 +98,15 @@ class Records:
                 yield document
 
     def _document(self, record: Mapping, repairs: collections.Counter) -> tuple[Document, float]:
-        """Returns the document of a record, and a hash in [0, 1) that determines its split. Counts text repairs."""
+        """Converts a record to a document, and returns it with a hash in [0, 1) that determines its split.
+
+        Counts the repairs made to the text in `repairs`, by kind.
+        """
         if self._task is not None:
-            return self._record_of_task(self._task.read(record), repairs)
+            return self._task_record(self._task.read(record), repairs)
         text = normalize_line_ends(self._text(record, "text_field"), repairs)
-        long = isinstance(text, bytearray)
-        encoded = text if long else text.encode("utf-8")
+        is_long = isinstance(text, bytearray)
+        encoded = text if is_long else text.encode("utf-8")
         self.check_size(len(encoded))
         # The source text determines the split of a pair, so all targets of the same source are in the same split.
         fraction = files.fraction(encoded)
@@ -109,11 +115,12 @@ class Records:
             source, target = (t.decode() if isinstance(t, bytearray) else t for t in (text, target))
             self.check_size(len(encoded) + len(target.encode("utf-8")))
             return (self.prefix + source, target), fraction
-        if long:
+        if is_long:
             text[:0] = self.prefix.encode()
-        return text if long else self.prefix + text, fraction
+        return text if is_long else self.prefix + text, fraction
 
-    def _record_of_task(self, record: Record, repairs: collections.Counter) -> tuple[Document, float]:
+    def _task_record(self, record: Record, repairs: collections.Counter) -> tuple[Document, float]:
+        """Repairs the texts in a task's record, and returns it with a hash in [0, 1) that determines its split."""
         repairs.update(record.mended)
         texts = tuple(normalize_line_ends(text, repairs) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
@@ -126,18 +133,20 @@ class Records:
         return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
 
     def columns_read(self, names: Iterable[str]) -> list[str]:
-        """Returns the table columns that this source needs; for a nested field, its top-level column.
+        """Returns the table columns that this source needs; for a nested field, this is its top-level column.
 
         Args:
           names: all columns of the table.
 
         Raises:
-          UserError: the table lacks a needed column.
+          UserError: the table lacks a required column.
         """
         columns, names = {}, list(names)
         fields = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
         if self._task is not None:
-            fields = [(f"a field of config.objective {type(self._task).__name__}", x) for x in self._task.fields]
+            fields = [
+                (f"a field of config.objective {type(self._task).__name__}", field) for field in self._task.fields
+            ]
         for setting, field in fields:
             if field is not None:
                 column = field if field in names else field.partition(".")[0]
@@ -152,9 +161,9 @@ class RecordFiles(Records):
     """Base class of data sources that read records from files."""
 
     path: str  # a file, a folder or a glob
-    valid_path: Optional[str] = None  # files for validation; None: a fraction of `path`
+    valid_path: Optional[str] = None  # files for validation; None: `valid_fraction` of the records in `path`
 
-    endings: ClassVar[tuple[str, ...]]  # file name endings of the files to read, if `path` is a folder
+    endings: ClassVar[tuple[str, ...]]  # file name endings of the files to read if `path` is a folder
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.path_problems(self)
@@ -166,20 +175,26 @@ class RecordFiles(Records):
     def shards(self, split: str) -> list[files.FileShard]:
         selected = None if self.valid_path is not None else split
         paths = files.find_files(self, "train" if selected else split, self.endings)
-        return [files.FileShard(file, start, stop, selected) for file in paths for start, stop in self._cuts(file)]
+        return [
+            files.FileShard(file, start, stop, selected) for file in paths for start, stop in self._shard_ranges(file)
+        ]
 
-    def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
-        """Yields the range (start, stop) of each shard of a file, in units of the subclass; stop None: end of file."""
+    def _shard_ranges(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
+        """Yields the range (start, stop) of each shard of a file.
+
+        The subclass defines the unit of the range, for example bytes. A `stop` of None means the end of the file.
+        """
         raise NotImplementedError
 
 
 class RecordLines(RecordFiles, Generic[Row]):
-    """Base class of data sources whose records are one or several lines of text, so files can be read as streams."""
+    """Base class of data sources whose records are one or more lines of text; their files are read as streams."""
 
     def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
-        """Yields (number, row) of each record of a shard.
+        """Yields (number, row) for each record of a shard.
 
-        `number` is the line number of the record's first line in the shard, from 0. `row` is the argument of `parse`.
+        `number` is the number of the record's first line, counted from 0 in the shard. `row` is the unparsed record, as
+        passed to `parse`.
         """
         raise NotImplementedError
 
@@ -188,9 +203,9 @@ class RecordLines(RecordFiles, Generic[Row]):
         raise NotImplementedError
 
     def where(self, shard: files.FileShard, number: int) -> str:
-        """Returns "file:line" for error messages. number: the line number in the shard, from 0."""
-        first = files.line_number(shard.place, shard.start) if shard.start else 1
-        return f"{shard.place}:{first + number}"
+        """Returns "file:line" for error messages; `number` is the line's number in the shard, from 0."""
+        first = files.line_number(shard.path_or_split, shard.start) if shard.start else 1
+        return f"{shard.path_or_split}:{first + number}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -198,18 +213,18 @@ class RecordSets(Records):
     """Base class of data sources that read datasets with named splits."""
 
     train_split: str = "train"  # the dataset's split for training
-    valid_split: Optional[str] = None  # the dataset's split for validation; None: valid_fraction of train_split
+    valid_split: Optional[str] = None  # the dataset's split for validation; None: `valid_fraction` of train_split
 
     def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
-        """Returns the name of the dataset's split that contains `split`, and how to select the records.
+        """Returns which of the dataset's own splits contains the documents of `split`, and how to select them.
 
         Args:
           split: "train" or "valid".
           names: the splits of the dataset.
 
         Returns:
-          The name of a split of the dataset, and `split` if a hash selects a fraction of its records, or None if all of
-          its records belong to `split`.
+          The name of the dataset's split; and `split` if a hash must select the documents in it, or None if all of its
+          records belong to `split`.
 
         Raises:
           UserError: the dataset has no split with the configured name.
@@ -222,7 +237,7 @@ class RecordSets(Records):
 
 
 def value_of(record: Mapping, name: str, setting: str) -> object:
-    """Returns the value of a field of a record.
+    """Returns the value of a field in a record.
 
     Args:
       name: name of the field; "translation.de" is a nested field.
@@ -240,17 +255,21 @@ def value_of(record: Mapping, name: str, setting: str) -> object:
 
 
 def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
-    """Returns the value of a field of a record as text. A very long text is returned as UTF-8 bytes.
+    """Returns the value of a field in a record as text; a very long text is returned as UTF-8 bytes.
 
-    The arguments are the same as for `value_of`. Whole numbers are converted to text.
+    Integers are converted to text.
+
+    Args:
+      name: name of the field; "translation.de" is a nested field.
+      setting: path of the config field that contains `name`, for the error message.
 
     Raises:
-      ValueError: the record has no such field, or its value is neither text nor a whole number.
+      ValueError: the record has no such field, or its value is neither text nor an integer.
     """
     value = value_of(record, name, setting)
     if isinstance(value, bytes):
         return value.decode("utf-8")
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # a label or a number
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # for example a label
         return str(value)
     if not isinstance(value, (str, bytearray)):
         raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string or a whole number")
@@ -258,7 +277,7 @@ def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
 
 
 def json_object(line: Union[bytes, bytearray]) -> dict:
-    """Parses a line that contains a JSON object. If the line is a bytearray, its long strings remain UTF-8 bytes.
+    """Parses a line that contains a JSON object; if it is a bytearray, long strings stay UTF-8 bytes.
 
     Raises:
       ValueError: the line is not valid JSON, or its value is not an object.
@@ -274,36 +293,44 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
 
 
 def class_name_decoder(features: Mapping) -> Callable[[Mapping], dict]:
-    """Returns a function that replaces the class numbers in a record, also in lists, by class names.
+    """Returns a function that replaces the class numbers in a record with class names, including inside lists.
 
     Args:
       features: the features of a `datasets` or TFDS dataset, by field name. Class labels have the method `int2str`.
     """
-    names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
-    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # elements of lists
-    names |= {name: _of_each(feature.int2str) for name, feature in inner.items() if hasattr(feature, "int2str")}
+    decoders = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
+    element_features = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
+    decoders |= {
+        name: _list_decoder(feature.int2str)
+        for name, feature in element_features.items()
+        if hasattr(feature, "int2str")
+    }
 
     def parse(record: Mapping) -> dict:
-        return {k: names[k](v) if k in names and v is not None else v for k, v in record.items()}
+        return {k: decoders[k](v) if k in decoders and v is not None else v for k, v in record.items()}
 
     return parse
 
 
-def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[str]]:
+def _list_decoder(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[str]]:
     return lambda numbers: [name_of(int(number)) for number in numbers]
 
 
 def equal_ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Divides `count` rows into ranges (start, stop) of about SHARD_BYTES; all rows together have `size` bytes."""
+    """Divides `count` rows into ranges (start, stop) of about SHARD_BYTES.
+
+    size: total size of the rows, in bytes.
+    """
     rows = rows_per_chunk(count, size, files.SHARD_BYTES)
     for start in range(0, count, rows):
         yield start, min(start + rows, count)
 
 
 def rows_per_chunk(count: int, size: int, wanted: int) -> int:
-    """Returns the number of rows, at least 1, that have about `wanted` bytes if `count` rows have `size` bytes."""
+    """Returns how many rows (at least 1) make a chunk of about `wanted` bytes, if `count` rows take `size` bytes."""
     return max(1, count * wanted // max(size, 1))
 
 
 def row_location(place: str) -> Callable[[int], str]:
+    """Returns a function that converts a row number to a location for error messages."""
     return lambda number: f"{place}, row {number} (from 0)"

@@ -1,4 +1,4 @@
-"""Implements a data source for SQuAD's released files: one JSON object with articles, paragraphs and questions."""
+"""Implements a data source for the SQuAD files, each a JSON object with articles, paragraphs and questions."""
 
 import collections
 import dataclasses
@@ -14,27 +14,27 @@ from pretrainax.data.sources.records import RecordFiles
 
 @dataclasses.dataclass
 class SquadFiles(RecordFiles, Source):
-    """Reads the questions of SQuAD files, for example train-v2.0.json; plain, .gz, .xz or .zst.
+    """Reads the questions in SQuAD files such as train-v2.0.json, plain or compressed (.gz, .xz, .zst).
 
     A record is one question. Its fields are "id", "question", "answers", "context" (the text of the paragraph) and
     "title" (the title of the article). `path` is a file or a glob. The whole file is read into memory.
     """
 
-    def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
+    def _shard_ranges(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None
 
     def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[Document]:
-        with files.open_decompressed(shard.place) as f:
+        with files.open_decompressed(shard.path_or_split) as f:
             content = f.read()
         try:
             records = list(_records(json.loads(content.decode("utf-8-sig"))))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-            form = '{"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
+            shape = '{"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
             raise UserError(
-                f"{shard.place}: not a SQuAD file, {form} ({type(e).__name__}: {e}); use JsonLines for one record per "
-                "line"
+                f"{shard.path_or_split}: not a SQuAD file, {shape} ({type(e).__name__}: {e}); "
+                "use JsonLines for one record per line"
             ) from e
-        where = lambda number: f"{shard.place}, question {records[number]['id']!r}"  # noqa: E731
+        where = lambda number: f"{shard.path_or_split}, question {records[number]['id']!r}"  # noqa: E731
         yield from self.documents(enumerate(records), dict, where, shard.split, skipped)
 
 

@@ -12,24 +12,26 @@ from pretrainax.data import files
 from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources.base import Source
 
-_LONGEST_LINE = 1 << 20  # bytes; longer lines are cut
+_LONGEST_LINE = 1 << 20  # bytes; longer lines may be cut
 
 
 @dataclasses.dataclass
 class TextFiles(Source):
     """Reads UTF-8 text with one document per file. Files of more than 16 MB are cut into documents of about 16 MB.
 
-    A cut is at the end of a line. `path` is a file, a folder (all .txt files in it and its subfolders, plain, .gz, .xz
-    or .zst) or a glob. Without `valid_path`, the last `valid_fraction` of the characters of each file is used for
-    validation. To find the start of this part, compressed files are read two more times. A compressed file is one
-    shard. Byte-order marks and the carriage returns of Windows line ends are removed and counted.
+    Files are cut at line ends, or inside a line if it has more than 1 MB. `path` is a file, a folder (all .txt files in
+    it and its subfolders, plain, .gz, .xz or .zst) or a glob. A compressed file is one shard. Byte-order marks and the
+    carriage returns of Windows line ends are removed and counted.
+
+    Without `valid_path`, the last `valid_fraction` of the characters of each file is used for validation. To find where
+    they start, compressed files are read two more times.
     """
 
     path: str  # a file, a folder or a glob
     valid_path: Optional[str] = None  # files for validation; None: a fraction of `path`
     valid_fraction: float = 0.1  # fraction of each file's characters, at its end, for validation without valid_path
 
-    endings: ClassVar[tuple[str, ...]] = files.with_archives(".txt")  # file name endings to read, if `path` is a folder
+    endings: ClassVar[tuple[str, ...]] = files.with_archives(".txt")  # file name endings to read if `path` is a folder
 
     @property
     def holds_out(self) -> bool:
@@ -67,9 +69,10 @@ class TextFiles(Source):
                 raise UserError(f"{path}:{line}: byte 0x{content[e.start]:02x} is not UTF-8 ({e.reason})") from e
 
     def _range(self, file: str, split: Optional[str]) -> tuple[int, Optional[int]]:
-        """Returns the byte range (start, stop) of a split in a file. A split of None is the whole file.
+        """Returns the byte range (start, stop) of a split in a file; a `stop` of None means the end of the file.
 
-        A stop of None is the end of the file. For a compressed file, the range refers to the decompressed content.
+        For a compressed file, the range refers to the decompressed content. If `split` is None, the range is the whole
+        file.
         """
         if split is None:
             return 0, None

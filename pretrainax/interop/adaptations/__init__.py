@@ -1,6 +1,6 @@
 """Adaptations convert the parameters of a trained model to a model of a different family or shape.
 
-Each adaptation has a rule for each parameter.
+Each adaptation defines, for each parameter of the new model, the rule that creates it.
 """
 
 from collections.abc import Iterable
@@ -18,14 +18,25 @@ _KINDS = (*_FAMILIES, DenseToExperts, Layers, WiderVocabulary, LongerContext, Fu
 
 
 def suggested(theirs: ModelConfig, ours: ModelConfig, fields: Iterable[str]) -> list[Adaptation]:
-    """Returns the adaptations that convert `theirs` to `ours`; [] if they cannot convert all differing fields.
+    """Returns the adaptations that convert `theirs` to `ours`, or [] if they cannot convert all differing fields.
 
     Args:
-      fields: the fields of ModelConfig that differ.
+      theirs: config of the trained model.
+      ours: config of the new model.
+      fields: names of the differing fields of ModelConfig.
     """
-    kinds = [kind() for kind in _KINDS if kind.makes in (None, ours.family) and set(kind.fields) & set(fields)]
-    changed = {field for kind in kinds if not list(kind.mismatches(ours, theirs)) for field in kind.fields}
-    return kinds if set(fields) <= changed else []
+    adaptations = [
+        adaptation()
+        for adaptation in _KINDS
+        if adaptation.target_family in (None, ours.family) and set(adaptation.fields) & set(fields)
+    ]
+    convertible_fields = {
+        field
+        for adaptation in adaptations
+        if not list(adaptation.mismatches(ours, theirs))
+        for field in adaptation.fields
+    }
+    return adaptations if set(fields) <= convertible_fields else []
 
 
 __all__ = [

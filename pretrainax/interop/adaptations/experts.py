@@ -11,7 +11,7 @@ import numpy as np
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 from pretrainax.layers.feed_forward import layer_groups
-from pretrainax.sharding.param_paths import part_of, stack_of
+from pretrainax.sharding.param_paths import split_stack_path, stack_of
 
 _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 
@@ -20,8 +20,8 @@ _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 class DenseToExperts(Adaptation):
     """Copies each dense feed-forward layer to all experts, and initializes the routers.
 
-    Source: Komatsuzaki et al. 2022, section 3. A feed-forward layer after the experts (`dense_after`) is initialized,
-    with an output projection of zero.
+    Source: Komatsuzaki et al. 2022, section 3. An additional feed-forward layer after the experts (`dense_after`) is
+    also initialized, with an output projection of zero.
     """
 
     fields = ("experts",)
@@ -46,8 +46,8 @@ class DenseToExperts(Adaptation):
                 f"config.checkpoint.adapt has {self}, and config.model.experts.shared_experts is "
                 f"{ours.experts.shared_experts}, which would apply one more copy to all tokens: set it to None"
             )
-        plain, _ = layer_groups(ours, ours.num_layers)
-        if plain.numbers and ours.d_ff != theirs.d_ff:
+        dense_layers, _ = layer_groups(ours, ours.num_layers)
+        if dense_layers.numbers and ours.d_ff != theirs.d_ff:
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.d_ff, of the layers without experts, is "
                 f"{ours.d_ff}, there {theirs.d_ff}: set it to that"
@@ -63,17 +63,18 @@ class DenseToExperts(Adaptation):
         return dataclasses.replace(ours, experts=None, d_ff=_width(ours), decoder=decoder)
 
     def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
+        """Initializes routers, and copies feed-forward parameters to all experts; see `Adaptation.parameter_rule`."""
         assert ours.experts is not None
         if "/mlp/router/" in path or "/mlp_after" in path and "/mlp_after/down/" not in path:
             return ParameterRule(None)
         experts, operations = ours.experts.num_experts, []
-        plain, _ = layer_groups(ours, ours.num_layers)
-        if plain.numbers and (stack := stack_of(path)):  # the layers with and without experts become two stacks
-            _, part = part_of(stack)
+        dense_layers, _ = layer_groups(ours, ours.num_layers)
+        if dense_layers.numbers and (stack := stack_of(path)):  # layers with and without experts are separate stacks
+            _, part = split_stack_path(stack)
 
             def select(x: jax.Array) -> jax.Array:
-                (kind,) = (kind for kind in layer_groups(ours, len(x)) if kind.part == part)
-                return x[np.array(kind.numbers)]  # [L, …] -> [l, …]
+                (group,) = (group for group in layer_groups(ours, len(x)) if group.part == part)
+                return x[np.array(group.numbers)]  # [L, …] -> [l, …]
 
             operations.append(Operation(f"the layers {'without' if part else 'with'} experts", select))
             path = path.replace(f"/{part}/blocks/", "/blocks/")
@@ -94,7 +95,7 @@ class DenseToExperts(Adaptation):
         effects = []
         scale = settings.scale or 1.0
         if not settings.normalized or scale != 1.0:
-            # score of each expert from a router whose logits are all 0
+            # The score of each expert if all logits of the router are 0.
             score = 1 / settings.num_experts if settings.scores == "softmax" else 1 / 2
             total = scale * (1.0 if settings.normalized else settings.top_k * score)
             effects.append(
@@ -109,6 +110,6 @@ class DenseToExperts(Adaptation):
 
 
 def _width(model: ModelConfig) -> int:
-    """Returns the width of the experts; for a model without experts, the default width `d_ff`."""
-    own = model.experts and model.experts.d_ff
-    return own or model.d_ff
+    """Returns the hidden width of each expert, or of each feed-forward layer if the model has no experts."""
+    d_ff = model.experts and model.experts.d_ff
+    return d_ff or model.d_ff

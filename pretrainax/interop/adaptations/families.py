@@ -32,10 +32,10 @@ class _FromDecoder(Adaptation):
 class DecoderToEncoder(_FromDecoder):
     """Converts a decoder to an encoder: attention becomes bidirectional (BehnamGhader et al. 2024, section 2.1)."""
 
-    makes = "encoder"
+    target_family = "encoder"
 
     def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
-        return ParameterRule(_in_decoder(path))
+        return ParameterRule(_decoder_path(path))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         return "attention is bidirectional, so tokens see later tokens; outputs for a single token are unchanged"
@@ -48,7 +48,7 @@ class DecoderToEncoderDecoder(_FromDecoder):
     The attention of the encoder becomes bidirectional.
     """
 
-    makes = "encoder_decoder"
+    target_family = "encoder_decoder"
     # initial values. self: a copy of self-attention in the same layer | zero: this copy, with an output of zero
     cross_attention: Literal["self", "zero"] = "self"
 
@@ -75,8 +75,8 @@ class DecoderToEncoderDecoder(_FromDecoder):
             )
 
     def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
-        # The prefix decoder_ is for parameters outside the stack: positions, an embedding norm, or token embeddings.
-        source = _in_decoder(path.removeprefix("decoder_"))
+        # Parameters outside the stack have the prefix decoder_: positions, an embedding norm, or token embeddings.
+        source = _decoder_path(path.removeprefix("decoder_"))
         if "/cross_attention" not in path:
             return ParameterRule(source)
         source = source.replace("/cross_attention", "/self_attention")
@@ -85,13 +85,13 @@ class DecoderToEncoderDecoder(_FromDecoder):
         return ParameterRule(source, (Operation("copy of self-attention in the same layer", lambda x: x),))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        opened = "the encoder is bidirectional"
+        encoder_effect = "the encoder is bidirectional"
         if self.cross_attention == "zero":
-            return f"{opened}; the decoder adds cross-attention, and its initial outputs are unchanged"
-        return f"{opened}; cross-attention changes the outputs of the decoder from the first step"
+            return f"{encoder_effect}; the decoder adds cross-attention, and its initial outputs are unchanged"
+        return f"{encoder_effect}; cross-attention changes the outputs of the decoder from the first step"
 
 
-def _in_decoder(path: str) -> str:
-    """Returns the path in a decoder for a parameter of an encoder; other paths are unchanged."""
+def _decoder_path(path: str) -> str:
+    """Replaces the stack name `encoder` in a parameter path with `decoder`; returns other paths unchanged."""
     stack, slash, rest = path.partition("/")
     return f"decoder{slash}{rest}" if stack == "encoder" else path

@@ -12,10 +12,10 @@ import numpy as np
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 from pretrainax.layers.feed_forward import LayerGroup, layer_groups
-from pretrainax.sharding.param_paths import part_of, stack_of
+from pretrainax.sharding.param_paths import split_stack_path, stack_of
 
-# Paths of the output projections of sublayers, whose results are added to the residual stream.
-_LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp(_after)?/(experts_|shared_)?down)/")
+# Matches the paths of output projections, whose outputs are added to the residual stream.
+_OUTPUT_PROJECTION = re.compile(r"blocks/(\w+_attention/out|mlp(_after)?/(experts_|shared_)?down)/")
 
 
 @dataclasses.dataclass
@@ -47,9 +47,10 @@ class Layers(Adaptation):
         before = self.before(ours, theirs)
         for name, stack in ours.stacks.items():
             problems = list(self._mismatches(name, stack.num_layers, before.stacks[name].num_layers))
-            yield from problems or self._mixed(name, before, ours)
+            yield from problems or self._expert_mismatches(name, before, ours)
 
     def _mismatches(self, stack: str, ours: int, theirs: int) -> Iterator[str]:
+        """Yields a message if `layers` is incompatible with the layer counts of a stack in the two models."""
         name = f"config.checkpoint.adapt has {self}"
         if isinstance(self.layers, tuple):
             if len(self.layers) != ours or not all(0 <= layer < theirs for layer in self.layers):
@@ -58,83 +59,91 @@ class Layers(Adaptation):
                     f"of config.model; the start has {theirs} layers"
                 )
         elif self.layers == "stacked" and ours < theirs:
-            yield f"{name}, and {ours} layers of config.model are fewer than the {theirs} there: set taken='evenly'"
+            yield f"{name}, and {ours} layers of config.model are fewer than the {theirs} there: set layers='evenly'"
         elif max(ours, theirs) % min(ours, theirs) and self.layers == "evenly":
             yield (
                 f"{name}, and neither of {ours} layers of config.model and the {theirs} of the {stack} there divides "
-                "the other: set config.model.num_layers to a divisor or a multiple, or taken to layer numbers"
+                "the other: set config.model.num_layers to a divisor or a multiple, or layers to layer numbers"
             )
 
-    def _mixed(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
-        """Yields a message if the source of a layer with experts is a layer without experts, or vice versa."""
-        here, there = (_kinds(model, stack)[0].numbers for model in (ours, before))
-        mixed = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i in here) != (n in there)]
-        if mixed:
+    def _expert_mismatches(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
+        """Yields a message if a layer with experts has a source layer without experts, or vice versa."""
+        our_layers, their_layers = (_layer_groups(model, stack)[0].numbers for model in (ours, before))
+        mismatched = [
+            i
+            for i, n in enumerate(self._source_layers(stack, before, ours))
+            if (i in our_layers) != (n in their_layers)
+        ]
+        if mismatched:
             yield (
                 f"config.checkpoint.adapt has {self}, and some layers have no experts here and there "
-                f"(config.model.experts.first_dense, every): layers {_listed(mixed)} would be of the other kind: set "
-                "taken to layers of the same kind"
+                f"(config.model.experts.first_dense, every): layers {_join_numbers(mismatched)} would be "
+                "of the other kind: set layers to layers of the same kind"
             )
 
-    def _numbers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
-        """Returns the number of the source layer for each layer of a stack."""
+    def _source_layers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
+        """Returns the number of the source layer, from 0, for each layer of a stack."""
         if isinstance(self.layers, tuple):
             return list(self.layers)
-        count, there = (model.stacks[stack].num_layers for model in (ours, before))
-        return [i % there if self.layers == "stacked" else i * there // count for i in range(count)]
+        count, source_count = (model.stacks[stack].num_layers for model in (ours, before))
+        return [i % source_count if self.layers == "stacked" else i * source_count // count for i in range(count)]
 
     def parameter_rule(self, path: str, before: ModelConfig, ours: ModelConfig) -> ParameterRule:
+        """Selects the source layers of a stacked parameter, or copies any other parameter."""
         stack = stack_of(path)
         if stack is None:
             return ParameterRule(path)
-        name, part = part_of(stack)
-        # If a stack is stored in two parts (layers with and without experts), the source layers are in the same part.
-        here, there = (
-            next(kind.numbers for kind in _kinds(model, name) if kind.part == part) for model in (ours, before)
+        name, part = split_stack_path(stack)
+        # Layers with and without experts are stored separately. The source layers are in the same part of the stack.
+        layers, stored_layers = (
+            next(group.numbers for group in _layer_groups(model, name) if group.part == part)
+            for model in (ours, before)
         )
-        all_numbers = self._numbers(name, before, ours)
-        numbers = [all_numbers[i] for i in here]
-        if numbers == list(there):
+        all_sources = self._source_layers(name, before, ours)
+        sources = [all_sources[i] for i in layers]
+        if sources == list(stored_layers):
             return ParameterRule(path)
-        how = f"layers {_listed(numbers)} of {before.stacks[name].num_layers}"
-        taken = Operation(how, lambda x: x[np.array([there.index(number) for number in numbers])])
-        repeated = [number in numbers[:i] for i, number in enumerate(numbers)]
-        if not (self.zero_init and any(repeated) and _LAST_MAP.search(path)):
-            return ParameterRule(path, (taken,))
-        zero = Operation(f"zero in layers {_listed([here[i] for i in np.flatnonzero(repeated)])}", _zeroing(repeated))
-        return ParameterRule(path, (taken, zero))
+        how = f"layers {_join_numbers(sources)} of {before.stacks[name].num_layers}"
+        select = Operation(how, lambda x: x[np.array([stored_layers.index(number) for number in sources])])
+        repeated = [number in sources[:i] for i, number in enumerate(sources)]
+        if not (self.zero_init and any(repeated) and _OUTPUT_PROJECTION.search(path)):
+            return ParameterRule(path, (select,))
+        zero = Operation(
+            f"zero in layers {_join_numbers([layers[i] for i in np.flatnonzero(repeated)])}", _zero_layers(repeated)
+        )
+        return ParameterRule(path, (select, zero))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         effects, is_unchanged = [], self.zero_init
         for stack in ours.stacks:
-            numbers, there = self._numbers(stack, before, ours), before.stacks[stack].num_layers
-            effects.append(f"layers {_listed(numbers)} of the {there} of the {stack}")
-            other = [i for i, n in enumerate(numbers) if _attention_of(i, ours) != _attention_of(n, ours)]
+            sources, source_count = self._source_layers(stack, before, ours), before.stacks[stack].num_layers
+            effects.append(f"layers {_join_numbers(sources)} of the {source_count} of the {stack}")
+            changed = [i for i, n in enumerate(sources) if _attention_of(i, ours) != _attention_of(n, ours)]
             effects += [
                 "with another attention than in the start (local, global, without rotation): "
-                f"{_listed(other)} of these {len(numbers)}"
-            ] * bool(other)
-            first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # further copies add zero
-            in_order = sorted(first, key=first.__getitem__) == list(range(there))
-            is_unchanged = is_unchanged and in_order and not set(other) & set(first.values())
+                f"{_join_numbers(changed)} of these {len(sources)}"
+            ] * bool(changed)
+            first_copies = {number: i for i, number in reversed(list(enumerate(sources)))}  # additional copies add zero
+            in_order = sorted(first_copies, key=first_copies.__getitem__) == list(range(source_count))
+            is_unchanged = is_unchanged and in_order and not set(changed) & set(first_copies.values())
         return "; ".join([*effects, *["the initial function is unchanged"] * is_unchanged])
 
 
-def _kinds(model: ModelConfig, stack: str) -> tuple[LayerGroup, LayerGroup]:
+def _layer_groups(model: ModelConfig, stack: str) -> tuple[LayerGroup, LayerGroup]:
     return layer_groups(model, model.stacks[stack].num_layers)
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:
-    """Returns the kind of attention of a layer, such as "local" or "global", and True if it has rotary positions."""
+    """Returns the attention type of a layer ("local", "global", …), and whether the layer applies rotary positions."""
     every, pattern = getattr(model.position, "no_rotation_every", None), model.layer_pattern
     return pattern[number % len(pattern)], every is None or (number + 1) % every != 0
 
 
-def _zeroing(layers: list[bool]) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that sets the layers of an array [L, …] to zero for which `layers` is True."""
+def _zero_layers(layers: list[bool]) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function that sets the layers of an array [L, …] to zero where the flags `layers` [L] are True."""
     # [L] -> [L, 1, …]
     return lambda x: jnp.where(np.array(layers).reshape(-1, *(1,) * (x.ndim - 1)), 0.0, x)
 
 
-def _listed(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))

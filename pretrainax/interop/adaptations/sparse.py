@@ -11,9 +11,10 @@ _FIELDS = ("sparse_attention", "layer_pattern", "window")
 
 @dataclasses.dataclass
 class FullToSparse(Adaptation):
-    """Makes attention sparse.
+    """Replaces full attention with sparse attention.
 
-    Projections for global tokens are initialized as copies of the other projections (Beltagy et al. 2020, section 5).
+    The projections of global attention are initialized as copies of those of full attention (Beltagy et al. 2020,
+    section 5).
     """
 
     fields = _FIELDS

@@ -1,4 +1,4 @@
-"""The feed-forward classes of a block; `config.model` selects the class."""
+"""The feed-forward layers that a block can use; `config.model` selects among them."""
 
 from pretrainax.layers.feed_forward.base import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""The dense feed-forward, whose parameters are all used for every token."""
+"""The dense feed-forward layer, which uses all its parameters for every token."""
 
 from typing import Optional
 
@@ -40,23 +40,23 @@ class Dense(FeedForward):
 
 
 def dense_feed_forward(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") -> jax.Array:
-    """Applies a feed-forward with the hidden size `width` to all tokens, [B, T, D] -> [B, T, D].
+    """Applies a feed-forward layer with the hidden size `width` to all tokens, [B, T, D] -> [B, T, D].
 
-    It must be called inside a module, which then has the linear layers as parameters.
+    Call this function inside a module; the linear layers become parameters of that module.
 
     Args:
-      prefix: beginning of the names of the linear layers.
+      prefix: prefix for the names of the linear layers.
     """
 
-    def expanded(name: str) -> jax.Array:
+    def expand(name: str) -> jax.Array:
         # [B, T, D] -> [B, T, F]
         init = normal_init(config, config.d_model)
         return Linear((width,), ("d_model", "d_ff"), init, config.use_bias, name=f"{prefix}{name}")(x)
 
     if config.gated:
-        hidden = gated_activation(config)(expanded("gate"), expanded("up"))
+        hidden = gated_activation(config)(expand("gate"), expand("up"))
     else:
-        hidden = recompute(ACTIVATIONS[config.activation])(expanded("up"))
+        hidden = recompute(ACTIVATIONS[config.activation])(expand("up"))
     # [B, T, F] -> [B, T, D]
     init = normal_init(config, width, residual=True)
     return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name=f"{prefix}down")(hidden)

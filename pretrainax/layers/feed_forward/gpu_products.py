@@ -1,9 +1,9 @@
-"""Grouped matrix products on a GPU: rows that are sorted by expert, times the matrix of each row's expert.
+"""Grouped matmuls on a GPU, which multiply rows that are sorted by expert by the matrix of each row's expert.
 
-These are Pallas kernels for Triton, in the design of MegaBlocks (Gale et al. 2022, arXiv 2211.15841, section 5).
+These Pallas kernels for Triton follow the design of MegaBlocks (Gale et al. 2022, arXiv 2211.15841, section 5).
 
 Each program of a kernel computes one tile of the result. The rows of each expert are split into blocks, the last of
-which may be partly empty. A program reads the first row, the last row and the expert of its block.
+which may be partly empty. Each program reads its block's first row, last row and expert.
 """
 
 import functools
@@ -15,22 +15,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _OUTER = 128  # rows and columns of a tile
-_INNER_BYTES = 128  # size of a step along the summed axis: 64 numbers in bfloat16, 32 in float32
+_INNER_BYTES = 128  # size of a step along the summed axis: 64 bfloat16 or 32 float32 numbers
 
 
 class Blocks(NamedTuple):
-    """The first row, the last row and the expert of each block, [J] each."""
+    """The row range and the expert of each block, [J] each."""
 
     first: jax.Array
-    last: jax.Array  # index after the last row; equal to `first` for an empty block
+    last: jax.Array  # index of the last row + 1; equal to `first` for an empty block
     expert: jax.Array  # E (the number of experts) for a block of rows without an expert
 
 
 def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
-    """Splits `rows` rows into blocks with rows of one expert each.
+    """Splits `rows` rows into blocks that each contain rows of one expert.
 
     Args:
-      sizes: [E], the number of rows of each expert, in order. The rows after them have no expert.
+      sizes: [E], the number of rows of each expert, in order. Any further rows have no expert.
     """
     ends = jnp.append(jnp.cumsum(sizes), rows)
     starts = jnp.append(0, ends[:-1])
@@ -43,38 +43,39 @@ def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
 
 
 def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype.
+    """Multiplies each row of x [S, D] by its expert's matrix, and returns [S, F] in x's dtype.
 
     Args:
-      kernel: [E, D, F], or [E, F, D] if transposed.
-      sizes: [E], the number of rows of each expert, in order. The rows after them have no expert and give 0.
+      kernel: [E, D, F], or [E, F, D] if `transposed`.
+      sizes: [E], the number of rows of each expert, in order. Any further rows have no expert, and their result is 0.
     """
     rows, columns = len(x), kernel.shape[1 if transposed else 2]
     blocks = blocks_of(sizes, rows)
-    multiply = functools.partial(_multiply, transposed)
+    multiply_tile = functools.partial(_multiply_tile, transposed)
     grid = (len(blocks.first), pl.cdiv(columns, _OUTER))
-    return _call(multiply, "grouped_matmul", grid, (rows, columns), x.dtype)(*blocks, x, kernel)
+    return _call_kernel(multiply_tile, "grouped_matmul", grid, (rows, columns), x.dtype)(*blocks, x, kernel)
 
 
 def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the gradient of the kernel of `product`, [E, D, F] float32.
+    """Computes the gradient of the kernel of `product`, [E, D, F] float32.
 
-    For each expert, this is the sum of the outer products of x [S, D] and gradient [S, F] over the rows of the expert.
+    For each expert, the gradient is the sum of the outer products of x [S, D] and gradient [S, F] over the expert's
+    rows.
     """
     ends = jnp.cumsum(sizes)
     shape = (len(sizes), x.shape[1], gradient.shape[1])
     grid = (pl.cdiv(shape[1], _OUTER), pl.cdiv(shape[2], _OUTER), shape[0])
-    return _call(_sum, "grouped_matmul_of_rows", grid, shape, jnp.float32)(ends - sizes, ends, x, gradient)
+    return _call_kernel(_sum_tile, "grouped_matmul_of_rows", grid, shape, jnp.float32)(ends - sizes, ends, x, gradient)
 
 
-def _call(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype: jnp.dtype):
+def _call_kernel(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype: jnp.dtype):
     settings = triton.CompilerParams(num_warps=8, num_stages=3)
     result = jax.ShapeDtypeStruct(shape, dtype)
     return pl.pallas_call(kernel, grid=grid, out_shape=result, name=name, compiler_params=settings)
 
 
-def _multiply(transposed, first, last, expert, x, kernel, y):
-    """Computes one tile of y [S, F]: the rows of one block, and some columns."""
+def _multiply_tile(transposed, first, last, expert, x, kernel, y):
+    """Computes one tile of y [S, F], which covers some of the columns in one block of rows."""
     block, tile = pl.program_id(0), pl.program_id(1)
     start, end, owner = first[block], last[block], expert[block]
     step = _INNER_BYTES // x.dtype.itemsize
@@ -95,24 +96,24 @@ def _multiply(transposed, first, last, expert, x, kernel, y):
     triton.store(y.at[rows, columns], total.astype(y.dtype), mask=is_row[:, None] & is_column[None])
 
 
-def _sum(starts, ends, x, gradient, total):
-    """Computes one tile of total [E, D, F], in the matrix of one expert."""
+def _sum_tile(starts, ends, x, gradient, total):
+    """Computes one tile of total [E, D, F], within the matrix of one expert."""
     outer, tile, expert = (pl.program_id(i) for i in range(3))
     start, end = starts[expert], ends[expert]
     step = _INNER_BYTES // x.dtype.itemsize
-    lines, columns = pl.ds(outer * _OUTER, _OUTER), pl.ds(tile * _OUTER, _OUTER)
-    is_line = outer * _OUTER + jnp.arange(_OUTER) < x.shape[1]
+    inputs, columns = pl.ds(outer * _OUTER, _OUTER), pl.ds(tile * _OUTER, _OUTER)
+    is_input = outer * _OUTER + jnp.arange(_OUTER) < x.shape[1]
     is_column = tile * _OUTER + jnp.arange(_OUTER) < gradient.shape[1]
 
     def add(k, total):
         rows, is_row = pl.ds(start + k * step, step), start + k * step + jnp.arange(step) < end
-        a, b = _load(x.at[rows, lines], is_row, is_line), _load(gradient.at[rows, columns], is_row, is_column)
+        a, b = _load(x.at[rows, inputs], is_row, is_input), _load(gradient.at[rows, columns], is_row, is_column)
         return total + triton.dot(a, b, trans_a=True)
 
     tile_total = jax.lax.fori_loop(0, pl.cdiv(end - start, step), add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
-    triton.store(total.at[expert, lines, columns], tile_total, mask=is_line[:, None] & is_column[None])
+    triton.store(total.at[expert, inputs, columns], tile_total, mask=is_input[:, None] & is_column[None])
 
 
-def _load(ref, is_line, is_column):
+def _load(ref, is_row, is_column):
     """Loads a tile of an array; elements outside the array are 0."""
-    return triton.load(ref, mask=is_line[:, None] & is_column[None], other=0.0)
+    return triton.load(ref, mask=is_row[:, None] & is_column[None], other=0.0)

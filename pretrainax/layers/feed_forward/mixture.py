@@ -1,10 +1,10 @@
-"""A mixture of experts in place of a feed-forward: each token uses a few of many experts.
+"""A mixture of experts in place of a dense feed-forward layer: each token uses a few of many experts.
 
 Sources: Shazeer et al. 2017; Jiang et al. 2024, arXiv 2401.04088.
 
-On a mesh, each device sends its own tokens to the experts. A device has some of the experts (mesh axis `expert`;
-`exchange` sends tokens to other devices) and a part of the hidden size of each expert (mesh axis `tensor`). Parameters
-that `fsdp` splits are gathered for each layer, like every other matrix.
+On a mesh, each device sends its own tokens to the experts. A device holds some of the experts (mesh axis `expert`;
+`exchange` sends tokens to other devices) and a shard of each expert's hidden dimension (mesh axis `tensor`). Parameters
+that are sharded along `fsdp` are all-gathered for each layer, like every other matrix.
 """
 
 import functools
@@ -39,19 +39,19 @@ class Maps(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The parameters of all linear layers of the experts."""
+    """The parameters of all the experts' linear layers."""
 
     up: Maps
     down: Maps
-    gate: Optional[Maps] = None  # None: the feed-forward is not gated
+    gate: Optional[Maps] = None  # None: the experts are not gated
 
 
 @register_feed_forward
 class Mixture(FeedForward):
-    """The mixture of experts: the sum of weight · feed-forward over the experts of a token.
+    """A mixture-of-experts layer, which computes the weighted sum of the outputs of each token's experts.
 
     Shared experts (Dai et al. 2024, arXiv 2401.06066, section 3.2) process every token. They are computed as one wide
-    feed-forward with weight 1.
+    feed-forward layer with weight 1.
     """
 
     partition_rules = (
@@ -70,32 +70,34 @@ class Mixture(FeedForward):
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
         assert config.experts is not None
-        maps = 3 if config.gated else 2
-        expert = 2 * length * config.d_model * _width(config) * maps
-        passed = config.experts.top_k + (config.experts.shared_experts or 0)
-        return passed * expert + 2 * length * config.d_model * config.experts.num_experts
+        matrices = 3 if config.gated else 2
+        flops_per_expert = 2 * length * config.d_model * _width(config) * matrices
+        experts_per_token = config.experts.top_k + (config.experts.shared_experts or 0)
+        return experts_per_token * flops_per_expert + 2 * length * config.d_model * config.experts.num_experts
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
         config, settings = self.config, self.config.experts
         assert settings is not None
-        experts, outer, inner = settings.num_experts, config.d_model, _width(config)
+        experts, width, hidden_size = settings.num_experts, config.d_model, _width(config)
         routing, sums = Router(config, name="router")(x, real)
-        wide = functools.partial(ExpertMaps, (experts, outer, inner), normal_init(config, outer), config.use_bias)
-        init = normal_init(config, inner, residual=True)
-        down = ExpertMaps((experts, inner, outer), init, config.use_bias, name="experts_down")
-        gate = wide(name="experts_gate")() if config.gated else None
-        kernels = Kernels(wide(name="experts_up")(), down(), gate)
+        up_or_gate = functools.partial(
+            ExpertMaps, (experts, width, hidden_size), normal_init(config, width), config.use_bias
+        )
+        init = normal_init(config, hidden_size, residual=True)
+        down = ExpertMaps((experts, hidden_size, width), init, config.use_bias, name="experts_down")
+        gate = up_or_gate(name="experts_gate")() if config.gated else None
+        kernels = Kernels(up_or_gate(name="experts_up")(), down(), gate)
         y, dropped, assigned = _on_each_device(config, x.shape)(x, routing, kernels)
         if settings.capacity is not None:
             sums[f"{BY_LAYER}{DROPPED}"] = (dropped, assigned)
         if settings.shared_experts:
-            y += dense_feed_forward(config, x, settings.shared_experts * inner, "shared_")
+            y += dense_feed_forward(config, x, settings.shared_experts * hidden_size, "shared_")
         return y, sums
 
 
 class ExpertMaps(nn.Module):
-    """The parameters of one linear layer for each expert, in float32."""
+    """Holds the float32 parameters of one linear layer of every expert."""
 
     shape: tuple[int, int, int]  # [E, D, F]
     kernel_init: jax.nn.initializers.Initializer
@@ -111,12 +113,15 @@ class ExpertMaps(nn.Module):
 
 
 def describe_routing(config: ModelConfig) -> str:
-    """Returns a description of the experts' capacity or of their matrix products, on the platform of `jax.set_mesh`."""
+    """Describes the experts' capacity and, if they have none, how their matmuls are computed.
+
+    The matmuls depend on the platform of the current mesh (`jax.set_mesh`).
+    """
     assert config.experts is not None
     if (capacity := config.experts.capacity) is not None:
         return f"each has room for {capacity:g} times an even share; further tokens are dropped"
-    by = {"tpu": "ragged_dot", "cpu": "blocks of rows"}.get(platform(), "a Triton kernel")
-    return f"no token is dropped; products use {by}"
+    method = {"tpu": "ragged_dot", "cpu": "blocks of rows"}.get(platform(), "a Triton kernel")
+    return f"no token is dropped; products use {method}"
 
 
 def _width(config: ModelConfig) -> int:
@@ -126,20 +131,20 @@ def _width(config: ModelConfig) -> int:
 
 
 def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
-    """Returns the function (x, routing, kernels) -> (y, number of dropped assignments, number of assignments).
+    """Returns a function that computes the experts on each device, for the tokens of that device.
 
-    The function runs under the mesh of `jax.set_mesh`. If the mesh does not divide the rows, every device computes all
-    rows.
+    The function maps (x, routing, kernels) to (y, number of dropped assignments, number of assignments) and runs under
+    the current mesh (`jax.set_mesh`). If the rows cannot be split evenly, every device computes all rows.
 
     Args:
       shape: the shape of x.
     """
-    run = functools.partial(_mixed, config)
+    run = functools.partial(_mix_experts, config)
     if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
         return run
     bias_specs = [logical_spec("experts", name) if config.use_bias else None for name in ("d_ff", "features")]
-    wide = Maps(logical_spec("experts", "d_model", "d_ff"), bias_specs[0])
-    down = Maps(logical_spec("experts", "d_ff", "d_model"), bias_specs[1])
+    up_spec = Maps(logical_spec("experts", "d_model", "d_ff"), bias_specs[0])
+    down_spec = Maps(logical_spec("experts", "d_ff", "d_model"), bias_specs[1])
     tokens = batch_spec(shape) or P()
 
     def on_device(x, routing, kernels):
@@ -148,13 +153,13 @@ def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
 
     return jax.shard_map(
         on_device,
-        in_specs=(tokens, Routing(tokens, tokens), Kernels(wide, down, wide if config.gated else None)),
+        in_specs=(tokens, Routing(tokens, tokens), Kernels(up_spec, down_spec, up_spec if config.gated else None)),
         out_specs=(tokens, P(), P()),
         check_vma=False,  # the backward of expert_product does not declare which axes its results vary over
     )
 
 
-def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels) -> tuple[jax.Array, ...]:
+def _mix_experts(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels) -> tuple[jax.Array, ...]:
     """Computes the output of the experts for the tokens x [b, t, D] of one device.
 
     Returns:
@@ -164,60 +169,62 @@ def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels
     assert settings is not None
     # [b, t, D] -> [N, D], [b, t, k] -> [N, k]
     rows, (experts, weights) = x.reshape(-1, x.shape[-1]), (a.reshape(-1, settings.top_k) for a in routing)
-    room = None
+    capacity = None
     if settings.capacity is not None:
-        room = min(slots_per_expert(settings.capacity, experts.size, settings.num_experts), len(rows))
-    slots = assign(experts, settings.num_experts, room)
-    y = from_slots(_by_experts(config, to_slots(rows, slots), kernels, slots, room), slots, weights)
+        capacity = min(slots_per_expert(settings.capacity, experts.size, settings.num_experts), len(rows))
+    slots = assign(experts, settings.num_experts, capacity)
+    y = from_slots(_run_experts(config, to_slots(rows, slots), kernels, slots, capacity), slots, weights)
     if axis_size(TENSOR_AXIS) > 1:
         y = jax.lax.psum(y, TENSOR_AXIS)
-    dropped = jnp.zeros(()) if room is None else jnp.maximum(slots.sizes - room, 0).sum().astype(jnp.float32)
+    dropped = jnp.zeros(()) if capacity is None else jnp.maximum(slots.sizes - capacity, 0).sum().astype(jnp.float32)
     return y.astype(x.dtype).reshape(x.shape), dropped, jnp.float32(experts.size)
 
 
-def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: Slots, room: Optional[int]) -> jax.Array:
+def _run_experts(
+    config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: Slots, capacity: Optional[int]
+) -> jax.Array:
     """Computes the output of the experts for the rows [S, D] of one device.
 
-    If devices have different experts, they exchange rows.
+    If devices hold different experts, they exchange rows.
 
     Args:
-      room: fixed number of rows per expert; None: `slots.sizes` contains the numbers.
+      capacity: fixed number of rows per expert. If None, `slots.sizes` contains each expert's number.
     """
     if axis_size(EXPERT_AXIS) == 1:
-        return _feed_forward(config, rows, kernels, slots.sizes, room)
-    exchange = Exchange(slots.sizes, len(rows), room)
+        return _feed_forward(config, rows, kernels, slots.sizes, capacity)
+    exchange = Exchange(slots.sizes, len(rows), capacity)
     return exchange.combine(_feed_forward(config, exchange.dispatch(rows), kernels, exchange.sizes, exchange.capacity))
 
 
 def _feed_forward(
-    config: ModelConfig, rows: jax.Array, kernels: Kernels, sizes: jax.Array, room: Optional[int]
+    config: ModelConfig, rows: jax.Array, kernels: Kernels, sizes: jax.Array, capacity: Optional[int]
 ) -> jax.Array:
-    """Applies the feed-forward of each row's expert to the rows, [S, D] -> [S, D].
+    """Applies the feed-forward layer of each row's expert to the rows, [S, D] -> [S, D].
 
     Args:
       sizes: [E], number of rows per expert.
-      room: fixed number of rows per expert; None: an expert has as many rows as `sizes` states.
+      capacity: fixed number of rows per expert. If None, `sizes` contains each expert's number.
     """
-    wide, narrow = Layout(room, split=1), Layout(room, split=2)
-    up = _mapped(wide, rows, kernels.up, sizes)
+    up_layout, down_layout = Layout(capacity, split=1), Layout(capacity, split=2)
+    up = _expert_linear(up_layout, rows, kernels.up, sizes)
     if kernels.gate is None:
         hidden = recompute(ACTIVATIONS[config.activation])(up)
     else:
-        hidden = gated_activation(config)(_mapped(wide, rows, kernels.gate, sizes), up)
-    return _mapped(narrow, hidden, kernels.down, sizes)
+        hidden = gated_activation(config)(_expert_linear(up_layout, rows, kernels.gate, sizes), up)
+    return _expert_linear(down_layout, hidden, kernels.down, sizes)
 
 
-def _mapped(layout: Layout, rows: jax.Array, maps: Maps, sizes: jax.Array) -> jax.Array:
+def _expert_linear(layout: Layout, rows: jax.Array, layer: Maps, sizes: jax.Array) -> jax.Array:
     """Applies the linear layer (kernel and bias) of each row's expert to the rows, [S, D] -> [S, F]."""
-    y = expert_product(layout, rows, maps.kernel, sizes)
-    if maps.bias is None:
+    y = expert_product(layout, rows, layer.kernel, sizes)
+    if layer.bias is None:
         return y
-    bias = maps.bias.astype(y.dtype)
-    if layout.split == 2:  # the results of devices along `tensor` are summed, and each contains the bias
+    bias = layer.bias.astype(y.dtype)
+    if layout.split == 2:  # the sum over devices along `tensor` contains the bias once per device
         bias /= axis_size(TENSOR_AXIS)
     if layout.capacity is not None:
         # [S, F] -> [E, S/E, F] -> [S, F]
         return (y.reshape(len(bias), -1, y.shape[1]) + bias[:, None]).reshape(y.shape)
     expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(len(y)), side="right")
-    # The bias is selected by a product, so that the gradient is not a scatter. Rows without an expert get 0.
+    # The bias is selected by a matmul, so that the gradient is not a scatter. Rows without an expert get 0.
     return y + jax.nn.one_hot(expert, len(bias), dtype=y.dtype) @ bias

@@ -1,16 +1,16 @@
-"""Grouped matrix products: rows that are sorted by expert, times the matrix of each row's expert.
+"""Grouped matmuls, which multiply rows that are sorted by expert by the matrix of each row's expert.
 
-If each expert has the same fixed number of rows, this is one batched product. Otherwise, the method depends on the
+If each expert has the same fixed number of rows, this is one batched matmul. Otherwise, the method depends on the
 platform:
 
 - TPUs use `jax.lax.ragged_dot`. On other platforms, XLA would compute `ragged_dot` by multiplying all rows by all
   matrices.
 - GPUs use one kernel (`gpu_products`).
 - CPUs multiply blocks of rows one after the other, each by the matrix of its expert. An expert's last block is padded.
-  On a GPU, such blocks would copy each matrix and each result once more and start four kernels per block: a step of one
-  layer of OLMoE moved 125 GB for 8,192 tokens.
+  On a GPU, this loop would copy each matrix and each result once more and launch four kernels per block: a step of one
+  OLMoE layer moved 125 GB for 8,192 tokens.
 
-The mesh axis `fsdp` may split the matrices.
+The matrices may be sharded along the mesh axis `fsdp`.
 """
 
 import functools
@@ -23,7 +23,7 @@ from pretrainax.layers.rematerialization import cast_kernel
 from pretrainax.sharding.axes import FSDP_AXIS
 from pretrainax.sharding.mesh import GPUS, axis_size, platform
 
-_BLOCK = 64  # rows per block; smaller blocks are multiplied more slowly, larger blocks have more padding
+_BLOCK = 64  # rows per block; smaller blocks multiply more slowly, larger blocks have more padding
 _SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
 
 
@@ -31,21 +31,22 @@ class Layout(NamedTuple):
     """The layout of the experts' rows, and of the device's shard of the kernel."""
 
     capacity: Optional[int]  # fixed number of rows per expert; None: `sizes` contains the numbers
-    split: int  # the axis of the kernel [E, D, F] that `fsdp` splits
+    split: int  # the axis of the kernel [E, D, F] that is sharded along `fsdp`
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def expert_product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype. Rows without an expert give 0.
+    """Multiplies each row of x [S, D] by its expert's matrix: [S, F] in x's dtype. Rows without an expert become 0.
 
-    The backward is explicit for two reasons. First, if `fsdp` splits the kernel, the backward gathers it a second time,
-    so that the gathered kernel is not saved. Second, the backward sums the gradient of the kernel in float32.
+    The backward is written explicitly for two reasons. First, if the kernel is sharded along `fsdp`, the backward
+    gathers it a second time, so that the gathered kernel is not saved. Second, the backward sums the kernel gradient in
+    float32.
 
     Args:
-      kernel: [E, D, F] float32, of which a device may have a shard.
-      sizes: [E], number of rows of each expert, in order. The rows after them have no expert.
+      kernel: [E, D, F] float32, or this device's shard of it.
+      sizes: [E], number of rows of each expert, in order. Any further rows have no expert.
     """
-    return _product(layout, x, _whole(layout, kernel, x.dtype), sizes)
+    return _grouped_matmul(layout, x, _gather_kernel(layout, kernel, x.dtype), sizes)
 
 
 def _forward(layout, x, kernel, sizes):
@@ -55,8 +56,8 @@ def _forward(layout, x, kernel, sizes):
 
 def _backward(layout, residuals, gradient):
     x, kernel, sizes = residuals
-    dx = _product(layout, gradient, _whole(layout, kernel, x.dtype), sizes, transposed=True)
-    dkernel = _summed_over_rows(layout, x, gradient, sizes)
+    dx = _grouped_matmul(layout, gradient, _gather_kernel(layout, kernel, x.dtype), sizes, transposed=True)
+    dkernel = _kernel_gradient(layout, x, gradient, sizes)
     if axis_size(FSDP_AXIS) > 1:
         dkernel = jax.lax.psum_scatter(dkernel, FSDP_AXIS, scatter_dimension=layout.split, tiled=True)
     return dx, dkernel, None
@@ -65,7 +66,7 @@ def _backward(layout, residuals, gradient):
 expert_product.defvjp(_forward, _backward)
 
 
-def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _gather_kernel(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Casts a kernel to `dtype` and all-gathers its shards along `fsdp`."""
     kernel = kernel.astype(dtype)
     if axis_size(FSDP_AXIS) == 1:
@@ -73,8 +74,10 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jax.lax.all_gather(kernel, FSDP_AXIS, axis=layout.split, tiled=True)
 
 
-def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Multiplies each row of x [S, D] by its expert's matrix in `kernel` [E, D, F]; returns [S, F].
+def _grouped_matmul(
+    layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False
+) -> jax.Array:
+    """Multiplies each row of x [S, D] by its expert's matrix in `kernel` [E, D, F], and returns [S, F].
 
     If `transposed`, multiplies by the transposed matrices: x is [S, F] and the result is [S, D].
     """
@@ -91,15 +94,15 @@ def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, 
     source, position, expert, count = _blocks(sizes, len(x))
     # [S, D] -> [J, block, D] -> [J, block, F] -> [S, F]
     products = jnp.zeros((*source.shape, kernel.shape[2]), x.dtype)
-    multiply = lambda j, products: products.at[j].set(_rows(x, source[j]) @ kernel[expert[j]])  # noqa: E731
+    multiply = lambda j, products: products.at[j].set(_take_rows(x, source[j]) @ kernel[expert[j]])  # noqa: E731
     products = jax.lax.fori_loop(0, count, multiply, products)
-    return _rows(products.reshape(-1, kernel.shape[2]), position)
+    return _take_rows(products.reshape(-1, kernel.shape[2]), position)
 
 
-def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the gradient of the kernel of `expert_product`, [E, D, F] float32.
+def _kernel_gradient(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Computes the gradient of the kernel of `expert_product`, [E, D, F] float32.
 
-    For each expert, this is the sum of the outer products of x and gradient over the rows of the expert.
+    For each expert, the gradient is the sum of the outer products of x and gradient over the rows of the expert.
     """
     if layout.capacity is not None:
         by_expert = (a.reshape(len(sizes), layout.capacity, -1) for a in (x, gradient))
@@ -113,23 +116,23 @@ def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: 
     source, _, expert, count = _blocks(sizes, len(x))
 
     def add(j, total):
-        inputs, gradients = _rows(x, source[j]), _rows(gradient, source[j])
+        inputs, gradients = _take_rows(x, source[j]), _take_rows(gradient, source[j])
         return total.at[expert[j]].add(jnp.matmul(inputs.T, gradients, preferred_element_type=jnp.float32))
 
     return jax.lax.fori_loop(0, count, add, jnp.zeros((len(sizes), x.shape[1], gradient.shape[1]), jnp.float32))
 
 
-def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the rows of x at the indices `index`, with 0 where an index is out of range."""
+def _take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of x at the indices `index`, and 0 where an index is out of range."""
     return x.at[index].get(mode="fill", fill_value=0)
 
 
 def _blocks(sizes: jax.Array, rows: int) -> tuple[jax.Array, ...]:
-    """Arranges rows that are sorted by expert in blocks with rows of one expert each.
+    """Arranges rows that are sorted by expert into blocks, each of which contains rows of a single expert.
 
     Args:
       sizes: [E], number of rows of each expert.
-      rows: number of all rows.
+      rows: total number of rows.
 
     Returns:
       The row at each position of the blocks [J, block] (`rows` at empty positions); the position of each row in the
@@ -140,8 +143,8 @@ def _blocks(sizes: jax.Array, rows: int) -> tuple[jax.Array, ...]:
     starts, block_starts = ends - sizes, jnp.cumsum(blocks) - blocks
     expert = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(count), side="right").clip(max=experts - 1)
     # Index of the row within the rows of its expert
-    within = (jnp.arange(count) - block_starts[expert])[:, None] * _BLOCK + jnp.arange(_BLOCK)[None]
-    source = jnp.where(within < sizes[expert][:, None], starts[expert][:, None] + within, rows)
+    offset = (jnp.arange(count) - block_starts[expert])[:, None] * _BLOCK + jnp.arange(_BLOCK)[None]
+    source = jnp.where(offset < sizes[expert][:, None], starts[expert][:, None] + offset, rows)
     row = jnp.arange(rows)
     owner = jnp.searchsorted(ends, row, side="right").clip(max=experts - 1)
     position = jnp.where(row < ends[-1], block_starts[owner] * _BLOCK + row - starts[owner], count * _BLOCK)

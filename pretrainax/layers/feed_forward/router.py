@@ -1,4 +1,4 @@
-"""The router, which selects the experts of each token and their weights, and measures the balance of the load."""
+"""The router, which selects the experts of each token and their weights, and measures the load balance."""
 
 from typing import NamedTuple, Optional
 
@@ -25,24 +25,24 @@ declare(
 class Routing(NamedTuple):
     """The k experts of each token, and their weights."""
 
-    experts: jax.Array  # [B, T, k] int32, the expert with the largest score first
+    experts: jax.Array  # [B, T, k] int32, in descending order of score
     weights: jax.Array  # [B, T, k] float32, factors of the experts' outputs
 
 
 class Router(nn.Module):
     """A linear layer that computes one logit per expert for each token.
 
-    It computes in float32 for any compute dtype (Fedus et al. 2021, section 2.4).
+    It computes in float32, whatever the compute dtype is (Fedus et al. 2021, section 2.4).
     """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array]) -> tuple[Routing, Sums]:
-        """Returns the routing of the tokens x [B, T, D], and the losses and metrics that `balance` returns.
+        """Returns the routing of the tokens x [B, T, D], and the losses and metrics of `balance`.
 
         Args:
-          real: [B, T], True at tokens that are not padding; None: no token is padding.
+          real: optional [B, T] mask, True at tokens that are not padding. If None, no token is padding.
         """
         settings = self.config.experts
         assert settings is not None
@@ -61,13 +61,13 @@ class Router(nn.Module):
 
 
 def route(settings: MixtureOfExperts, logits: jax.Array, bias: Optional[jax.Array] = None) -> Routing:
-    """Returns the k experts with the largest scores for each token, and their weights: [B, T, E] -> [B, T, k] each.
+    """Selects the k experts with the largest scores for each token, and their weights: [B, T, E] -> [B, T, k] each.
 
     The scores are computed from the logits by a softmax or a sigmoid. The weights are the scores, optionally normalized
     and scaled.
 
     Args:
-      bias: [E], added to the scores for the choice of experts, but not to the weights; None: no bias.
+      bias: optional [E] array, added to the scores when experts are selected, but not to the weights.
     """
     scores = _scores(settings, logits)
     ranking = scores if bias is None else scores + bias[None, None]
@@ -85,9 +85,10 @@ def _scores(settings: MixtureOfExperts, logits: jax.Array) -> jax.Array:
 
 
 def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
-    """Returns a mask of the experts in the best groups of experts, [B, T, E] bool.
+    """Returns a bool mask [B, T, E] of the experts that belong to each token's best expert groups.
 
-    `top_groups` groups are selected, by the best score of a group or by the sum of its two best scores (`group_score`).
+    The best `top_groups` groups are selected. `group_score` ranks a group by its best score or by the sum of its two
+    best scores.
     """
     assert settings.groups is not None and settings.top_groups is not None
     # [B, T, E] -> [B, T, G, E/G] -> [B, T, G]
@@ -95,22 +96,23 @@ def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
     best, _ = jax.lax.top_k(grouped, 1 if settings.group_score == "best" else 2)
     _, groups = jax.lax.top_k(best.sum(axis=-1), settings.top_groups)
     # [B, T, g, G] -> [B, T, G] -> [B, T, E]
-    chosen = jax.nn.one_hot(groups, settings.groups, dtype=jnp.bool_).any(axis=-2)
-    return jnp.repeat(chosen, grouped.shape[-1], axis=-1)
+    is_selected = jax.nn.one_hot(groups, settings.groups, dtype=jnp.bool_).any(axis=-2)
+    return jnp.repeat(is_selected, grouped.shape[-1], axis=-1)
 
 
 def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, counted: jax.Array) -> Sums:
-    """Returns the losses of a layer's router, and metrics of the load of its experts.
+    """Computes the losses of a layer's router, and the load metrics of its experts.
 
     The balance loss is E · sum over experts of f · P. f is the fraction of assignments that an expert gets, and P is
-    its mean probability (Fedus et al. 2021, equations 4 to 6). The loss is 1 if both are uniform. Sigmoids are scaled
-    to add up to 1 per token (DeepSeek-V3, equations 17 to 20). The loss is a mean over rows, weighted by their tokens,
-    and a mean over layers. With `balance_over` "batch", the batch counts as one row.
+    its mean probability (Fedus et al. 2021, equations 4 to 6). The loss is 1 if f and P are uniform. Sigmoid scores are
+    normalized to sum to 1 per token (DeepSeek-V3, equations 17 to 20). The loss is averaged over rows, weighted by
+    their numbers of tokens, and over layers. With `balance_over` "batch", the whole batch counts as one row.
 
     NOTE In transformers, f is k times as large, and f and P are computed over all layers together.
 
     Args:
-      counted: [B, T] float32, 1 at tokens that are not padding. Padding is routed but not counted.
+      counted: [B, T] float32, 1 at tokens that are not padding. Padding is routed, but not counted in losses and
+        metrics.
     """
     scores = _scores(settings, logits)
     probabilities = scores if settings.scores == "softmax" else scores / (scores.sum(-1, keepdims=True) + 1e-20)
@@ -118,21 +120,23 @@ def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, cou
     assigned = jnp.einsum("BTKE,BT->BE", jax.nn.one_hot(routing.experts, settings.num_experts), counted)
     probability = jnp.einsum("BTE,BT->BE", probabilities, counted)
     tokens = counted.sum()
-    nonzero = jnp.maximum(tokens, 1.0)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    token_count = jnp.maximum(tokens, 1.0)
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
     entropy = jnp.einsum("BTE,BT->", -probabilities * jnp.log(probabilities + 1e-20), counted)
-    one = jnp.ones(())
+    unit_count = jnp.ones(())
     sums = {
-        f"{BY_LAYER}{EXPERT_TOKENS}": (assigned.sum(axis=0), one),
+        f"{BY_LAYER}{EXPERT_TOKENS}": (assigned.sum(axis=0), unit_count),
         f"{BY_LAYER}{ROUTER_ENTROPY}": (entropy, tokens),
     }
     if settings.balance_weight:
-        per_row = counted.sum(axis=1, keepdims=True)  # [B, 1]
+        row_tokens = counted.sum(axis=1, keepdims=True)  # [B, 1]
         if settings.balance_over == "batch":  # the batch counts as one row
-            assigned, probability, per_row = (x.sum(axis=0, keepdims=True) for x in (assigned, probability, per_row))
-        even = settings.top_k * jnp.maximum(per_row, 1.0)
-        loss = settings.num_experts * jnp.sum(assigned / even * probability) / nonzero
-        sums["balance_loss"] = (settings.balance_weight * loss, one)
+            assigned, probability, row_tokens = (
+                x.sum(axis=0, keepdims=True) for x in (assigned, probability, row_tokens)
+            )
+        even_assignments = settings.top_k * jnp.maximum(row_tokens, 1.0)
+        loss = settings.num_experts * jnp.sum(assigned / even_assignments * probability) / token_count
+        sums["balance_loss"] = (settings.balance_weight * loss, unit_count)
     if settings.z_weight:
-        sums["router_z_loss"] = (settings.z_weight * jnp.sum(counted * normaliser**2) / nonzero, one)
+        sums["router_z_loss"] = (settings.z_weight * jnp.sum(counted * log_normaliser**2) / token_count, unit_count)
     return sums

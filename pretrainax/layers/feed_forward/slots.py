@@ -1,8 +1,8 @@
-"""Assigns tokens to rows of experts (slots), and moves the vectors of tokens to the slots and back.
+"""Assigns tokens to rows of experts (slots), and moves token vectors to the slots and back.
 
 An assignment is one of the k experts of a token: assignment n · k + i is the i-th expert of token n. A slot is a row
-that an expert processes. Each assignment has one slot, or none if its expert is full. Because of this, both moves and
-both of their gradients are gathers. Nothing is scattered, and sums are bitwise reproducible.
+that an expert processes. Each assignment has one slot, or none if its expert is full. Moving vectors in either
+direction is therefore a gather, and so is its gradient. Nothing is scattered, and sums are bitwise reproducible.
 """
 
 import math
@@ -15,20 +15,20 @@ import jax.numpy as jnp
 class Slots(NamedTuple):
     """The mapping between assignments and slots, in both directions. Slots are sorted by expert."""
 
-    of_assignment: jax.Array  # [N · k], slot of each assignment; S (the number of slots) if it has none
+    slot_of_assignment: jax.Array  # [N · k], slot of each assignment; S (the number of slots): no slot
     assignment: jax.Array  # [S], assignment in each slot; N · k in an empty slot
-    sizes: jax.Array  # [E], number of assignments of each expert, with and without a slot
+    sizes: jax.Array  # [E], number of assignments of each expert, including those without a slot
 
 
 def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
-    """Returns the slots of the assignments.
+    """Gives each assignment of a token to an expert one of that expert's slots.
 
     First choices get slots before second choices (Lepikhin et al. 2020, section 2.2).
 
     Args:
       chosen: [N, k], the experts of each token, the first choice first.
-      room: slots per expert; an expert with more assignments drops the last ones. None: N · k slots, one for each
-        assignment.
+      room: number of slots per expert; an expert with more assignments drops the last ones. If None, there are N · k
+        slots, one for each assignment.
     """
     tokens, choices = chosen.shape
     count = chosen.size
@@ -41,47 +41,49 @@ def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
         return Slots(rank, order, sizes)
     starts = jnp.cumsum(sizes) - sizes
     expert = chosen.reshape(-1)
-    within = rank - starts[expert]
-    of_assignment = jnp.where(within < room, expert * room + within, num_experts * room)
+    rank_in_expert = rank - starts[expert]
+    slot_of_assignment = jnp.where(rank_in_expert < room, expert * room + rank_in_expert, num_experts * room)
     slot = jnp.arange(room)[None]
     # [E, room] -> [S]
-    source = (starts[:, None] + slot, slot < sizes[:, None])
-    assignment = jnp.where(source[1], order.at[source[0]].get(mode="clip"), count).reshape(-1)
-    return Slots(of_assignment, assignment, sizes)
+    source_and_mask = (starts[:, None] + slot, slot < sizes[:, None])
+    assignment = jnp.where(source_and_mask[1], order.at[source_and_mask[0]].get(mode="clip"), count).reshape(-1)
+    return Slots(slot_of_assignment, assignment, sizes)
 
 
 def slots_per_expert(capacity: float, assignments: int, num_experts: int) -> int:
-    """Returns the number of slots per expert: `capacity` times an even share of the assignments, rounded up."""
+    """Returns the number of slots per expert: `capacity` times the mean assignments per expert, rounded up."""
     return math.ceil(capacity * assignments / num_experts)
 
 
 def to_slots(x: jax.Array, slots: Slots) -> jax.Array:
-    """Returns the vector of x [N, D] for the token in each slot, [S, D]; empty slots are 0."""
-    return gather_rows(_repeated(x, len(slots.of_assignment) // len(x)), slots.assignment, slots.of_assignment)
+    """Copies the token vectors x [N, D] to the tokens' slots, [S, D]; empty slots are 0."""
+    return gather_rows(
+        _repeat_tokens(x, len(slots.slot_of_assignment) // len(x)), slots.assignment, slots.slot_of_assignment
+    )
 
 
 def from_slots(y: jax.Array, slots: Slots, weights: jax.Array) -> jax.Array:
-    """Returns for each token the weighted sum of the rows y [S, D] of its slots, [N, D] float32.
+    """Sums the rows of y [S, D] in each token's slots, weighted by `weights`, and returns [N, D] float32.
 
     Args:
-      weights: [N, k], the weights of the experts of each token. An assignment without a slot adds 0.
+      weights: [N, k], the weights of each token's experts. An assignment without a slot adds 0.
     """
-    rows = gather_rows(y, slots.of_assignment, slots.assignment).reshape(*weights.shape, -1)
+    rows = gather_rows(y, slots.slot_of_assignment, slots.assignment).reshape(*weights.shape, -1)
     # [N, k, D] -> [N, D]
     return jnp.einsum("NKD,NK->ND", rows, weights.astype(rows.dtype), preferred_element_type=jnp.float32)
 
 
-def _repeated(x: jax.Array, times: int) -> jax.Array:
+def _repeat_tokens(x: jax.Array, times: int) -> jax.Array:
     # [N, D] -> [N · k, D]
     return jnp.broadcast_to(x[:, None], (len(x), times, x.shape[1])).reshape(-1, x.shape[1])
 
 
 @jax.custom_vjp
 def gather_rows(x: jax.Array, index: jax.Array, back: jax.Array) -> jax.Array:
-    """Returns the rows of x at the indices `index`, with 0 where an index is out of range.
+    """Returns the rows of x at the indices `index`, and 0 where an index is out of range.
 
     Args:
-      index: indices of rows; no row occurs twice.
+      index: row indices; no row occurs twice.
       back: the inverse of `index`, which the backward uses.
     """
     return x.at[index].get(mode="fill", fill_value=0)

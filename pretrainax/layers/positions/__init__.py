@@ -1,7 +1,7 @@
 """Position encodings, with one file for each encoding.
 
-A new position encoding consists of a dataclass with its fields (`config.positions.Position`), a file in this folder
-with its computation (subclasses of `base.Positions` and `base.PositionTerms`), and an import of this file below.
+To add a position encoding, add a dataclass with its fields (`config.positions.Position`) and a file in this folder with
+its computation (subclasses of `base.Positions` and `base.PositionTerms`). Import this file below.
 """
 
 from pretrainax.layers.positions import disentangled, learned, none, relative_buckets, rotary, sinusoidal

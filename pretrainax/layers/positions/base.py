@@ -19,8 +19,8 @@ class AttentionPositions(NamedTuple):
     """The positions of the queries and keys of self-attention."""
 
     queries: jax.Array  # positions of the queries in their segments, [B, T]
-    before: int = 0  # number of cached tokens directly before the first query; the other keys are those of the T tokens
-    reach: Optional[int] = None  # generation: maximum length of a segment, in tokens; None: segments do not grow
+    before: int = 0  # number of cached keys before the first query; the T tokens of the queries are the other keys
+    reach: Optional[int] = None  # in generation: maximum segment length in tokens; None: segments do not grow
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -31,22 +31,22 @@ class AttentionPositions(NamedTuple):
 
 @flax.struct.dataclass
 class PositionTerms:
-    """The part of a position encoding that self-attention applies, computed once for all blocks of a stack.
+    """The contribution of a position encoding to self-attention, computed once for all blocks of a stack.
 
     This base class changes nothing.
     """
 
-    logit_terms: ClassVar[int] = 1  # number of terms of a logit that are about as large as q · k
-    has_row_bias: ClassVar[bool] = False  # True: the bias differs between the rows of the batch
+    logit_terms: ClassVar[int] = 1  # number of terms of a logit with about the magnitude of q · k
+    has_row_bias: ClassVar[bool] = False  # whether the bias differs between the rows of the batch
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
     ) -> "PositionTerms":
-        """Returns the terms of one block; a block calls this method with its flags.
+        """Returns the position terms for one block. Each block calls this method with its own flags.
 
         Args:
           is_local: [] bool, True in a layer with a window.
-          number: [] int32, layer number from 0.
+          number: [] int32, layer index.
           deterministic: True disables dropout.
         """
         return self
@@ -54,7 +54,7 @@ class PositionTerms:
     def bias(
         self, config: ModelConfig, q: jax.Array, k: jax.Array, to_query: nn.Module, to_key: nn.Module, scale: float
     ) -> Optional[jax.Array]:
-        """Returns the bias that is added to the scaled logits, [1 or B, H, T, S] float32, or None if there is no bias.
+        """Returns the bias on the scaled logits, [1 or B, H, T, S] float32, or None if there is no bias.
 
         Args:
           q: [B, T, H, K]; k: [B, S, G, K], before norm and rotation.
@@ -64,7 +64,7 @@ class PositionTerms:
         return None
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the queries [B, T, H, K] and the keys [B, S, G, K], rotated by their positions."""
+        """Rotates the queries [B, T, H, K] and the keys [B, S, G, K] by their positions."""
         return q, k
 
 
@@ -83,46 +83,50 @@ class Positions:
         return 1.0
 
     def embedding(self) -> Optional[nn.Module]:
-        """Returns a new `position_embedding` table for an encoder or a decoder; None if the encoding has no table."""
+        """Builds the `position_embedding` table of an encoder or decoder, or returns None if the encoding has none."""
         return None
 
     def embed(self, x: jax.Array, positions: jax.Array, embedding: Optional[nn.Module]) -> jax.Array:
-        """Returns the token embeddings x [B, T, D] with the encoding of the positions [B, T] added.
+        """Adds the encoding of the positions [B, T] to the token embeddings x [B, T, D].
 
         Args:
-          embedding: the `position_embedding` table of this encoder or decoder; None if the encoding has no table.
+          embedding: the `position_embedding` table of this encoder or decoder, or None if the encoding has no table.
         """
         return x
 
     def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> PositionTerms:
-        """Returns the position terms of all blocks of a stack.
+        """Computes the position terms for all blocks of a stack.
 
-        The stack calls this method, so modules that the method creates belong to the stack.
+        The stack calls this method, so modules created here belong to the stack.
 
         Args:
-          causal: True if no query attends to later tokens.
-          dtype: of activations.
+          places: the positions of the queries and keys.
+          causal: whether attention is causal.
+          dtype: dtype of the activations.
         """
         return PositionTerms()
 
     def flops(self, query_length: int, key_length: int) -> int:
-        """Returns the floating-point operations that this encoding adds to one self-attention layer per sequence."""
+        """Returns the number of floating-point operations that this encoding adds to one self-attention layer.
+
+        The number is for one sequence.
+        """
         return 0
 
 
 # The partition rule of `position_table`.
 TABLE_RULE = (r"(decoder_)?position_embedding/embedding", "rows d_model")
 
-_BEHAVIOURS: dict[type[Position], type[Positions]] = {}
+_ENCODINGS: dict[type[Position], type[Positions]] = {}
 
 
 def register_positions(kind: type[Position]) -> Callable[[type[Positions]], type[Positions]]:
-    """Returns a decorator that registers a subclass of Positions, with its partition rules, for a config class."""
+    """Returns a decorator that registers a subclass of Positions for a config class, with its partition rules."""
 
-    def register(behaviour: type[Positions]) -> type[Positions]:
-        _BEHAVIOURS[kind] = behaviour
-        add_partition_rules(behaviour.partition_rules)
-        return behaviour
+    def register(cls: type[Positions]) -> type[Positions]:
+        _ENCODINGS[kind] = cls
+        add_partition_rules(cls.partition_rules)
+        return cls
 
     return register
 
@@ -131,17 +135,17 @@ def positions_for(config: ModelConfig) -> Positions:
     """Returns the Positions object for `config.position`.
 
     Raises:
-      UserError: no subclass of Positions is registered for this config class.
+      UserError: if no subclass of Positions is registered for this config class.
     """
     kind = type(config.position)
-    if kind not in _BEHAVIOURS:
-        known = ", ".join(sorted(known.__name__ for known in _BEHAVIOURS))
+    if kind not in _ENCODINGS:
+        names = ", ".join(sorted(cls.__name__ for cls in _ENCODINGS))
         raise UserError(
-            f"config.model.position is {kind.__name__}, which behaviour_of has not registered; registered: {known}"
+            f"config.model.position is {kind.__name__}, which behaviour_of has not registered; registered: {names}"
         )
-    return _BEHAVIOURS[kind](config)
+    return _ENCODINGS[kind](config)
 
 
 def position_table(config: ModelConfig, rows: int) -> Embedding:
-    """Returns a table with `rows` trained vectors, one per position, which are as wide as the token embeddings."""
+    """Builds a table with `rows` trained vectors, one per position, as wide as the token embeddings."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1))

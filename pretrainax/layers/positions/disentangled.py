@@ -42,7 +42,7 @@ class DisentangledTerms(PositionTerms):
     logit_terms: ClassVar[int] = 3  # He et al. 2020, equation 4
     has_row_bias: ClassVar[bool] = True
 
-    relative: jax.Array  # [R, D], embeddings of the R buckets that occur, from `RelativeTable`
+    relative: jax.Array  # [R, D], embeddings of the R buckets in use, from `RelativeTable`
     offset: int = flax.struct.field(pytree_node=False, default=0)  # index of the first key - of the first query
 
     def in_block(
@@ -54,8 +54,8 @@ class DisentangledTerms(PositionTerms):
     def bias(
         self, config: ModelConfig, q: jax.Array, k: jax.Array, to_query: nn.Module, to_key: nn.Module, scale: float
     ) -> jax.Array:
-        _, which = rows_by_distance(config, q.shape[1], k.shape[1], self.offset)
-        return scale * disentangled_bias(q, k, to_query(self.relative)[which], to_key(self.relative)[which])
+        _, row_index = rows_by_distance(config, q.shape[1], k.shape[1], self.offset)
+        return scale * disentangled_bias(q, k, to_query(self.relative)[row_index], to_key(self.relative)[row_index])
 
 
 @register_positions(DisentangledPositions)
@@ -67,7 +67,7 @@ class Disentangled(Positions):
     )
 
     def embedding(self) -> Optional[nn.Module]:
-        """Returns the table of absolute positions for the mask decoder, or None for a model without a mask decoder."""
+        """Builds the mask decoder's absolute position embeddings, or returns None if the model has no mask decoder."""
         config = self.config
         return position_table(config, config.position.max_length) if config.enhanced_mask_decoder else None
 
@@ -76,34 +76,34 @@ class Disentangled(Positions):
         return DisentangledTerms(table(*places.lengths, -places.before).astype(dtype), -places.before)
 
     def flops(self, query_length: int, key_length: int) -> int:
-        # two more products for each pair of tokens: content with position, and position with content
+        # two additional dot products for each pair of tokens: content with position, and position with content
         return 2 * 2 * query_length * key_length * self.config.num_heads * self.config.dim_per_head
 
 
 def log_bucket(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
-    """Returns the table row of each distance (query's index - key's index), as in the code of DeBERTa v2.
+    """Returns the table row of each distance (query index - key index), as in the code of DeBERTa v2.
 
-    The table has 2 · num_buckets rows. Row num_buckets is distance 0. Each direction has num_buckets rows: the first
-    half for single distances, the second half for ranges that grow logarithmically up to max_distance. The last row is
-    for all larger distances.
+    The table has 2 · num_buckets rows. Row num_buckets holds distance 0. Each direction has num_buckets rows: the first
+    half hold a single distance each, and the second half hold ranges that grow logarithmically up to max_distance. The
+    outermost row also holds all larger distances.
     """
-    exact, size = num_buckets // 2, np.abs(distance)
-    growth = np.log(np.maximum(size, 1) / exact) / math.log((max_distance - 1) / exact)  # from 0 at `exact` to 1
+    exact, magnitude = num_buckets // 2, np.abs(distance)
+    growth = np.log(np.maximum(magnitude, 1) / exact) / math.log((max_distance - 1) / exact)  # from 0 at `exact` to 1
     # Subtracting 1e-6 prevents a rounding error of the logarithm from raising an integer to the next integer.
     ranges = exact + np.ceil(growth * (exact - 1) - 1e-6).astype(distance.dtype)
-    bucket = np.sign(distance) * np.where(size <= exact, size, ranges)
+    bucket = np.sign(distance) * np.where(magnitude <= exact, magnitude, ranges)
     return np.clip(bucket + num_buckets, 0, 2 * num_buckets - 1)
 
 
 def rows_by_distance(
     config: ModelConfig, query_length: int, key_length: int, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the R table rows that T queries and S keys need, and the index of each distance's row among these R rows.
+    """Returns the R table rows that T queries and S keys need, and each distance's index into these R rows.
 
-    The distances are the query's index - the key's index, in the order 1 - S, …, T - 1, minus `offset`: [T+S-1].
+    The distances are query index - key index, in the order 1 - S, …, T - 1, minus `offset`: [T+S-1].
 
     Args:
-      offset: index of the first key - index of the first query.
+      offset: index of the first key minus index of the first query.
     """
     position = config.position
     distances = np.arange(1 - key_length, query_length) - offset
@@ -111,7 +111,7 @@ def rows_by_distance(
 
 
 class RelativeTable(nn.Module):
-    """The table of the embeddings of relative positions, which all layers share.
+    """The table of relative-position embeddings, which all layers share.
 
     A call returns the R normalized embeddings that T queries and S keys need, [R, D].
     """
@@ -132,21 +132,21 @@ def disentangled_bias(q: jax.Array, k: jax.Array, position_q: jax.Array, positio
 
     Args:
       q: [B, T, H, K]; k: [B, S, H, K].
-      position_q, position_k: [T+S-1, H, K], for the distances (query's index - key's index) 1 - S … T - 1.
+      position_q, position_k: [T+S-1, H, K], for the distances (query index - key index) 1 - S … T - 1.
     """
     chex.assert_rank((q, k), 4, custom_message="queries are [B, T, H, K], keys [B, S, H, K]")
     distances = (q.shape[1] + k.shape[1] - 1, *q.shape[2:])
     chex.assert_shape((position_q, position_k), distances, custom_message="positions are [T+S-1, H, K]")
-    to_position = _by_index(q, position_k[::-1])  # reversed, because _by_index uses the key's index - the query's index
-    to_content = _by_index(k, position_q)
+    to_position = _relative_logits(q, position_k[::-1])  # reversed: _relative_logits uses key index - query index
+    to_content = _relative_logits(k, position_q)
     # [B, H, T, S] + [B, H, S, T]ᵀ
     return to_position + to_content.swapaxes(2, 3)
 
 
-def _by_index(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns out[b, h, i, j] = x[b, i, h] · positions[j - i + T - 1, h], [B, H, T, S] float32.
+def _relative_logits(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Computes out[b, h, i, j] = x[b, i, h] · positions[j - i + T - 1, h], [B, H, T, S] float32.
 
-    The computation uses only products and reshapes, because the gradient of a lookup with T · S indices would add its
+    The computation uses only matmuls and reshapes, because the gradient of a lookup with T · S indices would add its
     numbers one by one. A block of C indices i needs a window of S + C - 1 distances, not all distances.
 
     Args:
@@ -162,7 +162,7 @@ def _by_index(x: jax.Array, positions: jax.Array) -> jax.Array:
     products = jnp.einsum(
         "BICHK,INHK->BHICN", x.reshape(b, t // c, c, h, d), windows, preferred_element_type=jnp.float32
     )
-    # Reading the flat array in rows that are one element shorter shifts each row by one column more than the previous
+    # Reading the flat array in rows that are one element shorter shifts each row by one column relative to the previous
     # row: [C, S+C] -> [C, S+C-1] -> [C, S]
     flat = products.reshape(b, h, t // c, c * (s + c))[..., c - 1 : c - 1 + c * (s + c - 1)]
     return flat.reshape(b, h, t // c, c, s + c - 1)[..., :s].reshape(b, h, t, s)

@@ -1,4 +1,4 @@
-"""Learned positions: one trained vector for each position, added to the token embeddings."""
+"""Learned positions: one trained vector per position, added to the token embeddings."""
 
 import flax.linen as nn
 import jax

@@ -15,7 +15,7 @@ from pretrainax.layers.positions.base import AttentionPositions, Positions, Posi
 
 @flax.struct.dataclass
 class BiasTerms(PositionTerms):
-    """Position terms that consist of one bias for all rows and layers."""
+    """Position terms that consist of one bias, shared by all rows and layers."""
 
     value: jax.Array  # [1, H, T, S] float32
 
@@ -33,19 +33,20 @@ class RelativeBuckets(Positions):
 
 
 def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
-    """Returns the bucket of each distance (key's index - query's index; Raffel et al. 2020, section 2.1).
+    """Returns the bucket of each distance (key index - query index; Raffel et al. 2020, section 2.1).
 
-    Each direction has n buckets: the first n/2 for single distances, the rest for ranges that grow logarithmically up
-    to max_distance. The last bucket is for all larger distances.
+    Each direction has n buckets: the first n/2 hold a single distance each, and the rest hold ranges that grow
+    logarithmically up to max_distance. The last bucket also holds all larger distances.
 
     Args:
-      num_buckets: number of all buckets: 2 n if `bidirectional`, else n.
-      bidirectional: True: keys after the query have the upper n buckets. False: keys after the query have bucket 0.
+      num_buckets: total number of buckets, which is 2 n if `bidirectional`, else n.
+      bidirectional: if True, keys after the query have the upper n buckets; if False, keys after the query have bucket
+        0.
     """
-    upper = np.zeros_like(distance)
+    first_bucket = np.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
-        upper = num_buckets * (distance > 0)
+        first_bucket = num_buckets * (distance > 0)
         distance = np.abs(distance)
     else:
         distance = np.maximum(-distance, 0)
@@ -53,14 +54,14 @@ def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, b
     growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)  # from 0 at `exact` to 1
     # Adding 1e-6 prevents a rounding error of the logarithm from lowering an integer to the previous integer.
     ranges = exact + np.floor(growth * (num_buckets - exact) + 1e-6).astype(distance.dtype)
-    return upper + np.where(distance < exact, distance, np.minimum(ranges, num_buckets - 1))
+    return first_bucket + np.where(distance < exact, distance, np.minimum(ranges, num_buckets - 1))
 
 
 class RelativeBias(nn.Module):
     """The table of T5's relative bias: one trained scalar for each head and distance bucket.
 
-    Distances are computed from indices in the row instead of `positions`. Within a segment, both give the same
-    distances, and attention stays within a segment. All rows can therefore share one bias.
+    Distances are computed from indices in the row instead of `positions`, so that all rows can share one bias.
+    Attention stays within a segment, where both give the same distances.
     """
 
     config: ModelConfig
@@ -68,10 +69,10 @@ class RelativeBias(nn.Module):
 
     @nn.compact
     def __call__(self, query_length: int, key_length: int, offset: int = 0) -> jax.Array:
-        """Returns the bias of T queries on S keys, [1, H, T, S] float32.
+        """Computes the bias of T queries on S keys, [1, H, T, S] float32.
 
         Args:
-          offset: index of the first key - index of the first query.
+          offset: index of the first key minus index of the first query.
         """
         config, position = self.config, self.config.position
         shape = position.num_buckets, config.num_heads
@@ -83,7 +84,7 @@ class RelativeBias(nn.Module):
 
 
 def _toeplitz(values: jax.Array, query_length: int) -> jax.Array:
-    """Returns out[h, q, k] = values[h, k - q + T - 1]; [H, T+S-1] -> [H, T, S].
+    """Computes out[h, q, k] = values[h, k - q + T - 1]; [H, T+S-1] -> [H, T, S].
 
     The computation only reshapes, because the gradient of a lookup would add T · S numbers to a few buckets one by one.
     The values are repeated with period n = T + S - 1 and read in rows of n + 1, which shifts them by one index per row.

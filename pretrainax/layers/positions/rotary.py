@@ -22,14 +22,16 @@ class RotaryTerms(PositionTerms):
 
     angles: Angles
     interleaved: bool = flax.struct.field(pytree_node=False, default=False)
-    local: Optional["RotaryTerms"] = None  # terms of local layers; None: the same angles
+    local: Optional["RotaryTerms"] = None  # terms for local layers; None: the same angles as in global layers
 
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
     ) -> "RotaryTerms":
         terms, every = self.replace(local=None), config.position.no_rotation_every
         if self.local is not None:
-            terms = jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, terms)
+            terms = jax.tree.map(
+                lambda local_angles, global_angles: jnp.where(is_local, local_angles, global_angles), self.local, terms
+            )
         if every is None:
             return terms
         rotates = (number + 1) % every != 0
@@ -44,15 +46,17 @@ class RotaryTerms(PositionTerms):
 class Rotary(Positions):
     def terms(self, places: AttentionPositions, *, causal: bool, dtype: jnp.dtype) -> RotaryTerms:
         position = self.config.position
-        everywhere = self._angles(places, position.theta, position.scaling)
+        global_terms = self._angles(places, position.theta, position.scaling)
         if position.local_theta is None:
-            return everywhere
-        return everywhere.replace(local=self._angles(places, position.local_theta))
+            return global_terms
+        return global_terms.replace(local=self._angles(places, position.local_theta))
 
     def _angles(self, places: AttentionPositions, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
         position = self.config.position
-        turned = position.rotated_dims(self.config.position_dim)
-        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling, places.reach), position.interleaved)
+        rotated_dims = position.rotated_dims(self.config.position_dim)
+        return RotaryTerms(
+            rotary_angles(places.queries, rotated_dims, theta, scaling, places.reach), position.interleaved
+        )
 
     @property
     def logit_gain(self) -> float:
@@ -67,26 +71,26 @@ def rotary_angles(
     scaling: Optional[RotaryScaling] = None,
     reach: Optional[int] = None,
 ) -> Angles:
-    """Returns the cosines and sines of the angle of each plane for positions [B, T], [B, T, P] float32 each.
+    """Computes the cosines and sines of the rotation angles for positions [B, T], [B, T, P] float32 each.
 
-    Source: Su et al. 2021, section 3.2.2. With some kinds of `scaling`, the cosines and sines are also multiplied by a
+    Source: Su et al. 2021, section 3.2.2. LongRopeScaling and YarnScaling also multiply the cosines and sines by a
     constant.
 
     Args:
       turned: number of rotated dimensions, 2 P.
       theta: base of the frequencies.
-      scaling: changes the frequencies for contexts that are longer than in pre-training; None: no change.
+      scaling: optional change of the frequencies, for contexts that are longer than in pre-training.
       reach: as in AttentionPositions.
     """
     if isinstance(scaling, LongRopeScaling):
         return _long_rope(positions, scaling, _frequencies(turned, theta), reach)
     if isinstance(scaling, YarnScaling):
         frequencies = _yarn(scaling, turned, theta)
-        size = _yarn_gain(scaling, scaling.mscale) / _yarn_gain(scaling, scaling.mscale_all_dim)
+        gain = _yarn_gain(scaling, scaling.mscale) / _yarn_gain(scaling, scaling.mscale_all_dim)
     else:
-        frequencies, size = _stretch(_frequencies(turned, theta), scaling), 1.0
+        frequencies, gain = _stretch(_frequencies(turned, theta), scaling), 1.0
     angles = radians(positions, frequencies)
-    return size * jnp.cos(angles), size * jnp.sin(angles)
+    return gain * jnp.cos(angles), gain * jnp.sin(angles)
 
 
 def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.ndarray, reach: Optional[int]) -> Angles:
@@ -100,15 +104,15 @@ def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.n
     short, long = (
         radians(positions, frequencies / np.array(factors)) for factors in (scaling.short_factors, scaling.long_factors)
     )
-    if reach is not None:  # generation: `reach` selects, because cached keys are not rotated again
+    if reach is not None:  # generation: selected once by `reach`, because cached keys are not rotated again
         angles = long if reach > scaling.original_length else short
     else:
-        angles = jnp.where(_is_longer(positions, scaling.original_length)[:, :, None], long, short)
-    size = math.sqrt(1.0 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_length))
-    return size * jnp.cos(angles), size * jnp.sin(angles)
+        angles = jnp.where(_in_long_segment(positions, scaling.original_length)[:, :, None], long, short)
+    gain = math.sqrt(1.0 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_length))
+    return gain * jnp.cos(angles), gain * jnp.sin(angles)
 
 
-def _is_longer(positions: jax.Array, length: int) -> jax.Array:
+def _in_long_segment(positions: jax.Array, length: int) -> jax.Array:
     """Returns a mask of the tokens whose segment has more than `length` tokens, [B, T] bool.
 
     A segment has more than `length` tokens if it contains the position `length`.
@@ -125,15 +129,15 @@ def _frequencies(head_dim: int, theta: float) -> np.ndarray:
 
 
 def _yarn(scaling: YarnScaling, head_dim: int, theta: float) -> np.ndarray:
-    """Returns the frequency of each plane: stretched, unchanged, or in between (Peng et al. 2023, section 3.2).
+    """Computes the frequency of each plane: stretched, unchanged, or in between (Peng et al. 2023, section 3.2).
 
-    A stretched frequency is divided by `scaling.factor`. The planes in between form a linear ramp.
+    A stretched frequency is divided by `scaling.factor`. In between, the stretching is linear in the plane index.
     """
 
-    def plane(rotations: float) -> float:  # plane with this number of rotations in the original context length
+    def plane_index(rotations: float) -> float:  # plane with this number of rotations in the original context length
         return head_dim * math.log(scaling.original_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = plane(scaling.fast), plane(scaling.slow)
+    low, high = plane_index(scaling.fast), plane_index(scaling.slow)
     if scaling.rounded:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
@@ -148,8 +152,8 @@ def _yarn_gain(scaling: YarnScaling, weight: float) -> float:
 def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
     """Returns the frequencies for a longer context, or unchanged frequencies if `scaling` is None.
 
-    LinearScaling divides all frequencies by `factor`. LongContextScaling divides by `factor` the frequencies with fewer
-    than `low_frequency_factor` rotations in the original context length. It leaves frequencies with more than
+    LinearScaling divides all frequencies by `factor`. LongContextScaling divides only the frequencies with fewer than
+    `low_frequency_factor` rotations in the original context length. It leaves frequencies with more than
     `high_frequency_factor` rotations unchanged, and interpolates in between.
     """
     if scaling is None:
@@ -163,13 +167,13 @@ def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.nd
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, interleaved: bool = False) -> jax.Array:
-    """Returns x [B, T, H, K] with each plane of its first 2 P dimensions rotated by the plane's angle, in float32.
+    """Rotates each plane of the first 2 P dimensions of x [B, T, H, K] by the plane's angle, in float32.
 
     The result is cast to the dtype of x.
 
     Args:
       cosines, sines: [B, T, P].
-      interleaved: True: the input has interleaved planes.
+      interleaved: whether the planes of the input are interleaved.
 
     NOTE By default, plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers. In the paper and in Meta's
     checkpoints, planes are interleaved: plane i is (x[2i], x[2i + 1]). The two layouts differ by a permutation of the

@@ -18,7 +18,7 @@ class Sinusoidal(Positions):
 def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
     """Computes sin(p · w_i), then cos(p · w_i), with w_i = 10,000^(-2i / D): positions p [B, T] -> [B, T, D] float32.
 
-    The formula is from Vaswani et al. 2017, section 3.5.
+    Source: Vaswani et al. 2017, section 3.5.
 
     NOTE The paper alternates sines and cosines. The code of its authors (tensor2tensor), Marian and this function put
     all sines first. The two orders differ by a permutation of the model's features.
@@ -29,5 +29,5 @@ def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
 
 
 def radians(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Returns the angles in radians, which are positions times frequencies: [B, T], [F] -> [B, T, F] float32."""
+    """Computes angles in radians as positions times frequencies: [B, T], [F] -> [B, T, F] float32."""
     return positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)[None, None, :]

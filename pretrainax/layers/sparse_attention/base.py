@@ -1,4 +1,4 @@
-"""The base class of block-sparse attention: queries, keys and values of each head, and the attention spec."""
+"""The base class of block-sparse attention, which computes queries, keys and values and reports the attention spec."""
 
 import dataclasses
 from typing import Optional
@@ -20,7 +20,7 @@ from pretrainax.sharding.mesh import platform
 
 
 class BlockSparseAttention(Attention):
-    """Self-attention in which each token attends to a part of its segment; a subclass defines this part in `attend`."""
+    """Self-attention in which each token attends to some tokens of its segment. Subclasses select them in `attend`."""
 
     @staticmethod
     def flops(config: ModelConfig, length: int, read: int) -> int:
@@ -28,17 +28,17 @@ class BlockSparseAttention(Attention):
 
     @staticmethod
     def blocks(config: ModelConfig, length: int) -> Optional[KeyBlocks]:
-        """Returns the blocks of keys that a row of `length` tokens multiplies, or None if tokens attend to all keys."""
+        """Returns the key blocks that rows of `length` tokens attend to, or None if tokens attend to all keys."""
         raise NotImplementedError
 
     @nn.nowrap
     def attend(
         self, x: jax.Array, qkv: tuple[jax.Array, ...], mask: Mask, positions: PositionTerms, scale: float
     ) -> jax.Array:
-        """Returns the output of attention for each token and head, [B, T, H, K].
+        """Computes attention for each token and head, [B, T, H, K].
 
         Args:
-          x: [B, T, D]; qkv: queries, keys and values that were computed from x, [B, T, H, K] each.
+          x: [B, T, D]; qkv: queries, keys and values computed from x, [B, T, H, K] each.
           mask: the mask with the segment ids [B, T].
           scale: the factor of the logits.
         """
@@ -56,7 +56,7 @@ class BlockSparseAttention(Attention):
     ) -> tuple[jax.Array, KeyValues]:
         """Attends from x [B, T, D] to `source`, which must be x, and returns the output and the keys and values.
 
-        The arguments and the results are the same as in MultiHeadAttention. `ring` and `index` must be None.
+        The arguments and the results are as in `MultiHeadAttention`. `ring` and `index` must be None.
         """
         chex.assert_equal_shape((x, source), custom_message="sparse attention is self-attention: x must be source")
         assert ring is None and index is None and mask.query_segment_ids is not None  # an encoder has no KV cache
@@ -75,7 +75,7 @@ class BlockSparseAttention(Attention):
         """Computes the queries, keys and values of each head, [B, T, D] -> [B, T, H, K] each.
 
         Args:
-          prefix: beginning of the names of the linear layers that compute them.
+          prefix: prefix for the names of the linear layers that compute queries, keys and values.
         """
         config = self.config
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
@@ -89,6 +89,6 @@ class BlockSparseAttention(Attention):
 
     @nn.nowrap
     def dropout(self) -> Optional[Dropout]:
-        """Returns the dropout of attention weights, or None in evaluation or without such a dropout."""
+        """Returns the dropout for attention weights, or None in evaluation or if its rate is 0."""
         rate = self.config.attention_dropout_rate
         return Dropout(rate, deterministic=False) if rate and not self.deterministic else None

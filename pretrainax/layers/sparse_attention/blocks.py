@@ -8,16 +8,16 @@ neighbours on both sides, to itself, to the two global blocks, and to r random b
 each layer. Each query therefore has (5 + r) b keys for any T. In rows of at most 5 + 2 r blocks, every token attends to
 all keys.
 
-The random blocks are part of the model. They come from NumPy's generator with the layer number as its seed, as in the
-training of the released weights, and as in transformers in training.
+The random blocks are part of the model. They are drawn with NumPy's generator and the layer index as its seed, as in
+the training of the released weights, and as in transformers in training.
 
 NOTE In evaluation, transformers uses the first block in place of all random blocks, so the first block counts r + 1
 times; `sparse_attention.drawn` selects the behaviour. transformers does not support dropout of block attention weights,
 but this module does.
 
-NOTE A row is split into blocks regardless of its segments. A row with several segments is therefore computed
-differently from each segment alone. No token attends to a different segment, and only the first and the last segment of
-a row have a global block.
+NOTE A row is split into blocks regardless of its segments. The result for a row with several segments therefore differs
+from the results for each segment alone. No token attends to a different segment, and only the first and the last
+segment of a row have a global block.
 """
 
 import functools
@@ -39,7 +39,7 @@ from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sparse_attention.base import BlockSparseAttention
 
 # For rows of these lengths, random blocks are drawn from the first 1,024 tokens, as in the paper's training.
-_OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024
+_PAPER_LENGTHS, _PAPER_POOL_TOKENS = (1024, 3072, 4096), 1024
 
 
 @register_attention
@@ -72,10 +72,12 @@ class BlockAttention(BlockSparseAttention):
         layers = range(config.num_layers) if is_drawn else range(1)
         tables = jnp.asarray(np.stack([key_blocks(config, ids.shape[1], i if is_drawn else None) for i in layers]))
         table = tables[mask.layer if is_drawn else 0]
-        between = block_attention(q, k, v, ids, table, scale, weights.drop)
-        ends = [jnp.concatenate([y[:, :size], y[:, -size:]], axis=1) for y in (q, ids)]  # [B, 2 b, …]
-        whole = attention_with_weights(ends[0], k, v, weights=weights, mask=Mask(False, ends[1], ids), scale=scale)
-        return jnp.concatenate([whole[:, :size], between, whole[:, size:]], axis=1)[:, :length]
+        inner_output = block_attention(q, k, v, ids, table, scale, weights.drop)
+        global_inputs = [jnp.concatenate([y[:, :size], y[:, -size:]], axis=1) for y in (q, ids)]  # [B, 2 b, …]
+        global_output = attention_with_weights(
+            global_inputs[0], k, v, weights=weights, mask=Mask(False, global_inputs[1], ids), scale=scale
+        )
+        return jnp.concatenate([global_output[:, :size], inner_output, global_output[:, size:]], axis=1)[:, :length]
 
 
 def block_attention(
@@ -85,14 +87,14 @@ def block_attention(
 
     Args:
       q, k, v: [B, N b, H, K]; ids: their segment ids, [B, N b].
-      table: [H, N - 2, M], the blocks of keys of each block, from `key_blocks`.
+      table: [H, N - 2, M], the key blocks of each query block, from `key_blocks`.
       scale: the factor of the logits.
-      drop: dropout of the attention weights; None: no dropout.
+      drop: optional dropout for the attention weights.
     """
     blocks, heads, width = table.shape[1] + 2, q.shape[2], q.shape[3]
 
     def select(x):  # [B, N, H, b, K], [H, N - 2, M] -> [B, H, N - 2, M, b, K] -> [B, H, N - 2, M b, K]
-        selected = jax.vmap(lambda own, blocks: own[:, blocks], (2, 0), 1)(x, jnp.maximum(table, 0))
+        selected = jax.vmap(lambda keys, indices: keys[:, indices], (2, 0), 1)(x, jnp.maximum(table, 0))
         return selected.reshape(*selected.shape[:3], -1, *x.shape[4:])
 
     # [B, N b, H, K] -> [B, N, b, H, K] -> [B, N, H, b, K]
@@ -111,64 +113,67 @@ def block_attention(
 
 
 def key_blocks(config: ModelConfig, length: int, layer: Optional[int]) -> np.ndarray:
-    """Returns the blocks of keys of each block except the first and the last, [H, N - 2, 5 + r] int32.
+    """Returns the indices of the key blocks that each query block attends to, [H, N - 2, 5 + r] int32.
 
-    An entry of -1 is not used.
+    The first and the last query block are excluded, because they attend to all keys. -1 marks an unused entry.
 
     Args:
       length: number of tokens of a row, a multiple of the block size.
-      layer: layer number, which determines the random blocks; None: all random blocks are the first block.
+      layer: layer index, which determines the random blocks. If None, all random blocks are the first block.
     """
     settings, heads = config.sparse_attention, config.num_heads
     blocks = length // settings.size
-    own = np.arange(1, blocks - 1)[:, None]
-    fixed = np.concatenate([0 * own, own - 1, own, own + 1, 0 * own + blocks - 1], axis=1)
-    fixed[0, 1], fixed[-1, 3] = -1, -1  # one neighbour is a global block, which is an entry already
-    drawn = np.zeros((heads, blocks - 2, settings.random), int)
+    index = np.arange(1, blocks - 1)[:, None]
+    fixed_blocks = np.concatenate([0 * index, index - 1, index, index + 1, 0 * index + blocks - 1], axis=1)
+    fixed_blocks[0, 1], fixed_blocks[-1, 3] = -1, -1  # one neighbour is a global block, which already has an entry
+    drawn_blocks = np.zeros((heads, blocks - 2, settings.random), int)
     if layer is not None:
-        drawn = random_blocks(layer, heads, length, settings.size, settings.random, config.position.max_length)
-    return np.concatenate([np.broadcast_to(fixed, (heads, *fixed.shape)), drawn], axis=2).astype(np.int32)
+        drawn_blocks = random_blocks(layer, heads, length, settings.size, settings.random, config.position.max_length)
+    return np.concatenate([np.broadcast_to(fixed_blocks, (heads, *fixed_blocks.shape)), drawn_blocks], axis=2).astype(
+        np.int32
+    )
 
 
 @functools.cache
 def random_blocks(layer: int, heads: int, length: int, size: int, count: int, longest: int) -> np.ndarray:
-    """Returns the random blocks of each head, for each block except the first and the last, [H, N - 2, r].
+    """Draws the random blocks of each head, for each block except the first and the last, [H, N - 2, r].
 
-    For most lengths, the random blocks are drawn from the first 5 + 2 r blocks. For the lengths in the paper's
+    For most lengths, the random blocks are drawn from the first 5 + 2 r blocks. For the lengths used in the paper's
     training, they are drawn from the first 1,024 tokens, with as many draws as the longest row needs.
 
     Args:
-      layer: layer number, the seed of the generator.
+      layer: layer index, the seed of the generator.
       heads: number of heads, H.
       length: number of tokens of a row; size: number of tokens of a block.
       count: number of random blocks, r.
       longest: maximum number of tokens of a row.
     """
-    random, blocks = np.random.RandomState(layer), length // size
-    reach = 5 + 2 * count
-    if length in _OLD_LENGTHS and reach * size < _OLD_REACH:
-        pools = [list(_old_pools(max(longest, length) // size, size)) for _ in range(heads)]
-        drawn = [[random.permutation(pool)[:count] for pool in of_head] for of_head in pools]
-        return np.array(drawn)[:, : blocks - 2]
-    drawn = [[_legal(random.permutation(reach), i, reach)[:count] for _ in range(heads)] for i in range(1, blocks - 1)]
-    return np.array(drawn).swapaxes(0, 1)
+    generator, blocks = np.random.RandomState(layer), length // size
+    pool_size = 5 + 2 * count
+    if length in _PAPER_LENGTHS and pool_size * size < _PAPER_POOL_TOKENS:
+        pools = [list(_paper_pools(max(longest, length) // size, size)) for _ in range(heads)]
+        draws = [[generator.permutation(pool)[:count] for pool in head_pools] for head_pools in pools]
+        return np.array(draws)[:, : blocks - 2]
+    draws = [
+        [_allowed_blocks(generator.permutation(pool_size), i, pool_size)[:count] for _ in range(heads)]
+        for i in range(1, blocks - 1)
+    ]
+    return np.array(draws).swapaxes(0, 1)
 
 
-def _legal(permuted: np.ndarray, block: int, reach: int) -> np.ndarray:
-    """Returns the blocks of `permuted` that a block may draw, in the same order.
-
-    These are the blocks to which `block` does not attend already.
+def _allowed_blocks(permuted: np.ndarray, block: int, pool_size: int) -> np.ndarray:
+    """Returns the blocks of `permuted` that `block` does not already attend to, in the same order.
 
     Args:
-      permuted: a permutation of the first `reach` blocks.
+      permuted: a permutation of the first `pool_size` blocks.
     """
-    attended = {block - 1, block, block + 1, 0, reach - 1}
-    attended |= {reach - 2} if block == 1 else {1} if block == reach - 2 else set()
-    return np.array([other for other in permuted if other not in attended])
+    attended = {block - 1, block, block + 1, 0, pool_size - 1}
+    attended |= {pool_size - 2} if block == 1 else {1} if block == pool_size - 2 else set()
+    return np.array([candidate for candidate in permuted if candidate not in attended])
 
 
-def _old_pools(blocks: int, size: int) -> Iterator[np.ndarray]:
-    """For each block except the first and the last, yields the pool of blocks from which its random blocks are drawn.
+def _paper_pools(blocks: int, size: int) -> Iterator[np.ndarray]:
+    """Yields the pool from which each block's random blocks are drawn, for all blocks except the first and the last.
 
     A pool may contain blocks that the block already attends to.
 
@@ -177,7 +182,7 @@ def _old_pools(blocks: int, size: int) -> Iterator[np.ndarray]:
       size: number of tokens of a block.
     """
     middle = np.arange(1, blocks - 1)
-    last = _OLD_REACH // size - 1
+    last = _PAPER_POOL_TOKENS // size - 1
     for block in range(1, blocks - 1):
         if block <= 2:
             yield middle[block + 1 : last]

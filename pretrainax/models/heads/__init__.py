@@ -1,4 +1,4 @@
-"""Contains the heads of models. Each head has a file with its Flax modules, output, loss and metrics.
+"""Heads of models. Each file defines a head: its Flax modules, output, loss and metrics.
 
 To add a head, add a file with a registered subclass of `base.Head`, and import the file below.
 """

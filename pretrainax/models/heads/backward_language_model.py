@@ -16,7 +16,7 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 @register_head
 class BackwardLanguageModel(Head):
-    """The backward head, which shares the output matrix of the language model (Peters et al. 2018, section 3.1)."""
+    """The backward head, which uses the output matrix of the language-model head (Peters et al. 2018, section 3.1)."""
 
     name, loss_name = "backward_lm", "backward_loss"
     metrics = (
@@ -35,9 +35,9 @@ class BackwardLanguageModel(Head):
         return {}
 
     def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
-        """Returns predictions of the previous token at all positions, from the backward stream.
+        """Predicts the previous token at all positions from the backward LSTMs' hidden states.
 
-        The backward stream is the second half of x [B, T, 2 D].
+        These are the second half of x [B, T, 2 D].
         """
         return model.unembedding(x[..., model.config.d_model :], None)
 
@@ -46,8 +46,8 @@ class BackwardLanguageModel(Head):
 
     def check(self, output: Optional[LanguageModelOutput], batch: Batch) -> None:
         if has_loss(batch) and (output is None) == has_previous(batch):
-            lack = "previous has no head" if has_previous(batch) else "the backward head has no previous to predict"
-            raise UserError(f"config.model.family and config.objective do not fit: {lack}")
+            mismatch = "previous has no head" if has_previous(batch) else "the backward head has no previous to predict"
+            raise UserError(f"config.model.family and config.objective do not fit: {mismatch}")
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         targets = batch["previous"], batch["previous_weights"], batch.get("segment_ids")

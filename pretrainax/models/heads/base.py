@@ -1,4 +1,4 @@
-"""Defines the base class of heads, which compute an output and a loss from the last hidden states of a model."""
+"""Defines the base class of heads. A head computes an output and a loss from the last hidden states of a model."""
 
 from typing import ClassVar, Optional, Unpack
 
@@ -16,23 +16,23 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Head:
-    """Base class of heads: the models that have the head, the head's Flax modules, its output, loss and metrics."""
+    """Base class of heads. Defines which models have the head, and its Flax modules, output, loss and metrics."""
 
     name: ClassVar[str]  # key of the output in Outputs.heads
     loss_name: ClassVar[str]  # name of the loss metric; "label_loss" for the head of a task
-    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
+    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # added to sharding.rules.PARTITION_RULES
     metrics: ClassVar[tuple[Metric, ...]] = ()  # metrics computed from the sums
 
     def is_in(self, config: ModelConfig) -> bool:
-        """Returns True if the model of this config has the head."""
+        """Checks whether the model of this config has the head."""
         raise NotImplementedError
 
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
-        """Returns the Flax submodules that the head adds to the model, by name."""
+        """Builds the Flax submodules that the head adds to the model, by name."""
         raise NotImplementedError
 
     def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> PyTree:
-        """Returns the output of the head, a pytree.
+        """Computes the output of the head, a pytree.
 
         Args:
           model: the model that calls this method. The submodules of the head are attributes of the model.
@@ -42,25 +42,32 @@ class Head:
         raise NotImplementedError
 
     def predictions(self, output: PyTree, batch: Batch) -> PyTree:
-        """Returns the arrays [B, …] from which a task computes its metrics on the host; by default the whole output."""
+        """Returns the arrays [B, …] from which a task computes metrics on the host; by default, the complete output."""
         return output
 
     def block_sums(self, output: PyTree) -> Sums:
-        """Returns the sums {name: (sum, count)} of the head's own blocks; {} for a head without blocks."""
+        """Returns the metric sums {name: (sum, count)} of the head's own blocks, or {} if it has no blocks."""
         return {}
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        """Returns the denominator of the head's loss: the number of predictions in a batch, or their total weight.
+        """Computes the denominator of the head's loss: the number of predictions in a batch, or their total weight.
 
-        None means that the batch has no labels for this head.
+        Returns None if the batch has no labels for this head.
         """
         raise NotImplementedError
 
     def check(self, output: Optional[PyTree], batch: Batch) -> None:
-        """Raises UserError if the model has the head (else `output` is None) but the batch no labels, or vice versa."""
+        """Checks that the batch has labels for this head if and only if the model has the head.
+
+        Args:
+          output: the output of the head; None if the model does not have the head.
+
+        Raises:
+          UserError: the batch has no labels for a head of the model, or labels for a head that the model lacks.
+        """
 
     def sums(self, output: PyTree, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        """Returns the loss to minimize, summed over the predictions of a batch, and {metric: (sum, count)}.
+        """Computes the loss to minimize, summed over the predictions of a batch, and {metric: (sum, count)}.
 
         The caller divides the loss by the `count` of the global batch.
 
@@ -70,7 +77,7 @@ class Head:
         raise NotImplementedError
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
-        """Returns the FLOPs of the head's forward pass on one example; negligible operations are not counted.
+        """Computes the forward FLOPs of the head for one example, ignoring negligible operations.
 
         Args:
           inputs, targets: tokens per example, as in `models.flops.flops_per_step`.
@@ -82,7 +89,7 @@ HEADS: dict[str, Head] = {}
 
 
 def register_head(cls: type[Head]) -> type[Head]:
-    """Adds a head to HEADS, its partition rules to PARTITION_RULES and its metrics to METRICS; a class decorator."""
+    """Registers a head with its partition rules and metrics, as a class decorator."""
     HEADS[cls.name] = cls()
     declare(*cls.metrics)
     add_partition_rules(cls.partition_rules)
@@ -95,25 +102,28 @@ def heads_of(config: ModelConfig) -> list[Head]:
 
 
 def modules_of_heads(config: ModelConfig) -> dict[str, nn.Module]:
-    """Returns the Flax submodules of a model's heads, by name; their parameter paths start with this name."""
-    read = config.last_stack
-    return {name: module for head in heads_of(read) for name, module in head.modules(read).items()}
+    """Builds the Flax submodules of a model's heads, by name.
+
+    The name is the first component of the paths of a submodule's parameters.
+    """
+    stack = config.last_stack
+    return {name: module for head in heads_of(stack) for name, module in head.modules(stack).items()}
 
 
 def head_modules(config: ModelConfig) -> set[str]:
     """Returns the names of the submodules of a model's heads.
 
-    For the head of a task, they include the `task_modules` of `config.model.parts`.
+    If the model has a task head, the names include the `task_modules` of `config.model.parts`.
     """
-    added = {name for part in config.parts for name in part.task_modules} if config.head is not None else set()
-    return set(modules_of_heads(config)) | added
+    task_modules = {name for part in config.parts for name in part.task_modules} if config.head is not None else set()
+    return set(modules_of_heads(config)) | task_modules
 
 
 def loss_denominator(batch: Batch) -> Optional[jax.Array]:
-    """Returns the denominator of the token loss; None if the batch has no loss weights.
+    """Computes the denominator of the token loss; returns None if the batch has no loss weights.
 
-    The denominator is the sum of the array "denominator" if the batch has this array, else the sum of the loss weights.
-    An importance-weighted mean has such an array, because it is divided by the number of samples.
+    The denominator is the sum of the batch's "denominator" array if it has one, otherwise the sum of its loss weights.
+    Batches with importance weights have this array, because their loss is divided by the number of samples.
     """
     if not has_loss(batch):
         return None
@@ -121,12 +131,12 @@ def loss_denominator(batch: Batch) -> Optional[jax.Array]:
 
 
 def non_empty_rows(batch: Batch) -> jax.Array:
-    """Returns 1 for each row that has a token, and 0 for a row that is only padding, [B] float32."""
+    """Computes a row mask [B] float32, which is 1 for rows with tokens and 0 for rows that are only padding."""
     return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
 
 
 def mean_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
-    """Returns {"NAME_loss": (sum, count), "NAME_accuracy": (sum, count)} over predictions.
+    """Computes {"NAME_loss": (sum, count), "NAME_accuracy": (sum, count)} over the predictions of a batch.
 
     Args:
       name: the prefix NAME of both metrics.

@@ -20,7 +20,7 @@ class Transitions(NamedTuple):
 
 
 def score(emissions: jax.Array, tags: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the score of the given tags of each row, [B]; 0 for a row without words.
+    """Computes the score [B] of each row's tags; the score of a row without words is 0.
 
     Args:
       emissions: [B, W, L] float32, the score of each tag for each word.
@@ -30,21 +30,23 @@ def score(emissions: jax.Array, tags: jax.Array, real: jax.Array, transitions: T
     word_scores = jnp.take_along_axis(emissions, tags[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
     pair_scores = transitions.between[tags[:, :-1], tags[:, 1:]]  # [B, W - 1]
     last = jnp.maximum(real.sum(1) - 1, 0)  # [B]
-    ends = transitions.start[tags[:, 0]] + transitions.end[jnp.take_along_axis(tags, last[:, None], axis=1)[:, 0]]
-    inside = jnp.where(real, word_scores, 0.0).sum(1) + jnp.where(real[:, 1:], pair_scores, 0.0).sum(1)
-    return jnp.where(real[:, 0], inside + ends, 0.0)
+    boundary_scores = (
+        transitions.start[tags[:, 0]] + transitions.end[jnp.take_along_axis(tags, last[:, None], axis=1)[:, 0]]
+    )
+    inner_scores = jnp.where(real, word_scores, 0.0).sum(1) + jnp.where(real[:, 1:], pair_scores, 0.0).sum(1)
+    return jnp.where(real[:, 0], inner_scores + boundary_scores, 0.0)
 
 
 def log_partition(emissions: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the log of the sum of exp(score) over all possible tags of a row, [B]; 0 for a row without words.
+    """Computes the log of the sum of exp(score) over all tag sequences of each row, [B]; 0 for rows without words.
 
     Uses the forward algorithm. The arguments are as in `score`.
     """
 
     def step(forward, inputs):  # forward: [B, L], log of the sum over all tag prefixes that end in each tag
         emission, is_real = inputs
-        following = jax.nn.logsumexp(forward[:, :, None] + transitions.between[None], axis=1) + emission
-        return jnp.where(is_real[:, None], following, forward), None
+        next_forward = jax.nn.logsumexp(forward[:, :, None] + transitions.between[None], axis=1) + emission
+        return jnp.where(is_real[:, None], next_forward, forward), None
 
     first, *rest = transitions.start[None] + emissions[:, 0], emissions[:, 1:].swapaxes(0, 1), real[:, 1:].T
     forward, _ = jax.lax.scan(step, first, tuple(rest))
@@ -52,7 +54,7 @@ def log_partition(emissions: jax.Array, real: jax.Array, transitions: Transition
 
 
 def marginals(emissions: jax.Array, real: jax.Array, transitions: Transitions) -> jax.Array:
-    """Returns the marginal probability of each tag for each word, [B, W, L]; 0 in padding.
+    """Computes the marginal probability of each tag for each word, [B, W, L]; 0 in padding.
 
     The marginal probabilities are the gradient of `log_partition` with respect to the emissions.
     """
@@ -62,30 +64,31 @@ def marginals(emissions: jax.Array, real: jax.Array, transitions: Transitions) -
 def best_tags(
     emissions: jax.Array, real: jax.Array, transitions: Transitions, allowed: Optional[jax.Array] = None
 ) -> jax.Array:
-    """Returns the tags of each row with the highest score, [B, W] int32, by the Viterbi algorithm; 0 in padding.
+    """Finds each row's highest-scoring tags with the Viterbi algorithm, [B, W] int32; 0 in padding.
 
     Args:
+      emissions, real, transitions: as in `score`.
       allowed: [L + 1, L] bool. [i, j] is True if tag j may follow tag i; [L, j] is True if the first word may have tag
-        j. None: no constraints.
+        j. If None, all transitions are allowed.
     """
     between, start, end = transitions
     if allowed is not None:
         between, start = jnp.where(allowed[:-1], between, -jnp.inf), jnp.where(allowed[-1], start, -jnp.inf)
-    stay = jnp.arange(emissions.shape[2])[None]  # [1, L]
+    same_tag = jnp.arange(emissions.shape[2])[None]  # [1, L]
 
     def step(best, inputs):  # best: [B, L], the highest score of a tag prefix that ends in each tag
         emission, is_real = inputs
         scores = best[:, :, None] + between[None]  # [B, L before, L]
-        following = jnp.where(is_real[:, None], scores.max(1) + emission, best)
-        return following, jnp.where(is_real[:, None], scores.argmax(1), stay)
+        next_best = jnp.where(is_real[:, None], scores.max(1) + emission, best)
+        return next_best, jnp.where(is_real[:, None], scores.argmax(1), same_tag)
 
     rest = emissions[:, 1:].swapaxes(0, 1), real[:, 1:].T
-    best, before = jax.lax.scan(step, start[None] + emissions[:, 0], rest)
+    best, backpointers = jax.lax.scan(step, start[None] + emissions[:, 0], rest)
     last = (best + end[None]).argmax(1)  # [B]
 
-    def back(tag, before):
-        tag_before = jnp.take_along_axis(before, tag[:, None], axis=1)[:, 0]
-        return tag_before, tag
+    def backtrack(tag, backpointers):
+        previous_tag = jnp.take_along_axis(backpointers, tag[:, None], axis=1)[:, 0]
+        return previous_tag, tag
 
-    first, rest = jax.lax.scan(back, last, before, reverse=True)
+    first, rest = jax.lax.scan(backtrack, last, backpointers, reverse=True)
     return jnp.where(real, jnp.concatenate([first[None], rest]).T, 0).astype(jnp.int32)  # [W, B] -> [B, W]

@@ -1,4 +1,4 @@
-"""Implements the head for classification of rows, multi-label classification, regression and multiple choice."""
+"""Implements the head for row classification, multi-label classification, regression and multiple choice."""
 
 from typing import Optional, Unpack
 
@@ -29,10 +29,10 @@ class ClassifierOutput:
 
 @register_head
 class Classifier(Head):
-    """The classifier head. `predictions` returns [B, L] float32: logits of classes, labels or choices, or regressions.
+    """The classifier head. `predictions` returns logits (or the predicted numbers, in a regression), [B, L] float32.
 
     The loss of a row is the cross-entropy ("single", "choice"), the mean binary cross-entropy over labels ("multi"), or
-    the mean squared error.
+    the mean squared error ("regression").
     """
 
     name, loss_name = "classify", "label_loss"
@@ -61,28 +61,28 @@ class Classifier(Head):
 
     def check(self, output: Optional[ClassifierOutput], batch: Batch) -> None:
         if (output is None) == has_labels(batch):
-            lack = "labels have no head" if has_labels(batch) else "the head has no labels to learn from"
-            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+            mismatch = "labels have no head" if has_labels(batch) else "the head has no labels to learn from"
+            raise UserError(f"config.model.head and config.objective do not fit: {mismatch}")
 
     def sums(self, output: ClassifierOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        logits, real, right = output.logits, non_empty_rows(batch), None
+        logits, real, correct = output.logits, non_empty_rows(batch), None
         if output.kind in ("single", "choice"):
             labels = batch["labels"]
             chex.assert_shape(labels, logits.shape[:1], custom_message="logits are [B, L], labels [B]")
             target_logits = jnp.take_along_axis(logits, labels[:, None], axis=1).squeeze(1)  # [B, L] -> [B]
-            loss, right = jax.nn.logsumexp(logits, axis=-1) - target_logits, jnp.argmax(logits, axis=-1) == labels
+            loss, correct = jax.nn.logsumexp(logits, axis=-1) - target_logits, jnp.argmax(logits, axis=-1) == labels
         else:
             truth = batch["label_values"]
             chex.assert_shape(truth, logits.shape, custom_message="logits and label_values are [B, L]")
             if output.kind == "multi":  # mean of -log sigmoid(±logit); a row is correct if all its labels are correct
                 loss = (jax.nn.softplus(logits) - truth * logits).mean(-1)
-                right = ((logits > 0) == (truth > 0)).all(-1)
+                correct = ((logits > 0) == (truth > 0)).all(-1)
             else:
                 loss = jnp.square(logits - truth).mean(-1)
         loss, count = (loss * real).sum(), real.sum()
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
-        if right is not None:
-            sums["label_accuracy"] = (jnp.where(right, real, 0.0).sum(), count)
+        if correct is not None:
+            sums["label_accuracy"] = (jnp.where(correct, real, 0.0).sum(), count)
         return loss, sums
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
@@ -114,7 +114,7 @@ class ClassifierHead(nn.Module):
             x = pooled_segments(x, segment_ids, int(head.num_labels), head.pooling)
             logits = label_logits(self.config, constrain(x, logical_spec("batch")), deterministic, labels=1)
             return logits.squeeze(-1)  # [B, L, 1] -> [B, L]
-        x = _pooled(x, segment_ids > 0, head.pooling)
+        x = _pool(x, segment_ids > 0, head.pooling)
         return label_logits(self.config, constrain(x, logical_spec("batch")), deterministic)
 
 
@@ -125,7 +125,7 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
 
     Args:
       deterministic: disables dropout.
-      labels: number of logits L; None: `config.head.num_labels`.
+      labels: number of logits L. If None, `config.head.num_labels` is used.
     """
     head, init = config.head, normal_init(config, config.stream_width)
     assert isinstance(head, (Classify, Tag, Extract))
@@ -141,19 +141,20 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
     return output(dropout(x)).astype(jnp.float32)
 
 
-def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
+def _pool(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
     """Pools the hidden states of each row, [B, T, D] -> [B, D].
 
     Args:
       real: [B, T] bool, False for padding.
-      pooling: "cls": the first position; "last": the last real position; "max", "mean": over the real positions.
+      pooling: "cls": the first position; "last": the last non-padding position; "max", "mean": over all non-padding
+        positions.
     """
     if pooling == "cls":
         return x[:, 0]
     if pooling == "max":
         return jnp.where(real.any(1)[:, None], jnp.where(real[..., None], x, -jnp.inf).max(1), 0.0).astype(x.dtype)
     weights = real.astype(jnp.float32)  # [B, T]
-    if pooling == "last":  # a product instead of a gather, because the length may be sharded
+    if pooling == "last":  # a matmul instead of a gather, because the length axis may be sharded
         weights = (jnp.cumsum(weights, axis=1) == weights.sum(1, keepdims=True)) * weights
     weights = weights / jnp.maximum(weights.sum(1, keepdims=True), 1.0)
     return jnp.einsum("BT,BTD->BD", weights.astype(x.dtype), x)
@@ -165,9 +166,9 @@ def pooled_segments(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: s
     Args:
       segment_ids: [B, T]; sequence i, counted from 0, is segment i + 1.
       texts: the number of sequences per row, L.
-      pooling: as in `_pooled`; "cls" is the first token of each sequence.
+      pooling: as in `_pool`; "cls" is the first token of each sequence.
     """
     mask = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
     if pooling == "cls":  # the first token only
         mask, pooling = mask & (jnp.cumsum(mask, axis=-1) == 1), "mean"
-    return jax.vmap(lambda real: _pooled(x, real, pooling), in_axes=1, out_axes=1)(mask)
+    return jax.vmap(lambda real: _pool(x, real, pooling), in_axes=1, out_axes=1)(mask)

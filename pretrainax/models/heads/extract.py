@@ -30,8 +30,8 @@ class ExtractorOutput:
 class Extractor(Head):
     """The extraction head. `predictions` returns the logits of an answer's first and last token, [B, T, 2] float32.
 
-    The loss is the mean of two cross-entropies, one for the first and one for the last token. Each has a softmax over
-    the positions of the row (Devlin et al. 2018, section 4.2).
+    The loss is the mean of two cross-entropies, one for the first and one for the last token. Both are over the
+    positions of the row (Devlin et al. 2018, section 4.2).
     """
 
     name, loss_name = "extract", "label_loss"
@@ -66,8 +66,8 @@ class Extractor(Head):
 
     def check(self, output: Optional[ExtractorOutput], batch: Batch) -> None:
         if (output is None) == has_span(batch):
-            lack = "answers to find have no head" if has_span(batch) else "the head has no answers to learn from"
-            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+            mismatch = "answers to find have no head" if has_span(batch) else "the head has no answers to learn from"
+            raise UserError(f"config.model.head and config.objective do not fit: {mismatch}")
 
     def sums(self, output: ExtractorOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         span, real = batch["span"], non_empty_rows(batch)
@@ -75,15 +75,15 @@ class Extractor(Head):
         end_logits = output.logits.swapaxes(1, 2)  # [B, T, 2] -> [B, 2, T]
         target_logits = jnp.take_along_axis(end_logits, span[..., None], axis=2).squeeze(2)  # [B, 2]
         loss = ((jax.nn.logsumexp(end_logits, axis=-1) - target_logits).mean(1) * real).sum()
-        right, count = (end_logits.argmax(-1) == span).all(1), real.sum()
+        correct, count = (end_logits.argmax(-1) == span).all(1), real.sum()
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
-        return loss, sums | {"label_accuracy": (jnp.where(right, real, 0.0).sum(), count)}
+        return loss, sums | {"label_accuracy": (jnp.where(correct, real, 0.0).sum(), count)}
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Extract)
         hidden = 0 if config.head.hidden == "none" else config.d_model
-        first = Dense.flops(config, targets) if config.head.feed_forward else 0
-        return first + 2 * targets * config.stream_width * (hidden + config.head.num_labels)
+        feed_forward = Dense.flops(config, targets) if config.head.feed_forward else 0
+        return feed_forward + 2 * targets * config.stream_width * (hidden + config.head.num_labels)
 
 
 class ExtractorHead(nn.Module):
@@ -91,8 +91,8 @@ class ExtractorHead(nn.Module):
 
     `allowed` [B, T] is False for positions that cannot be in an answer; their logit is `FORBIDDEN_LOGIT`.
 
-    NOTE The classes of Hugging Face Transformers include padding in the softmax, so their result depends on the length
-    of the rows.
+    NOTE The Hugging Face Transformers classes include padding in the softmax, so their outputs depend on the padded
+    length of the rows.
     """
 
     config: ModelConfig

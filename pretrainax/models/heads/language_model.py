@@ -22,7 +22,7 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 @flax.struct.dataclass
 class LanguageModelOutput:
-    """The factors of the logits, features and output matrix, so that the loss never needs all logits in memory."""
+    """The features and the output matrix, whose product is the logits; the loss never holds all logits in memory."""
 
     features: jax.Array  # [B, N, D] in the compute dtype; N = T, or K with masked_positions [B, K]
     unembedding: jax.Array  # the output matrix, [D, V] float32
@@ -30,7 +30,7 @@ class LanguageModelOutput:
     logit_cap: Optional[float] = flax.struct.field(pytree_node=False, default=None)  # config.model.final_logit_cap
 
     def logits(self) -> jax.Array:
-        """Returns the logits, [B, N, V] float32. With a large vocabulary, this is the largest array of a step."""
+        """Computes the logits, [B, N, V] float32. With a large vocabulary, they are the largest array of a step."""
         logits = jnp.einsum(
             "BND,DV->BNV",
             self.features,
@@ -80,11 +80,11 @@ class LanguageModel(Head):
         return {**layer, "unembedding": LMHead(config)}
 
     def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
-        """Returns predictions at the `masked_positions` [B, K] of a batch; without them, at all positions.
+        """Computes the predictions at the batch's `masked_positions` [B, K], or at all positions if there are none.
 
-        With 15 % masked tokens, the predictions take 15 % of the work.
+        With 15 % of the tokens masked, the head takes 15 % of the FLOPs of predictions at all positions.
         """
-        x = x[..., : model.config.last_stack.d_model]  # the forward half of a bidirectional stream
+        x = x[..., : model.config.last_stack.d_model]  # the forward half of bidirectional hidden states
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
             # [B, T, D] -> [B, K, D]
@@ -126,9 +126,9 @@ class MaskedLMHead(nn.Module):
 
 
 class LMHead(nn.Module):
-    """The output matrix, which is tied to the token embedding or separate, with an optional bias.
+    """The output matrix, tied to the token embedding or a separate parameter, with an optional bias.
 
-    By default, only masked LMs have the bias. The input is features [B, N, D].
+    By default, only masked LMs have the bias. The input features are [B, N, D].
     """
 
     config: ModelConfig

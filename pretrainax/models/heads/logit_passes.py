@@ -1,7 +1,7 @@
 """Computes the two passes over a chunk of logits [S, M, V]: the statistics for the loss, and the gradients.
 
 S is the number of shards of tokens, M the number of tokens per shard, and V the size of the vocabulary. On an
-accelerator, reading the logits takes longer than computing with them. Therefore the matrix product returns the compute
+accelerator, reading the logits takes longer than computing with them. Therefore the matmul returns the compute
 dtype of the run (such as bfloat16), and one pass computes all statistics of the loss with float32 sums. Each pass
 applies bias and cap again. On a CPU, the compiler vectorizes only reductions of one array, so logits are float32 and
 each statistic takes a separate pass.
@@ -23,24 +23,23 @@ class LogitStats(NamedTuple):
     largest: jax.Array  # the largest logit
     normaliser: jax.Array  # sum of exp(logit - largest)
     target: jax.Array  # logit of the target
-    is_correct: (
-        jax.Array
-    )  # bool: the target has the largest logit; in one pass, among equal logits the first one counts
+    # bool: the target has the largest logit. In one pass, only the first of several equal logits counts as the largest
+    is_correct: jax.Array
     mean: Optional[jax.Array]  # mean logit; None unless requested
 
 
 def in_one_pass() -> bool:
-    """Returns True if one pass computes all statistics (on accelerators); see the module docstring."""
+    """Checks whether one pass computes all statistics, as on accelerators; see the module docstring."""
     return platform() != "cpu"
 
 
 def are_rounded(dtype: jnp.dtype) -> bool:
-    """Returns True if logits are rounded to less than float32 in a run with this compute dtype."""
+    """Checks whether a run with this compute dtype rounds logits below float32 precision."""
     return in_one_pass() and dtype != jnp.float32
 
 
 def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Returns features [S, M, D] · matrix [D, V] as [S, M, V], in the dtype of the features; in float32 on a CPU."""
+    """Multiplies features [S, M, D] by matrix [D, V]; returns [S, M, V] in the features' dtype, or float32 on a CPU."""
     dtype = features.dtype if in_one_pass() else jnp.float32
     return jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=dtype)
 
@@ -48,21 +47,21 @@ def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
 def logit_stats(
     products: jax.Array, bias: Optional[jax.Array], targets: jax.Array, cap: Optional[float], with_mean: bool
 ) -> LogitStats:
-    """Returns the statistics of the logits for the loss.
+    """Computes the statistics of the logits that the loss needs.
 
     Args:
       products: the result of `products_of`, [S, M, V].
-      bias: [V], added to the products; None: no bias.
+      bias: [V], added to the products, or None.
       targets: [S, M].
-      cap: maps a logit x to cap · tanh(x / cap); None: no cap.
-      with_mean: also computes the mean logit.
+      cap: a logit x is mapped to cap · tanh(x / cap). If None, logits are not capped.
+      with_mean: whether to also compute the mean logit.
     """
-    form = _read_at_once if in_one_pass() else _read_in_turn
-    return form(cap, with_mean, products, bias, targets)
+    compute_stats = _stats_in_one_pass if in_one_pass() else _stats_in_separate_passes
+    return compute_stats(cap, with_mean, products, bias, targets)
 
 
 def recomputed_logits(products: jax.Array, bias: Optional[jax.Array], cap: Optional[float]) -> jax.Array:
-    """Returns the logits [S, M, V] in float32 for the second pass; the arguments are as in `logit_stats`."""
+    """Recomputes the logits [S, M, V] in float32 for the second pass; the arguments are as in `logit_stats`."""
     if cap is not None and in_one_pass():
         # Without the barrier, XLA would store the float32 logits of the first pass and reuse them, to save a tanh.
         products = jax.lax.optimization_barrier(products)
@@ -70,10 +69,10 @@ def recomputed_logits(products: jax.Array, bias: Optional[jax.Array], cap: Optio
 
 
 def sum_of_tokens(d_logits: jax.Array) -> jax.Array:
-    """Returns the gradient of the bias, [S, V] float32, from the gradient of the logits [S, M, V]."""
+    """Computes the gradient of the bias, [S, V] float32, by summing the logits' gradient [S, M, V] over tokens."""
     if not in_one_pass():
         return d_logits.sum(1, dtype=jnp.float32)
-    # A matrix product, because XLA would lay out the logits by columns for a reduction. The passes read them by rows.
+    # A matmul, because XLA would store the logits in column-major order for a reduction, and the passes read rows.
     ones = jnp.ones(d_logits.shape[:2], d_logits.dtype)
     return jnp.einsum("SM,SMV->SV", ones, d_logits, preferred_element_type=jnp.float32)
 
@@ -85,53 +84,60 @@ def _logits(products, bias, cap):
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def _words(logits, targets):
+def _vocabulary_ids(logits, targets):
     return jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None]
 
 
-def _read_in_turn(cap, with_mean, products, bias, targets) -> LogitStats:
+def _stats_in_separate_passes(cap, with_mean, products, bias, targets) -> LogitStats:
     logits = _logits(products, bias, cap)
     largest = jax.lax.stop_gradient(logits.max(-1))  # the loss does not depend on it
     normaliser = jnp.exp(logits - largest[..., None]).sum(-1)
     if axis_size(TENSOR_AXIS) == 1:
         target = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
     else:  # not a gather, which would collect the logits of all devices along the vocabulary
-        target = jnp.where(_words(logits, targets) == targets[..., None], logits, 0.0).sum(-1)
+        target = jnp.where(_vocabulary_ids(logits, targets) == targets[..., None], logits, 0.0).sum(-1)
     return LogitStats(largest, normaliser, target, target >= largest, logits.mean(-1) if with_mean else None)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _read_at_once(cap, with_mean, products, bias, targets) -> LogitStats:
-    """Computes the statistics of `_read_in_turn` in one reduction (Milakov and Gimelshein 2018, section 3).
+def _stats_in_one_pass(cap, with_mean, products, bias, targets) -> LogitStats:
+    """Computes the statistics of `_stats_in_separate_passes` in one reduction (Milakov and Gimelshein 2018, section 3).
 
-    Sums are relative to the largest logit so far, and are rescaled at each larger logit.
+    Sums are relative to the largest logit so far, and are rescaled whenever a larger logit is found.
     """
-    logits, words = _logits(products, bias, cap), _words(products, targets)
+    logits, ids = _logits(products, bias, cap), _vocabulary_ids(products, targets)
     # The target logit is uncapped here, so that it is not the same array as the reduced logits: XLA writes an operand
     # that occurs twice in a reduction to memory.
-    target_logit = jnp.where(words == targets[..., None], _logits(products, bias, None), 0.0)
+    target_logit = jnp.where(ids == targets[..., None], _logits(products, bias, None), 0.0)
     ones, zeros = jnp.ones_like(logits), jnp.zeros_like(logits)
-    # largest logit, its vocabulary index, sum of exponentials, target logit; for the mean: number of logits, and sum of
-    # their distances to the largest logit
-    parts = [logits, jnp.broadcast_to(words, logits.shape), ones, target_logit, ones, zeros][: 6 if with_mean else 4]
-    empty = [jnp.float32(jnp.finfo(jnp.float32).min), jnp.array(words.size, words.dtype), *map(jnp.float32, (0,) * 4)]
+    # The reduced values: largest logit, its vocabulary index, sum of exponentials, target logit. For the mean also the
+    # number of logits, and the sum of their distances to the largest logit.
+    operands = [logits, jnp.broadcast_to(ids, logits.shape), ones, target_logit, ones, zeros][: 6 if with_mean else 4]
+    init_values = [jnp.float32(jnp.finfo(jnp.float32).min), jnp.array(ids.size, ids.dtype), *map(jnp.float32, (0,) * 4)]
 
-    def merged(one, other):
-        (m, i, s, x, *far), (n, j, t, y, *away) = one, other
+    def combine(stats, other_stats):
+        (m, i, s, x, *mean_stats), (n, j, t, y, *other_mean_stats) = stats, other_stats
         largest = jnp.maximum(m, n)
         first = jnp.where(m > n, i, jnp.where(m < n, j, jnp.minimum(i, j)))
-        both = largest, first, s * jnp.exp(m - largest) + t * jnp.exp(n - largest), x + y
+        combined = largest, first, s * jnp.exp(m - largest) + t * jnp.exp(n - largest), x + y
         if with_mean:
-            (many, below), (others, under) = far, away
-            both += many + others, below + many * (m - largest) + under + others * (n - largest)
-        return both
+            (count, distance), (other_count, other_distance) = mean_stats, other_mean_stats
+            combined += (
+                count + other_count,
+                distance + count * (m - largest) + other_distance + other_count * (n - largest),
+            )
+        return combined
 
-    largest, first, normaliser, target, *far = jax.lax.reduce(parts, empty[: len(parts)], merged, (2,))
+    largest, first, normaliser, target, *mean_stats = jax.lax.reduce(
+        operands, init_values[: len(operands)], combine, (2,)
+    )
     target = target if cap is None else cap * jnp.tanh(target / cap)
-    return LogitStats(largest, normaliser, target, first == targets, largest + far[1] / far[0] if with_mean else None)
+    return LogitStats(
+        largest, normaliser, target, first == targets, largest + mean_stats[1] / mean_stats[0] if with_mean else None
+    )
 
 
-@_read_at_once.defjvp
+@_stats_in_one_pass.defjvp
 def _(cap, with_mean, primals, tangents):
     # JAX has no efficient derivative for a reduction of several arrays. Only Sophia's second derivatives use this rule.
-    return jax.jvp(functools.partial(_read_in_turn, cap, with_mean), primals, tangents)
+    return jax.jvp(functools.partial(_stats_in_separate_passes, cap, with_mean), primals, tangents)

@@ -1,4 +1,4 @@
-"""Implements multi-token prediction (DeepSeek-V3), a head that predicts tokens after the next token, only in training.
+"""Implements multi-token prediction (DeepSeek-V3): in training, a head predicts the tokens after the next token.
 
 Section and equation numbers refer to DeepSeek-V3, arXiv 2412.19437.
 """
@@ -46,10 +46,11 @@ class MultiTokenOutput(flax.struct.PyTreeNode):
 def shifted_targets(
     previous: MultiTokenTargets, first: MultiTokenTargets, segment_ids: jax.Array, depth: int
 ) -> MultiTokenTargets:
-    """Returns the targets of a depth: the tokens that are `depth` tokens after the next token.
+    """Computes the targets of a depth: the tokens `depth` positions after the next token.
 
-    A target has weight only if it belongs to the document of the predicting token and all targets between both have
-    weight. A token of a prefix, which attends to later tokens, therefore never predicts a token that it attends to.
+    A target has nonzero weight only if it is in the same document as the token that predicts it and every target in
+    between also has nonzero weight. Prefix tokens, which attend to later prefix tokens, therefore never predict a token
+    to which they attend.
 
     Args:
       previous: the targets of depth - 1.
@@ -57,19 +58,21 @@ def shifted_targets(
       segment_ids: [B, T], the document of each token in its row; 0 for padding.
     """
 
-    def ahead(x: jax.Array) -> jax.Array:
+    def shift(x: jax.Array) -> jax.Array:
         return jnp.pad(x[:, depth:], ((0, 0), (0, depth)))  # 0 past the end of a row
 
-    same = (ahead(segment_ids) == segment_ids) & (segment_ids > 0)
-    return MultiTokenTargets(ahead(first.targets), previous.weights * jnp.where(same, ahead(first.weights), 0.0))
+    same_document = (shift(segment_ids) == segment_ids) & (segment_ids > 0)
+    return MultiTokenTargets(
+        shift(first.targets), previous.weights * jnp.where(same_document, shift(first.weights), 0.0)
+    )
 
 
 @register_head
 class MultiToken(Head):
-    """The head. Position i has the states h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]).
+    """The multi-token prediction head (section 2.2, equations 21 to 23).
 
-    h_0 is the last hidden state of the model at position i. The model's output matrix predicts token i + k + 1 from h_k
-    (section 2.2, equations 21 to 23).
+    At position i, h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]), and h_0 is the last hidden
+    state of the model. The model's output matrix predicts token i + k + 1 from h_k.
     """
 
     name, loss_name = "multi_token", "multi_token_loss"
@@ -92,7 +95,7 @@ class MultiToken(Head):
     def output(
         self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool
     ) -> Optional[MultiTokenOutput]:
-        """Returns the predictions of all depths; None if the batch has no targets, as in generation."""
+        """Computes the predictions of all depths; returns None if the batch has no targets, as in generation."""
         if not has_loss(batch) and not model.is_initializing():
             return None
         tokens = batch["tokens"]
@@ -103,9 +106,11 @@ class MultiToken(Head):
         current = first
         for depth in range(1, settings.depth + 1):
             # The targets of one depth are the inputs of the next depth.
-            read = model.embed(current.targets, batch["positions"], deterministic=deterministic)
+            embeddings = model.embed(current.targets, batch["positions"], deterministic=deterministic)
             current = shifted_targets(current, first, batch["segment_ids"], depth)
-            x, block_sums = model.multi_token(x, read, batch, model.compute, depth=depth, deterministic=deterministic)
+            x, block_sums = model.multi_token(
+                x, embeddings, batch, model.compute, depth=depth, deterministic=deterministic
+            )
             outputs.append(model.unembedding(x, model.output_embedding.embedding))
             targets.append(current)
             sums = add_sums(sums, block_sums)
@@ -115,30 +120,34 @@ class MultiToken(Head):
         return {} if output is None else output.blocks
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        """Returns the total weight of next-token targets, the denominator of each depth (section 2.2, equation 24)."""
+        """Computes the total weight of next-token targets, by which each depth's loss is divided (equation 24)."""
         return loss_denominator(batch)
 
     def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        total, reported = jnp.zeros((), jnp.float32), {}
-        plain = LossOptions(**(options | {"sequences": False}))
+        total, metric_sums = jnp.zeros((), jnp.float32), {}
+        loss_options = LossOptions(**(options | {"sequences": False}))
         for prediction, targets in zip(output.outputs, output.targets, strict=True):
-            depth_sums = loss_sums(prediction, targets.targets, targets.weights, **plain)
+            depth_sums = loss_sums(prediction, targets.targets, targets.weights, **loss_options)
             total += depth_sums["objective"][0]
-            reported = add_sums(reported, {f"{self.name}_{name}": depth_sums[name] for name in ("loss", "accuracy")})
-        return output.weight / len(output.outputs) * total, reported
+            metric_sums = add_sums(
+                metric_sums, {f"{self.name}_{name}": depth_sums[name] for name in ("loss", "accuracy")}
+            )
+        return output.weight / len(output.outputs) * total, metric_sums
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert config.multi_token is not None
-        own = block_of(config)
-        block = sum(part.kind.flops(part.config, inputs) for part in feed_forwards_of(own))
-        block += positions_for(own).flops(inputs, inputs)
-        block += self_attention_of(own).flops(own, inputs, inputs)
-        around = 2 * inputs * config.d_model * (2 * config.d_model + config.vocab_size)
-        return config.multi_token.depth * (block + around)
+        block_config = block_of(config)
+        block = sum(
+            feed_forward.kind.flops(feed_forward.config, inputs) for feed_forward in feed_forwards_of(block_config)
+        )
+        block += positions_for(block_config).flops(inputs, inputs)
+        block += self_attention_of(block_config).flops(block_config, inputs, inputs)
+        outside_block = 2 * inputs * config.d_model * (2 * config.d_model + config.vocab_size)
+        return config.multi_token.depth * (block + outside_block)
 
 
 def block_of(config: ModelConfig) -> ModelConfig:
-    """Returns the config of the head's blocks, whose architecture is that of the last blocks of the model."""
+    """Builds the config of the head's blocks, which have the architecture of the model's last block."""
     experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None, every=None)
     return dataclasses.replace(config, experts=experts)
 
@@ -146,8 +155,8 @@ def block_of(config: ModelConfig) -> ModelConfig:
 class MultiTokenModule(nn.Module):
     """Computes the hidden states of one depth and the sums of its block.
 
-    The inputs are the hidden states of the previous depth, `x`, and the embeddings of the tokens `depth` positions
-    ahead, `read`. All states are [B, T, D].
+    The inputs are the hidden states `x` of the previous depth and the embeddings `read` of the tokens `depth` positions
+    ahead. All states are [B, T, D].
     """
 
     config: ModelConfig
@@ -159,10 +168,10 @@ class MultiTokenModule(nn.Module):
         config = self.config
         token, hidden = (Norm(config, name=f"{name}_norm_{depth}") for name in ("token", "hidden"))
         # [B, T, D], [B, T, D] -> [B, T, 2 D] -> [B, T, D]
-        both = jnp.concatenate([token(read), hidden(x)], axis=-1)
+        joined = jnp.concatenate([token(read), hidden(x)], axis=-1)
         init = normal_init(config, 2 * config.d_model)
-        x = Linear((config.d_model,), ("features", "d_model"), init, use_bias=False, name=f"join_{depth}")(both)
+        x = Linear((config.d_model,), ("features", "d_model"), init, use_bias=False, name=f"join_{depth}")(joined)
         stack = Stack(block_of(config), compute, causal=True, num_layers=1, name=f"ahead_{depth}")
         segments, prefix = segments_of(batch), batch.get("prefix_mask")
-        x, side = stack(x, batch["positions"], segments, prefix_mask=prefix, deterministic=deterministic)
-        return x, side.sums
+        x, side_outputs = stack(x, batch["positions"], segments, prefix_mask=prefix, deterministic=deterministic)
+        return x, side_outputs.sums

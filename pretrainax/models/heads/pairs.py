@@ -20,7 +20,7 @@ from pretrainax.sharding.axes import logical_spec
 
 @register_head
 class Pairs(Head):
-    """The sentence-pair head. The output is the logits of the two labels of each row, [B, 2] float32."""
+    """The sentence-pair head. The output is each row's logits for the two labels, [B, 2] float32."""
 
     name, loss_name = "pair", "pair_loss"
     metrics = (
@@ -47,8 +47,8 @@ class Pairs(Head):
 
     def check(self, output: Optional[jax.Array], batch: Batch) -> None:
         if (output is None) == (has_pairs(batch)):
-            lack = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
-            raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
+            mismatch = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
+            raise UserError(f"config.model.pair_head and config.objective do not fit: {mismatch}")
 
     def sums(self, output: jax.Array, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         labels = batch["pair_labels"]
@@ -56,8 +56,8 @@ class Pairs(Head):
         target_logits = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
         real = non_empty_rows(batch)
         loss = (jax.nn.logsumexp(output, axis=-1) - target_logits) * real
-        right = jnp.argmax(output, axis=-1) == labels
-        return loss.sum(), mean_sums("pair", loss, right, real)
+        correct = jnp.argmax(output, axis=-1) == labels
+        return loss.sum(), mean_sums("pair", loss, correct, real)
 
 
 class PairHead(nn.Module):

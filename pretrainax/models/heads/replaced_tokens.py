@@ -22,7 +22,7 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions
 @flax.struct.dataclass
 class ReplacedTokensOutput:
     logits: jax.Array  # [B, T] float32
-    replaced: Optional[jax.Array] = None  # [B, T] bool, the labels; None: the batch has them as "replaced"
+    replaced: Optional[jax.Array] = None  # [B, T] bool, the labels; if None, they are batch["replaced"]
     weight: float = flax.struct.field(pytree_node=False, default=1.0)  # weight of the loss
 
 
@@ -82,10 +82,10 @@ class ReplacedTokens(Head):
         loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
         predicted, is_real = logits > 0, real > 0
         sums = mean_sums("replaced", loss, predicted == truth, real)
-        hits, predicted, actual = (
+        true_positives, predicted, actual = (
             jnp.sum(x & is_real, dtype=jnp.float32) for x in (predicted & truth, predicted, truth)
         )
-        sums |= {"replaced_precision": (hits, predicted), "replaced_recall": (hits, actual)}
+        sums |= {"replaced_precision": (true_positives, predicted), "replaced_recall": (true_positives, actual)}
         return output.weight * loss.sum(), sums
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
@@ -93,10 +93,11 @@ class ReplacedTokens(Head):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Computes the logit that each token is replaced, [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2).
+    """Computes a logit for whether each token was replaced, [B, T, D] -> [B, T] float32.
 
-    As in the released code, a dense layer precedes the output. As in the released code of DeBERTa v3, the state of a
-    segment's first token is added to each state (`config.replaced_token_context`).
+    A dense layer precedes the output, as in the released code of Clark et al. 2020 (section 2). With
+    `config.replaced_token_context`, the state of a segment's first token is added to each state, as in the released
+    code of DeBERTa v3.
     """
 
     config: ModelConfig
@@ -112,8 +113,8 @@ class ReplacedTokenHead(nn.Module):
 
 
 def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """Returns, for each token, the hidden state of the first token of its segment, [B, T, D] -> [B, T, D]."""
+    """Gathers, for each token, the hidden state of its segment's first token, [B, T, D] -> [B, T, D]."""
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
-    # A product, because the gradient of a gather would add up a whole segment token by token.
+    # A matmul, because the gradient of a gather would add up the tokens of a segment one at a time.
     return jnp.einsum("BTS,BSD->BTD", jax.nn.one_hot(first, x.shape[1], dtype=x.dtype), x)

@@ -23,8 +23,8 @@ from pretrainax.sharding.axes import logical_spec
 @flax.struct.dataclass
 class TaggerOutput:
     logits: jax.Array  # [B, W, L] float32, for the words of each row in order, then padding; W = T
-    transitions: Optional[chain.Transitions]  # None: a softmax, no CRF
-    allowed: Optional[jax.Array]  # the constraints of a CRF, see chain.best_tags; None: no constraints
+    transitions: Optional[chain.Transitions]  # None if the head has a softmax instead of a CRF
+    allowed: Optional[jax.Array]  # constraints of a CRF, see chain.best_tags; None if there are none
 
 
 @register_head
@@ -51,26 +51,27 @@ class Tagger(Head):
         return {"tagger": TaggerHead(config)}
 
     def output(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> TaggerOutput:
-        return model.tagger(x, _words(batch), deterministic)
+        return model.tagger(x, _word_numbers(batch), deterministic)
 
     def predictions(self, output: TaggerOutput, batch: Batch) -> dict[str, jax.Array]:
-        real, tags = real_words(batch), _tags(output, batch)
+        real, tags = real_words(batch), _predicted_tags(output, batch)
         if output.transitions is None:
             probabilities = jax.nn.softmax(output.logits)
         else:
             probabilities = chain.marginals(output.logits, real, output.transitions)
-        tag_probabilities = jnp.take_along_axis(probabilities, tags[..., None], axis=2).squeeze(
-            2
-        )  # [B, W, L] -> [B, W]
+        # [B, W, L] -> [B, W]
+        tag_probabilities = jnp.take_along_axis(probabilities, tags[..., None], axis=2).squeeze(2)
         return {"tags": jnp.where(real, tags, -1), "probabilities": jnp.where(real, tag_probabilities, 0.0)}
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return _words(batch).max(1).sum() if has_word_labels(batch) else None
+        return _word_numbers(batch).max(1).sum() if has_word_labels(batch) else None
 
     def check(self, output: Optional[TaggerOutput], batch: Batch) -> None:
         if (output is None) == has_word_labels(batch):
-            lack = "labels of words have no head" if has_word_labels(batch) else "the head has no words to learn from"
-            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+            mismatch = (
+                "labels of words have no head" if has_word_labels(batch) else "the head has no words to learn from"
+            )
+            raise UserError(f"config.model.head and config.objective do not fit: {mismatch}")
 
     def sums(self, output: TaggerOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         logits, labels, real = output.logits, batch["word_labels"], real_words(batch)
@@ -81,9 +82,9 @@ class Tagger(Head):
         else:
             log_partition = chain.log_partition(logits, real, output.transitions)
             loss = (log_partition - chain.score(logits, labels, real, output.transitions)).sum()
-        right, count = (_tags(output, batch) == labels) & real, real.sum().astype(jnp.float32)
+        correct, count = (_predicted_tags(output, batch) == labels) & real, real.sum().astype(jnp.float32)
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
-        return loss, sums | {"label_accuracy": (right.sum().astype(jnp.float32), count)}
+        return loss, sums | {"label_accuracy": (correct.sum().astype(jnp.float32), count)}
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Tag)
@@ -91,7 +92,7 @@ class Tagger(Head):
         return 2 * targets * config.stream_width * (targets + hidden + config.head.num_labels)
 
 
-def _words(batch: Batch) -> jax.Array:
+def _word_numbers(batch: Batch) -> jax.Array:
     """Returns the word number of each token, [B, T]: 1, 2, …, and 0 for tokens outside words, such as padding.
 
     If the batch has no "words", each token is a word.
@@ -101,13 +102,13 @@ def _words(batch: Batch) -> jax.Array:
 
 
 def real_words(batch: Batch) -> jax.Array:
-    """Returns the mask of word positions, [B, W] bool: a row with n words has n True values, then False; W = T."""
-    words = _words(batch)
+    """Computes the word mask, [B, W] bool with W = T: a row with n words has n True values, followed by False."""
+    words = _word_numbers(batch)
     return jnp.arange(words.shape[1])[None] < words.max(1, keepdims=True)
 
 
-def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
-    """Returns the predicted tag of each word, [B, W]: the largest logit, or the best tags of a CRF."""
+def _predicted_tags(output: TaggerOutput, batch: Batch) -> jax.Array:
+    """Predicts the tag of each word, [B, W]: the tag with the largest logit or, with a CRF, the best sequence."""
     if output.transitions is None:
         return output.logits.argmax(-1)
     logits, transitions = jax.lax.stop_gradient((output.logits, output.transitions))
@@ -126,7 +127,7 @@ class TaggerHead(nn.Module):
     def __call__(self, x: jax.Array, words: jax.Array, deterministic: bool) -> TaggerOutput:
         head = self.config.head
         assert isinstance(head, Tag)
-        # A product instead of a gather, because the length may be sharded.
+        # A matmul instead of a gather, because the length axis may be sharded.
         weights = words[:, None, :] == jnp.arange(1, words.shape[1] + 1)[None, :, None]  # [B, W, T]
         weights = weights.astype(jnp.float32)
         weights = weights / jnp.maximum(weights.sum(2, keepdims=True), 1.0)
@@ -136,21 +137,21 @@ class TaggerHead(nn.Module):
             return TaggerOutput(logits, None, None)
         shapes = {"transitions": (head.num_labels, head.num_labels), "start": (head.num_labels,)}
         shapes |= {"end": shapes["start"]}
-        learned = [self.param(name, nn.initializers.zeros, shape, jnp.float32) for name, shape in shapes.items()]
-        return TaggerOutput(logits, chain.Transitions(*learned), _allowed(head))
+        params = [self.param(name, nn.initializers.zeros, shape, jnp.float32) for name, shape in shapes.items()]
+        return TaggerOutput(logits, chain.Transitions(*params), _allowed_transitions(head))
 
 
-def _allowed(head: Tag) -> Optional[jax.Array]:
-    """Returns the tags that may follow each tag, [L + 1, L] bool, as in `chain.best_tags`; None: no constraints.
+def _allowed_transitions(head: Tag) -> Optional[jax.Array]:
+    """Builds the mask of allowed transitions for `chain.best_tags`, [L + 1, L] bool; returns None if all are allowed.
 
-    `head.follows` contains, for each tag, the tags that may precede it. An empty entry allows all of them, and the tag
-    may be the first of a row.
+    `head.follows` lists, for each tag, the tags that may precede this tag. A tag with an empty list may follow any tag,
+    and may be the first tag of a row.
     """
     if not head.follows:
         return None
     allowed = np.ones((head.num_labels + 1, head.num_labels), bool)
-    for tag, before in enumerate(head.follows):
-        if before:
+    for tag, previous_tags in enumerate(head.follows):
+        if previous_tags:
             allowed[:, tag] = False
-            allowed[list(before), tag] = True
+            allowed[list(previous_tags), tag] = True
     return jnp.asarray(allowed)

@@ -1,11 +1,11 @@
 """Computes the cross-entropy over the vocabulary, as sums and counts, without materializing all logits.
 
 Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
-This module computes the logits of `chunk` tokens at a time, with their gradients. It needs three matrix products, the
-same number as with all logits in memory. `logit_passes` contains the passes over the logits of a chunk.
+This module computes the logits of `chunk` tokens at a time, with their gradients. The computation takes three matmuls,
+the same number as with all logits in memory. `logit_passes` contains the passes over the logits of a chunk.
 
-Letters of shapes: B rows, N predictions per row, D features, V vocabulary; S shards of tokens, R rows per shard, and M
-tokens per shard in a chunk.
+Shapes use these letters: B rows, N predictions per row, D features, V vocabulary; S shards of tokens, R rows per shard,
+and M tokens per shard in a chunk.
 """
 
 import functools
@@ -33,11 +33,11 @@ class _Settings(NamedTuple):
 
 
 class LossOptions(TypedDict, total=False):
-    """The options of `loss_sums`, which `Head.sums` also takes."""
+    """The options of `loss_sums`, which `Head.sums` also accepts."""
 
     # weight of log(Z)^2, with Z the softmax normalizer (Chowdhery et al. 2022, section 5); default 0
     z_loss: float
-    # share of the target's probability that is spread over the vocabulary (Szegedy et al. 2016, section 7); default 0
+    # fraction of the target's probability spread over the vocabulary (Szegedy et al. 2016, section 7); default 0
     label_smoothing: float
     chunk: int  # number of tokens per device whose logits exist at the same time; default 4,096
     sequences: bool  # also counts the sequences whose targets are all correct; default False
@@ -51,7 +51,7 @@ def loss_sums(
     text_weights: Optional[jax.Array] = None,
     **options: Unpack[LossOptions],
 ) -> Sums:
-    """Returns {metric: (weighted sum over the predictions, sum of the weights)}.
+    """Computes {metric: (weighted sum over the predictions, sum of the weights)}.
 
     Callers add up the sums of several batches, and then divide once.
 
@@ -61,12 +61,12 @@ def loss_sums(
         float32 and, except on a CPU, rounded to the features' dtype. A cap maps a logit x to cap · tanh(x / cap).
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 for tokens without loss.
-      segment_ids: [B, N] int32, the sequence of each target in its row; only needed with `sequences`.
-      text_weights: [B, N] float32, `loss_weights` with 0 for special tokens; None: no text metrics.
+      segment_ids: [B, N] int32, the number of each target's sequence in its row; only needed with `sequences`.
+      text_weights: [B, N] float32, `loss_weights` with special tokens set to 0. If None, text metrics are omitted.
 
     Returns:
       "objective": the loss to minimize, the only entry with gradients. "loss": the negative log-likelihood in nats.
-      "accuracy": correct targets, whose logit is the largest. "text_loss", "text_accuracy": loss and accuracy with
+      "accuracy": the targets whose logit is the largest. "text_loss", "text_accuracy": loss and accuracy with
       `text_weights`. "z_loss": the z-loss times its weight, if the weight is not 0. "sequence_accuracy", with
       `sequences`: the number of sequences whose targets are all correct, and the number of sequences.
     """
@@ -78,75 +78,79 @@ def loss_sums(
     chex.assert_shape((targets, loss_weights), tokens, custom_message="targets and loss_weights are [B, N]")
     if outputs.bias is not None:
         chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
-    by_device = jax.tree.map(_by_device, (targets, loss_weights, text_weights))
-    results = _sums(settings, _by_device(outputs.features), outputs.unembedding, outputs.bias, *by_device)
+    target_arrays = jax.tree.map(_split_length, (targets, loss_weights, text_weights))
+    results = _sums(settings, _split_length(outputs.features), outputs.unembedding, outputs.bias, *target_arrays)
     # functools.partial hides the type of _sums.
-    objective, reported, is_correct = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], results)
-    counts = dict.fromkeys(reported, count := loss_weights.sum())
+    objective, metric_sums, is_correct = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], results)
+    counts = dict.fromkeys(metric_sums, count := loss_weights.sum())
     if text_weights is not None:
         counts |= dict.fromkeys(("text_loss", "text_accuracy"), text_weights.sum())
     sums = {"objective": (objective, count)} | {
-        name: (jax.lax.stop_gradient(value), counts[name]) for name, value in reported.items()
+        name: (jax.lax.stop_gradient(value), counts[name]) for name, value in metric_sums.items()
     }
     if is_correct is not None:
         assert segment_ids is not None, "sequences=True needs segment_ids"
-        sums["sequence_accuracy"] = _correct_sequences(_by_row(is_correct, tokens), loss_weights, segment_ids)
+        sums["sequence_accuracy"] = _correct_sequences(_merge_length(is_correct, tokens), loss_weights, segment_ids)
     return sums
 
 
-def _correct_sequences(right: jax.Array, weights: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the number of sequences whose weighted targets are all correct, and of sequences with weighted targets.
+def _correct_sequences(
+    is_correct: jax.Array, weights: jax.Array, segment_ids: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Counts the sequences whose weighted targets are all correct, and all sequences with a weighted target.
 
     Args:
-      right: [B, N] bool, True for correct targets.
+      is_correct: [B, N] bool, True for correct targets.
       weights: [B, N]; targets with weight 0 are ignored.
-      segment_ids: [B, N], the sequence of each target in its row.
+      segment_ids: [B, N], the number of each target's sequence in its row.
     """
     changes = segment_ids[:, 1:] != segment_ids[:, :-1]
-    first, last = (jnp.pad(changes, ((0, 0), side), constant_values=True) for side in ((1, 0), (0, 1)))
+    first, last = (jnp.pad(changes, ((0, 0), padding), constant_values=True) for padding in ((1, 0), (0, 1)))
 
     def running_count(x):
-        """Returns the number of True values from the start of a sequence up to each position, [B, N] bool -> [B, N]."""
+        """Counts the True values from the start of a sequence up to each position, [B, N] bool -> [B, N]."""
         total = jnp.cumsum(x, axis=1)
         return total - jax.lax.cummax(jnp.where(first, total - x, 0), axis=1)
 
-    weighted = weights > 0
-    ends = last & (running_count(weighted) > 0)
-    return (ends & (running_count(weighted & ~right) == 0)).sum(dtype=jnp.float32), ends.sum(dtype=jnp.float32)
+    has_weight = weights > 0
+    ends = last & (running_count(has_weight) > 0)
+    return (ends & (running_count(has_weight & ~is_correct) == 0)).sum(dtype=jnp.float32), ends.sum(dtype=jnp.float32)
 
 
-def _by_device(x: jax.Array) -> jax.Array:
-    """Reshapes [B, N, …] -> [B · n, N / n, …] if the mesh splits the length over n devices; no value changes device.
+def _split_length(x: jax.Array) -> jax.Array:
+    """Reshapes [B, N, …] -> [B · n, N / n, …] if the mesh splits the length over n devices, without moving data.
 
-    If n does not divide the length, it is padded with zeros, which have loss weight 0.
+    If n does not divide N, the length is padded with zeros, whose loss weight is 0.
     """
-    parts = axis_size(LENGTH_AXIS)
-    if parts == 1:
+    num_devices = axis_size(LENGTH_AXIS)
+    if num_devices == 1:
         return x
-    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
-    (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH_AXES)
+    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % num_devices)] + [(0, 0)] * (x.ndim - 2))
+    (batch, length), shards = x.shape[:2], _num_shards(x.shape[0], BATCH_AXES)
     # [S, R, n, N/n, …] -> [S, n, R, N/n, …]
-    x = x.reshape(shards, batch // shards, parts, length // parts, *x.shape[2:]).swapaxes(1, 2)
-    return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), logical_spec("tokens"))
+    x = x.reshape(shards, batch // shards, num_devices, length // num_devices, *x.shape[2:]).swapaxes(1, 2)
+    return constrain(x.reshape(batch * num_devices, length // num_devices, *x.shape[4:]), logical_spec("tokens"))
 
 
-def _by_row(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Reshapes the result of `_by_device` back to `shape`, [B · n, N / n] -> [B, N]."""
-    (batch, length), parts = shape, x.shape[0] // shape[0]
-    shards = _shards(batch, BATCH_AXES)
+def _merge_length(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Reshapes the result of `_split_length` back to `shape`, [B · n, N / n] -> [B, N]."""
+    (batch, length), num_devices = shape, x.shape[0] // shape[0]
+    shards = _num_shards(batch, BATCH_AXES)
     # [B · n, N/n] -> [S, n, R, N/n] -> [S, R, n, N/n]
-    x = x.reshape(shards, parts, batch // shards, x.shape[1]).swapaxes(1, 2)
+    x = x.reshape(shards, num_devices, batch // shards, x.shape[1]).swapaxes(1, 2)
     return x.reshape(batch, -1)[:, :length]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(settings: _Settings, features, unembedding, bias, *of_targets):
-    sums, _, is_correct = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=False)
+def _sums(settings: _Settings, features, unembedding, bias, *target_arrays):
+    sums, _, is_correct = _scan_chunks(settings, features, unembedding, bias, target_arrays, with_gradients=False)
     return sums.pop("objective"), sums, is_correct
 
 
-def _sums_forward(settings: _Settings, features, unembedding, bias, *of_targets):
-    sums, gradients, is_correct = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=True)
+def _sums_forward(settings: _Settings, features, unembedding, bias, *target_arrays):
+    sums, gradients, is_correct = _scan_chunks(
+        settings, features, unembedding, bias, target_arrays, with_gradients=True
+    )
     return (sums.pop("objective"), sums, is_correct), gradients
 
 
@@ -159,36 +163,36 @@ def _sums_backward(settings: _Settings, gradients, cotangents):
 _sums.defvjp(_sums_forward, _sums_backward)
 
 
-def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, with_gradients: bool):
-    """Returns the sums, the gradients for (features, unembedding, bias), and the mask of correct targets, [B, N] bool.
+def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays, with_gradients: bool):
+    """Computes the sums, the gradients for (features, unembedding, bias), and the mask of correct targets [B, N].
 
-    The mask is None without `settings.sequences`. The gradients are None without `with_gradients`.
+    The mask is bool, or None if `settings.sequences` is False. The gradients are None if `with_gradients` is False.
 
     Args:
-      of_targets: (targets, loss_weights, text_weights), as in `loss_sums`.
+      target_arrays: (targets, loss_weights, text_weights), as in `loss_sums`.
     """
     batch, length, width = features.shape
     # The chunks split the S shards of R rows along the length, so that no token changes device. Each shard adds up its
     # own gradient of the unembedding. The sum over the shards is computed once, after the last chunk.
-    shards = _shards(batch, TOKEN_AXES)
-    pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
-    step = math.ceil(length / pieces)
+    shards = _num_shards(batch, TOKEN_AXES)
+    num_chunks = math.ceil(length / max(settings.chunk * shards // batch, 1))
+    size = math.ceil(length / num_chunks)
     # [B, N, …] -> [S, R, N', …]
-    rows = [
-        jnp.pad(x, [(0, 0), (0, step * pieces - length)] + [(0, 0)] * (x.ndim - 2)).reshape(
-            shards, batch // shards, step * pieces, *x.shape[2:]
+    arrays = [
+        jnp.pad(x, [(0, 0), (0, size * num_chunks - length)] + [(0, 0)] * (x.ndim - 2)).reshape(
+            shards, batch // shards, size * num_chunks, *x.shape[2:]
         )
-        for x in (features, *jax.tree.leaves(of_targets))
+        for x in (features, *jax.tree.leaves(target_arrays))
     ]
-    matrix = _with_sharding(_operand(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
+    matrix = _with_sharding(_cast_unembedding(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
 
     def one_chunk(start):
-        # [S, R, N', …] -> [S, M, …] with M = R · step
-        x, *y = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
-        sums, right, d_logits = _chunk(settings, x, matrix, bias, *y)
-        right = right.reshape(shards, -1, step) if settings.sequences else None
+        # [S, R, N', …] -> [S, M, …] with M = R · size
+        x, *y = (jax.lax.dynamic_slice_in_dim(a, start, size, axis=2).reshape(shards, -1, *a.shape[3:]) for a in arrays)
+        sums, is_correct, d_logits = _chunk(settings, x, matrix, bias, *y)
+        is_correct = is_correct.reshape(shards, -1, size) if settings.sequences else None
         if not with_gradients:
-            return (sums, None, None), (right, None)
+            return (sums, None, None), (is_correct, None)
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
         d_bias = None if bias is None else sum_of_tokens(d_logits)
@@ -197,34 +201,34 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
             _with_sharding(d_matrix, logical_spec("tokens", None, "vocab_size")),
             None if d_bias is None else _with_sharding(d_bias, logical_spec("tokens", "vocab_size")),
         )
-        return totals, (right, d_x.reshape(shards, -1, step, width))
+        return totals, (is_correct, d_x.reshape(shards, -1, size, width))
 
     def add_chunk(totals, start):
-        new, of_tokens = one_chunk(start)
-        return jax.tree.map(jnp.add, totals, new), of_tokens
+        chunk_totals, token_arrays = one_chunk(start)
+        return jax.tree.map(jnp.add, totals, chunk_totals), token_arrays
 
-    if pieces == 1:
-        totals, of_tokens = one_chunk(0)
+    if num_chunks == 1:
+        totals, token_arrays = one_chunk(0)
     else:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
-        totals, of_tokens = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
-        # [pieces, S, R, step, …] -> [S, R, N', …]
-        of_tokens = jax.tree.map(
-            lambda x: jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], step * pieces, *x.shape[4:]), of_tokens
+        totals, token_arrays = jax.lax.scan(add_chunk, zeros, jnp.arange(num_chunks) * size)
+        # [num_chunks, S, R, size, …] -> [S, R, N', …]
+        token_arrays = jax.tree.map(
+            lambda x: jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], size * num_chunks, *x.shape[4:]), token_arrays
         )
-    sums, d_matrix, d_bias = totals[0], _summed(totals[1]), totals[2]
+    sums, d_matrix, d_bias = totals[0], _sum_shards(totals[1]), totals[2]
     sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
     # [S, R, N', …] -> [B, N, …]
-    right, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], of_tokens)
-    return sums, (d_features, d_matrix, d_bias), right
+    is_correct, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], token_arrays)
+    return sums, (d_features, d_matrix, d_bias), is_correct
 
 
-def _operand(settings: _Settings, unembedding, dtype):
-    """Returns the unembedding matrix [D, V] cast to `dtype`, which is gathered once for all chunks.
+def _cast_unembedding(settings: _Settings, unembedding, dtype):
+    """Casts the unembedding matrix [D, V] to `dtype`; the result is gathered once for all chunks.
 
     A softmax does not depend on the mean of a token's logits. GPT-2's logits are near -100, where the spacing of
-    bfloat16 is 0.5, so the mean over the vocabulary is subtracted before rounding. A cap or z-loss depends on the mean
-    and keeps it small, so then nothing is subtracted.
+    bfloat16 is 0.5, so the mean over the vocabulary is subtracted before rounding. With a cap or z-loss, nothing is
+    subtracted, because they depend on the mean and keep the mean small.
     """
     if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
         unembedding = unembedding - unembedding.mean(1, keepdims=True)
@@ -232,27 +236,27 @@ def _operand(settings: _Settings, unembedding, dtype):
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
-    """Returns the sums [S] over a chunk of tokens, the mask of correct targets [S, M], and d_logits [S, M, V].
+    """Computes the sums [S] over a chunk of tokens, the mask of correct targets [S, M], and d_logits [S, M, V].
 
     d_logits is the gradient of the chunk's objective with respect to the logits before the cap.
 
     Args:
       features: [S, M, D].
-      matrix: the result of `_operand`.
+      matrix: the result of `_cast_unembedding`.
       targets, weights, text_weights: [S, M], as in `loss_sums`.
     """
     products = _with_sharding(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
-    reading = logit_stats(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
-    log_z = jnp.log(reading.normaliser) + reading.largest
-    loss = log_z - reading.target
+    stats = logit_stats(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
+    log_z = jnp.log(stats.normaliser) + stats.largest
+    loss = log_z - stats.target
     objective = loss
-    if reading.mean is not None:
-        objective = log_z - (1 - smoothing) * reading.target - smoothing * reading.mean
-    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(reading.is_correct, weights, 0.0).sum(1)}
+    if stats.mean is not None:
+        objective = log_z - (1 - smoothing) * stats.target - smoothing * stats.mean
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(stats.is_correct, weights, 0.0).sum(1)}
     if text_weights is not None:
         sums["text_loss"] = (loss * text_weights).sum(1)
-        sums["text_accuracy"] = jnp.where(reading.is_correct, text_weights, 0.0).sum(1)
+        sums["text_accuracy"] = jnp.where(stats.is_correct, text_weights, 0.0).sum(1)
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
@@ -263,20 +267,20 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
 
     # The second pass over the logits starts here.
     logits = recomputed_logits(products, bias, settings.logit_cap)
-    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
-    d_logits = jnp.exp(logits - reading.largest[..., None]) * (weights * slope / reading.normaliser)[..., None]
-    d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
+    is_target = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
+    d_logits = jnp.exp(logits - stats.largest[..., None]) * (weights * slope / stats.normaliser)[..., None]
+    d_logits -= jnp.where(is_target, (1 - smoothing) * weights[..., None], 0.0)
     if smoothing:
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # derivative of the cap
-    return sums, reading.is_correct, d_logits.astype(features.dtype)
+    return sums, stats.is_correct, d_logits.astype(features.dtype)
 
 
-def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
+def _sum_shards(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
     """Sums the gradient of the unembedding over the shards, [S, D, V] -> [D, V], sharded like the parameter.
 
-    `Embedding` sums its gradient in this way too. None stays None.
+    `Embedding` sums its gradient in the same way. Returns None if `d_matrix` is None.
     """
     if d_matrix is None or len(d_matrix) == 1:
         return None if d_matrix is None else d_matrix[0]
@@ -289,7 +293,7 @@ def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
     )(d_matrix)
 
 
-def _shards(rows: int, axes: tuple[str, ...]) -> int:
+def _num_shards(rows: int, axes: tuple[str, ...]) -> int:
     """Returns the number of shards into which `axes` of the current mesh split the rows.
 
     The result is 1 without a mesh, or if the number of shards does not divide `rows`.

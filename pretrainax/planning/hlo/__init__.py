@@ -1,7 +1,7 @@
-"""Analyzes the HLO text of a compiled train step: runs of instructions, memory traffic, collectives, large arrays.
+"""Analyzes the HLO text of a compiled train step: executions, memory traffic, collectives and the largest arrays.
 
-The text comes from `compiled.as_text()` and describes one device after all compiler passes. The counts are therefore
-counts of the compiled program, not of the JAX program as written.
+The text comes from `compiled.as_text()` and describes one device after all compiler passes. All counts therefore
+describe the compiled program, not the JAX program.
 
     program = Program(compiled.as_text())
     collectives_of(program, mesh), buffers_of(program), memory_traffic_of(program)

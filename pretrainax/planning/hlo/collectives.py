@@ -24,11 +24,11 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective
 def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
     """Returns all collectives of a compiled step, largest first.
 
-    The compiler may replace an all-gather and the following product, or a product and the following reduce-scatter, by
+    The compiler may replace an all-gather and the following matmul, or a matmul and the following reduce-scatter, with
     a loop of collective-permutes. Such a loop counts as the original collective.
 
     Args:
-      mesh: the mesh of the step. Its order of devices gives the meaning of device numbers in the HLO text.
+      mesh: the mesh of the step. Its device order determines the meaning of device numbers in the HLO text.
     """
     instructions_by_key: dict[str, tuple[float, Instruction, str]] = {}
     for name, times in program.runs.items():
@@ -45,43 +45,43 @@ def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
     for times, instruction, name in instructions_by_key.values():
         operands = [program.computations[name][x] for x in instruction.operands]
         where = module_of(instruction.op_name) or modules.in_common(name, instruction)
-        if one := _collective(instruction, name, sum(x.size for x in operands), where, mesh):
-            total[one] += times
-            overlapped[one] += times * _overlaps_products(program, name, instruction)
-    counted = [
-        dataclasses.replace(one, count=math.ceil(n), overlapping=math.ceil(overlapped[one]))
-        for one, n in total.items()
+        if collective := _collective(instruction, name, sum(x.size for x in operands), where, mesh):
+            total[collective] += times
+            overlapped[collective] += times * _overlaps_products(program, name, instruction)
+    results = [
+        dataclasses.replace(collective, count=math.ceil(n), overlapping=math.ceil(overlapped[collective]))
+        for collective, n in total.items()
         if n
     ]
-    return sorted(counted, key=lambda one: -one.total)
+    return sorted(results, key=lambda collective: -collective.total)
 
 
 def _overlaps_products(program: Program, computation: str, start: Instruction) -> bool:
-    """Returns True if a matrix product runs between the start and the end of a collective.
+    """Checks whether a matrix multiplication runs between the start and the end of a collective.
 
-    The instructions of a computation are in the order of execution. A collective that continues within fusions of other
-    work overlaps by construction.
+    The instructions of a computation are in execution order. A collective that runs inside fusions that also contain
+    other work always overlaps.
 
     Args:
       start: the instruction that starts the collective.
     """
     if IN_FUSIONS in start.attributes or not start.opcode.endswith("-start"):
         return IN_FUSIONS in start.attributes
-    later = itertools.dropwhile(lambda x: x is not start, program.computations[computation].values())
-    ends = lambda x: x.opcode.endswith("-done") and start.name in x.operands  # noqa: E731
-    between = itertools.takewhile(lambda x: not ends(x), itertools.islice(later, 1, None))
+    from_start = itertools.dropwhile(lambda x: x is not start, program.computations[computation].values())
+    is_end = lambda x: x.opcode.endswith("-done") and start.name in x.operands  # noqa: E731
+    between = itertools.takewhile(lambda x: not is_end(x), itertools.islice(from_start, 1, None))
     return any(multiplies(x, opcodes_of(program, x)) for x in between if x.opcode not in VIEWS)
 
 
 def _collective(
     instruction: Instruction, computation: str, size: int, where: str, mesh: AnyMesh
 ) -> Optional[Collective]:
-    """Returns one run of a collective, with the bytes that a device sends; None if no data leaves the device.
+    """Returns one execution of a collective with the bytes that a device sends, or None if no data leaves the device.
 
     Args:
       computation: name of the computation that contains the instruction.
-      size: bytes of the operands.
-      where: module of the model.
+      size: size of the operands in bytes.
+      where: path of the model's module.
     """
     kind = instruction.opcode.removesuffix("-start")
     if kind == "collective-permute":
@@ -103,55 +103,60 @@ def _axes(groups: np.ndarray, mesh: AnyMesh) -> Iterator[str]:
     """Yields the mesh axes along which the devices of a group differ.
 
     Args:
-      groups: positions in the mesh, [G, n] for G groups of n devices.
+      groups: device positions in the mesh, [G, n] for G groups of n devices.
     """
     sizes = tuple(mesh.shape.values())
-    for axis, places in zip(mesh.shape, np.unravel_index(groups, sizes), strict=True):
-        if (places != places[:, :1]).any():
+    for axis, coordinates in zip(mesh.shape, np.unravel_index(groups, sizes), strict=True):
+        if (coordinates != coordinates[:, :1]).any():
             yield axis
 
 
 def replica_groups(attributes: str, devices: int) -> np.ndarray:
-    """Returns the groups of a collective as device numbers [G, n], from any of XLA's notations.
+    """Parses a collective's device groups from any of XLA's notations and returns the device numbers [G, n].
 
     - `{{0,1},{2,3}}`: one list of device numbers per group.
-    - `[2,2]<=[4]`: the numbers 0 to 3 in an array of this shape; each row is a group.
-    - `[2,2]<=[2,2]T(1,0)`: the same after a transposition.
-    - `mesh['a'=2,'b'=2] {'a'}`: groups along an axis of a mesh. `{'a':(1)2}` is a part of an axis: (size of the part
+    - `[2,2]<=[4]`: the numbers 0 to 3 in an array of shape [2, 2]; each row is a group.
+    - `[2,2]<=[2,2]T(1,0)`: the numbers in an array of shape [2, 2], transposed, then reshaped to [2, 2].
+    - `mesh['a'=2,'b'=2] {'a'}`: groups along an axis of a mesh. `{'a':(1)2}` is a sub-axis: (product of the sub-axes
       before it), size. A mesh may have `device_ids=([2,2]T(1,0))` or `device_ids=(0,2,1,3)`.
 
     Args:
       attributes: the attributes of the instruction, as text.
-      devices: the number of all devices.
+      devices: the total number of devices.
     """
     text = attributes.split("replica_groups=", 1)[1]
     if text.startswith("{"):
         rows = re.findall(r"\{([\d,]+)\}", text[: text.index("}}") + 1]) if text.startswith("{{") else []
         return np.array([row.split(",") for row in rows], int) if rows else np.arange(devices)[None]
     if text.startswith("["):
-        shape, source, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
-        return _iota(source, order).reshape(_ints(shape))
-    axes, ids, along = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}", text).groups()
+        shape, source, permutation = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+        return _iota(source, permutation).reshape(_ints(shape))
+    axes, device_ids, group_axes = re.match(
+        r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}", text
+    ).groups()
     sizes = {name.strip("'"): int(size) for name, size in (axis.split("=") for axis in axes.split(","))}
     numbers = np.arange(math.prod(sizes.values()))
-    if ids:
-        tiled = re.match(r"(?:\[[\d,]+\])?(?:<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?$", ids)
-        numbers = _iota(*tiled.groups()) if tiled else np.array(_ints(ids))
-    chosen = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", along)
-    dims, picked = [], []  # axis sizes, divided if a group covers a part of an axis; indices of the axes of a group
+    if device_ids:
+        tiled = re.match(r"(?:\[[\d,]+\])?(?:<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?$", device_ids)
+        numbers = _iota(*tiled.groups()) if tiled else np.array(_ints(device_ids))
+    named_sub_axes = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", group_axes)
+    dims, group_dims = [], []  # sizes of axes, or of sub-axes if a group covers a sub-axis; indices of a group's axes
     for name, size in sizes.items():
-        parts = sorted((int(before or 1), int(n or size)) for other, before, n in chosen if other == name)
-        at = 1
-        for before, n in parts:
-            dims += [before // at, n]
-            picked.append(len(dims) - 1)
-            at = before * n
-        dims.append(size // at)
-    rest = [i for i in range(len(dims)) if i not in picked]
-    return numbers.reshape(dims).transpose(rest + picked).reshape(-1, math.prod(dims[i] for i in picked))
+        sub_axes = sorted(
+            (int(preceding or 1), int(n or size)) for other, preceding, n in named_sub_axes if other == name
+        )
+        prefix = 1
+        for preceding, n in sub_axes:
+            dims += [preceding // prefix, n]
+            group_dims.append(len(dims) - 1)
+            prefix = preceding * n
+        dims.append(size // prefix)
+    other_dims = [i for i in range(len(dims)) if i not in group_dims]
+    return numbers.reshape(dims).transpose(other_dims + group_dims).reshape(-1, math.prod(dims[i] for i in group_dims))
 
 
 def _iota(dims: str, order: Optional[str]) -> np.ndarray:
+    """Returns the numbers from 0 as an array of shape `dims` (such as "2,2"), transposed by `order`, then flattened."""
     numbers = np.arange(math.prod(_ints(dims))).reshape(_ints(dims))
     return (numbers.transpose(_ints(order)) if order else numbers).ravel()
 

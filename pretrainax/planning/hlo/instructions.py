@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple, Optional
 
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
-# Opcodes that take no memory and time themselves: names for (parts of) other values, and instructions that run other
+# Opcodes that take neither memory nor time themselves: views of other values, and instructions that call other
 # computations.
 VIEWS = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all add-dependency opt-barrier "
@@ -24,18 +24,19 @@ class Shape(NamedTuple):
 
     @property
     def elements(self) -> int:
+        """Returns the number of elements of the array."""
         return math.prod(self.dims)
 
     @property
     def size(self) -> int:
-        """Returns the bytes of all elements of the array, without padding."""
+        """Returns the size of the array in bytes, without padding."""
         return self.elements * _bits(self.dtype) // 8
 
     @property
     def allocated(self) -> int:
-        """Returns the bytes that the array occupies in main memory, with the padding to a TPU's tiles.
+        """Computes the bytes that the array occupies in main memory, including the padding to TPU tiles.
 
-        The result is 0 for an array in a different memory, such as a TPU's VMEM.
+        Returns 0 for an array outside main memory, for example in a TPU's VMEM.
         """
         if re.search(r"S\([1-9]", self.layout):
             return 0
@@ -52,7 +53,7 @@ class Shape(NamedTuple):
 
 
 def _bits(dtype: str) -> int:
-    """Returns the bits per element of a dtype: s4 -> 4, bf16 -> 16, f8e4m3fn -> 8; 0 for token and opaque types."""
+    """Parses a dtype's bits per element: s4 -> 4, bf16 -> 16, f8e4m3fn -> 8. Returns 0 for token and opaque types."""
     match = re.match(r"(?:pred|[a-z]+?(\d+))", dtype)
     return 0 if match is None else int(match[1] or 8)
 
@@ -64,30 +65,30 @@ class Instruction:
     name: str
     opcode: str
     shapes: tuple[Shape, ...]  # the arrays of the result; nested tuples are flattened
-    operands: tuple[str, ...]  # names of instructions; a constant has its value, a parameter its number
+    operands: tuple[str, ...]  # names of instructions; for a constant its value, for a parameter its number
     attributes: str  # the text after the operands
-    is_root: bool  # the result of this instruction is the result of the computation
+    is_root: bool  # whether the result of this instruction is the result of the computation
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Returns the JAX name stack of the instruction, such as "jit(step)/decoder/dot_general"; "" without one."""
+        """Returns the instruction's JAX name stack, such as "jit(step)/decoder/dot_general", or "" if it has none."""
         match = re.search(r'op_name="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
     @functools.cached_property
     def target(self) -> str:
-        """Returns the target of a custom call (the name of a kernel or library); "" for other instructions."""
+        """Returns the target of a custom call (the name of a kernel or library), or "" for any other instruction."""
         match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return match[1] if match else ""
 
     @property
     def size(self) -> int:
-        """Returns the bytes of all arrays of the result, without padding."""
+        """Returns the total size in bytes of the result's arrays, without padding."""
         return sum(shape.size for shape in self.shapes)
 
     @property
     def elements(self) -> int:
-        """Returns the number of elements of all arrays of the result."""
+        """Returns the total number of elements of the result's arrays."""
         return sum(shape.elements for shape in self.shapes)
 
     @property
@@ -96,15 +97,15 @@ class Instruction:
         return sum(shape.allocated for shape in self.shapes)
 
     def attribute(self, name: str) -> Optional[str]:
-        """Returns the value of the attribute `name=VALUE`, without a leading %; None if the attribute is missing."""
+        """Parses the value of the attribute `name=VALUE`, without a leading %. Returns None if it is missing."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.attributes)
         return match[1] if match else None
 
     @property
     def calls(self) -> list[str]:
-        """Returns the names of the computations that the instruction runs.
+        """Returns the names of the computations that the instruction executes.
 
-        The condition of a `while` and functions of reductions are not included.
+        The condition of a `while` and the functions of reductions are not included.
         """
         if self.opcode.endswith(("-done", "-update")):  # the matching -start instruction has the call
             return []
@@ -117,31 +118,31 @@ class Instruction:
 
 
 def parse_instruction(line: str) -> Optional[Instruction]:
-    """Returns the instruction in a line of HLO text; None if the line has no instruction.
+    """Parses a line of HLO text; returns None if the line has no instruction.
 
     Example of a line: `  ROOT %add.1 = f32[2]{0} add(%a, %b), metadata={…}`.
     """
-    left, equals, right = line.strip().partition(" = ")
+    lhs, equals, rhs = line.strip().partition(" = ")
     if not equals:
         return None
-    end = _closing(right) if right.startswith("(") else right.index(" ")
-    kind = re.match(r"\s*([\w\-]+)\(", right[end:])
-    if kind is None:
+    shapes_end = _closing_index(rhs) if rhs.startswith("(") else rhs.index(" ")
+    opcode = re.match(r"\s*([\w\-]+)\(", rhs[shapes_end:])
+    if opcode is None:
         return None
-    start = end + kind.end() - 1
-    stop = start + _closing(right[start:])
+    operands_start = shapes_end + opcode.end() - 1
+    operands_end = operands_start + _closing_index(rhs[operands_start:])
     shapes = tuple(
         Shape(dtype, tuple(int(n.lstrip("<=")) for n in dims.split(",") if n), layout)
-        for dtype, dims, layout in _ARRAY.findall(right[:end])
+        for dtype, dims, layout in _ARRAY.findall(rhs[:shapes_end])
     )
-    inside = right[start + 1 : stop - 1]
-    operands = re.findall(r"%([\w.\-]+)", inside) or [inside]  # a constant's value, a parameter's number
-    name = left.removeprefix("ROOT ").removeprefix("%")
-    return Instruction(name, kind[1], shapes, tuple(operands), right[stop:], left.startswith("ROOT "))
+    operand_text = rhs[operands_start + 1 : operands_end - 1]
+    operands = re.findall(r"%([\w.\-]+)", operand_text) or [operand_text]  # a constant's value, a parameter's number
+    name = lhs.removeprefix("ROOT ").removeprefix("%")
+    return Instruction(name, opcode[1], shapes, tuple(operands), rhs[operands_end:], lhs.startswith("ROOT "))
 
 
-def _closing(text: str) -> int:
-    """Returns the index after the parenthesis that closes the first parenthesis in `text`; the length if none does."""
+def _closing_index(text: str) -> int:
+    """Returns the index after the parenthesis that closes the first one in `text`, or the length if none does."""
     depth = 0
     for bracket in re.finditer(r"[()]", text):
         depth += 1 if bracket[0] == "(" else -1

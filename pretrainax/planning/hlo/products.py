@@ -1,7 +1,8 @@
-"""Counts the FLOPs of matrix products in compiled HLO: two FLOPs per multiply-add.
+"""Counts the FLOPs of matrix multiplications in compiled HLO: two FLOPs per multiply-add.
 
-A product is a `dot`, a `convolution` (the TPU compiler's form of a product), or a call of cuBLAS or oneDNN, whose
-configuration in the HLO text has the contracting axes. The HLO text of attention kernels does not have their FLOPs.
+A matrix multiplication is a `dot`, a `convolution` (to which the TPU compiler converts matmuls), or a call to cuBLAS or
+oneDNN, whose configuration in the HLO text names the contracting axes. The FLOPs of attention kernels cannot be
+determined from the HLO text.
 """
 
 import json
@@ -19,80 +20,80 @@ _Dims = tuple[int, ...]
 
 
 def product_flops(program: Program, computation: str, made: Instruction) -> Optional[float]:
-    """Returns the FLOPs of matrix products in one run of a kernel.
+    """Computes the FLOPs of the matrix multiplications in one execution of a kernel.
 
-    The result is 0 for a kernel without products, and None if the HLO text does not determine the FLOPs.
+    Returns 0 for a kernel without matrix multiplications, and None if the HLO text does not determine the FLOPs.
     """
     if made.opcode == "fusion":
-        inside = fused_by(made)
-        flops = [product_flops(program, inside, x) for x in program.computations[inside].values()]
+        fused_computation = fused_by(made)
+        flops = [product_flops(program, fused_computation, x) for x in program.computations[fused_computation].values()]
         return None if None in flops else sum(filter(None, flops))
     if not multiplies(made, opcodes_of(program, made)):
         return 0.0
     left, right = (program.computations[computation][x].shapes[0].dims for x in made.operands[:2])
-    pairs = _PAIRS[made.opcode](made, left, right) if made.opcode in _PAIRS else None
-    return None if pairs is None else 2.0 * pairs
+    multiply_adds = _MULTIPLY_ADDS[made.opcode](made, left, right) if made.opcode in _MULTIPLY_ADDS else None
+    return None if multiply_adds is None else 2.0 * multiply_adds
 
 
-def _dot(made: Instruction, left: _Dims, right: _Dims) -> int:
-    axes = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", made.attributes)
-    return made.shapes[0].elements * _size(left, axes[1].split(",") if axes else [])
+def _dot(instruction: Instruction, lhs: _Dims, rhs: _Dims) -> int:
+    axes = re.search(r"lhs_contracting_dims=\{([\d,]+)\}", instruction.attributes)
+    return instruction.shapes[0].elements * _size(lhs, axes[1].split(",") if axes else [])
 
 
-def _library(made: Instruction, left: _Dims, right: _Dims) -> Optional[int]:
-    axes = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', made.attributes)
-    return made.shapes[0].elements * _size(left, json.loads(axes[1])) if axes else None
+def _library(instruction: Instruction, lhs: _Dims, rhs: _Dims) -> Optional[int]:
+    axes = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)
+    return instruction.shapes[0].elements * _size(lhs, json.loads(axes[1])) if axes else None
 
 
 def _size(dims: _Dims, axes: list) -> int:
     return math.prod(dims[int(axis)] for axis in axes)
 
 
-def _convolution(made: Instruction, left: _Dims, right: _Dims) -> Optional[int]:
-    """Returns the number of multiply-adds of a convolution; None if the instruction has no dim_labels.
+def _convolution(instruction: Instruction, lhs: _Dims, rhs: _Dims) -> Optional[int]:
+    """Computes the number of multiply-adds of a convolution; returns None if the instruction has no dim_labels.
 
-    Multiply-adds with padding, or with the zeros of a dilated input, do not count.
+    Multiply-adds that involve padding, or the zeros of a dilated input, do not count.
 
     Args:
-      left, right: dimensions of the input and of the kernel.
+      lhs, rhs: dimensions of the input and of the kernel.
     """
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     if labels is None:
         return None
     input_sizes, kernel_sizes, output_sizes = (
         dict(zip(names, dims, strict=True))
-        for names, dims in zip(labels.groups(), (left, right, made.shapes[0].dims), strict=True)
+        for names, dims in zip(labels.groups(), (lhs, rhs, instruction.shapes[0].dims), strict=True)
     )
-    pairs = output_sizes["b"] * output_sizes["f"] * kernel_sizes["i"]
-    for place in filter(str.isdecimal, kernel_sizes):
+    multiply_adds = output_sizes["b"] * output_sizes["f"] * kernel_sizes["i"]
+    for axis in filter(str.isdecimal, kernel_sizes):
         stride, input_dilation, kernel_dilation = (
-            _window_attribute(made, name, int(place), "1") for name in ("stride", "lhs_dilate", "rhs_dilate")
+            _window_attribute(instruction, name, int(axis), "1") for name in ("stride", "lhs_dilate", "rhs_dilate")
         )
-        before = int(_window_attribute(made, "pad", int(place), "0_0").split("_")[0])
+        padding = int(_window_attribute(instruction, "pad", int(axis), "0_0").split("_")[0])
         positions = (
-            np.arange(output_sizes[place])[:, None] * int(stride)
-            + np.arange(kernel_sizes[place]) * int(kernel_dilation)
-            - before
+            np.arange(output_sizes[axis])[:, None] * int(stride)
+            + np.arange(kernel_sizes[axis]) * int(kernel_dilation)
+            - padding
         )
-        pairs *= int(
+        multiply_adds *= int(
             (
                 (positions >= 0)
-                & (positions <= (input_sizes[place] - 1) * int(input_dilation))
+                & (positions <= (input_sizes[axis] - 1) * int(input_dilation))
                 & (positions % int(input_dilation) == 0)
             ).sum()
         )
-    return pairs
+    return multiply_adds
 
 
-def _window_attribute(made: Instruction, name: str, place: int, default: str) -> str:
-    """Returns the value of a window attribute for one axis: "3_3" for `pad=0_0x3_3` and place 1.
+def _window_attribute(instruction: Instruction, name: str, axis: int, default: str) -> str:
+    """Parses the value of a window attribute for one spatial axis: "3_3" for `pad=0_0x3_3` and axis 1.
 
     Args:
-      place: index of the spatial axis.
-      default: the result if the window does not have the attribute.
+      axis: index of the spatial axis.
+      default: value to return if the window does not have the attribute.
     """
-    match = re.search(rf"window=\{{[^}}]*\b{name}=([\d_x\-]+)", made.attributes)
-    return match[1].split("x")[place] if match else default
+    match = re.search(rf"window=\{{[^}}]*\b{name}=([\d_x\-]+)", instruction.attributes)
+    return match[1].split("x")[axis] if match else default
 
 
-_PAIRS = {"dot": _dot, "convolution": _convolution, "custom-call": _library}
+_MULTIPLY_ADDS = {"dot": _dot, "convolution": _convolution, "custom-call": _library}

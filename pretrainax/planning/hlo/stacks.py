@@ -1,4 +1,4 @@
-"""Finds stacks of residuals: arrays that a forward loop over layers fills with one slice per layer.
+"""Finds stacked residuals: arrays that a forward loop over layers fills with one slice per layer.
 
 The backward loop over the layers reads these slices.
 """
@@ -20,59 +20,68 @@ class Result(NamedTuple):
 
 
 class Stacks:
-    """The stacks of a program: arrays that one loop updates slice by slice and that a later loop reads."""
+    """The stacked residuals of a program: arrays that one loop updates slice by slice and that a later loop reads."""
 
     def __init__(self, program: Program):
         self._program = program
-        self.written: set[Result] = set()  # the updates of stacks in bodies of writing loops
-        self._read: dict[tuple[str, str], Result] = {}  # (body, name) of a stack in a reading loop -> its update
+        self.written: set[Result] = set()  # the updates of stacks, in bodies of the loops that write them
+        self._updates_by_reader: dict[
+            tuple[str, str], Result
+        ] = {}  # (body of the reading loop, name of the stack in it) -> update of the stack
         for name in program.runs:
             for loop in program.computations[name].values():
                 if loop.opcode == "while":
-                    self._note(name, loop)
+                    self._add_stacks_of(name, loop)
 
     def written_by(self, computation: str, name: str) -> Optional[Result]:
-        """Returns the update instruction that filled a stack; None if the value is not a stack.
+        """Returns the update instruction that filled a stack, or None if the value is not a stack.
 
         Args:
           computation: the body of a loop that reads the stack.
           name: name of the value in this computation.
         """
-        made = behind_bitcasts(values := self._program.computations[computation], values[name])
-        return self._read.get((computation, made.name))
+        instruction = behind_bitcasts(values := self._program.computations[computation], values[name])
+        return self._updates_by_reader.get((computation, instruction.name))
 
-    def _note(self, computation: str, reader: Instruction) -> None:
+    def _add_stacks_of(self, computation: str, reader: Instruction) -> None:
+        """Finds the stacks that a loop reads, and stores them in this object.
+
+        Args:
+          computation: name of the computation that contains the loop.
+          reader: the `while` instruction of the reading loop.
+        """
         values, body = self._program.computations[computation], _body(reader)
-        for i, other, j in _arrays_of_other_loops(values, reader):
-            if update := self._update(_body(other), j):
+        for i, writer, j in _arrays_of_other_loops(values, reader):
+            if update := self._update(_body(writer), j):
                 self.written.add(update)
-                for made in self._program.computations[body].values():
-                    if _is_element(self._program.computations[body], made, i):
-                        self._read[body, made.name] = update
+                for instruction in self._program.computations[body].values():
+                    if _is_element(self._program.computations[body], instruction, i):
+                        self._updates_by_reader[body, instruction.name] = update
 
     def _update(self, body: str, index: int) -> Optional[Result]:
-        """Returns the in-place update of one element of a loop's state; None if the loop writes the whole element.
+        """Returns the in-place update of one element of a loop's state, or None if the loop writes the whole element.
 
         Args:
           body: name of the computation of the loop's body.
-          index: index of the element in the state.
+          index: index of the element in the loop's state.
         """
         values = self._program.computations[body]
-        root, place = self._program.root(body), 0
+        root, result_index = self._program.root(body), 0
         if root.opcode != "tuple":
             return None
-        made = behind_bitcasts(values, values[root.operands[index]])
-        if made.opcode == "get-tuple-element":
-            made, place = values[made.operands[0]], int(made.attribute("index") or 0)
-        if made.opcode == "fusion":
-            ends = updates(self._program, fused_by(made))
-            is_update = place < len(ends) and ends[place] is not None
+        instruction = behind_bitcasts(values, values[root.operands[index]])
+        if instruction.opcode == "get-tuple-element":
+            instruction, result_index = values[instruction.operands[0]], int(instruction.attribute("index") or 0)
+        if instruction.opcode == "fusion":
+            array_updates = updates(self._program, fused_by(instruction))
+            is_update = result_index < len(array_updates) and array_updates[result_index] is not None
         else:
-            is_update = made.opcode in UPDATES
-        return Result(body, made.name, place) if is_update else None
+            is_update = instruction.opcode in UPDATES
+        return Result(body, instruction.name, result_index) if is_update else None
 
 
 def _body(loop: Instruction) -> str:
+    """Returns the name of the computation that is a loop's body."""
     body = loop.attribute("body")
     assert body is not None, loop
     return body
@@ -91,14 +100,16 @@ def _arrays_of_other_loops(
     """
     initial = values[reader.operands[0]]
     for i, name in enumerate(initial.operands if initial.opcode == "tuple" else ()):
-        made = values[name]
-        while made.opcode in ("bitcast", "copy"):
-            made = values[made.operands[0]]
-        if made.opcode == "get-tuple-element" and values[made.operands[0]].opcode == "while":
-            yield i, values[made.operands[0]], int(made.attribute("index") or 0)
+        instruction = values[name]
+        while instruction.opcode in ("bitcast", "copy"):
+            instruction = values[instruction.operands[0]]
+        if instruction.opcode == "get-tuple-element" and values[instruction.operands[0]].opcode == "while":
+            yield i, values[instruction.operands[0]], int(instruction.attribute("index") or 0)
 
 
-def _is_element(values: dict[str, Instruction], made: Instruction, index: int) -> bool:
-    """Returns True if a value is element `index` of the computation's parameter, a tuple."""
-    is_parameter_element = made.opcode == "get-tuple-element" and values[made.operands[0]].opcode == "parameter"
-    return is_parameter_element and int(made.attribute("index") or 0) == index
+def _is_element(values: dict[str, Instruction], instruction: Instruction, index: int) -> bool:
+    """Checks whether an instruction reads element `index` of the computation's parameter, which is a tuple."""
+    is_parameter_element = (
+        instruction.opcode == "get-tuple-element" and values[instruction.operands[0]].opcode == "parameter"
+    )
+    return is_parameter_element and int(instruction.attribute("index") or 0) == index

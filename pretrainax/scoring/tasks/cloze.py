@@ -1,4 +1,4 @@
-"""Cloze: predicts the last word of a text, as in LAMBADA (Paperno et al. 2016, arXiv 1606.06031)."""
+"""Cloze tasks: predicts the last word of a text, as in LAMBADA (Paperno et al. 2016, arXiv 1606.06031)."""
 
 import dataclasses
 import math
@@ -20,11 +20,10 @@ class LastWord(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Cloze(Task[LastWord]):
-    """Predicts the last word of a text, including punctuation attached to it, from all text before it.
+    """Predicts the last word of a text, including attached punctuation, from all preceding text.
 
-    `accuracy` is the fraction of words for which every token is the model's most likely token. text), which is not
-    divided by the number of tokens. | `perplexity` is per word, not per token: the exponential of the mean of -log
-    p(word | text) over words. | text), which is not divided by the number of tokens.
+    `accuracy` is the fraction of words for which every token is the model's most likely token. `perplexity` is per
+    word, not per token: the exponential of the mean of -log p(word | text) over words.
     """
 
     text: str = "{text}"

@@ -1,4 +1,4 @@
-"""Finds a task by name: a task of the package, a description file of the user, or a kind of task."""
+"""Resolves task names: a task shipped with the package, a description file from the user, or a kind of task."""
 
 import dataclasses
 import os
@@ -18,13 +18,13 @@ SHIPPED = {file.stem: str(file) for file in pathlib.Path(__file__).parent.joinpa
 
 
 def read_task(asked: str) -> tuple[str, Task]:
-    """Returns the name and the task for "NAME", or for "NAME:PATH" with the examples at PATH.
+    """Resolves "NAME", or "NAME:PATH" if the examples are at PATH, to the name and the task.
 
-    NAME is a task of the package, the .json file of a description, or a kind of task with its default fields. PATH is a
-    file of JSON lines, a folder of such files, or a glob.
+    NAME is a task shipped with the package, a .json description file, or a kind of task with its default fields. PATH
+    is a JSON Lines file, a folder of JSON Lines files, or a glob.
 
     Raises:
-      UserError: there is no such task, it has no examples, or its description has an invalid field.
+      UserError: the task does not exist or has no examples, or its description has an invalid field.
     """
     name, _, path = (asked, "", "") if os.path.exists(asked) else asked.partition(":")
     if name in KINDS:
@@ -35,9 +35,9 @@ def read_task(asked: str) -> tuple[str, Task]:
         task = read_description(os.path.expanduser(name))
         name = pathlib.Path(name).stem
     elif name.endswith((".jsonl", "/")) or os.path.exists(name):
-        raise UserError(f"--tasks={asked}: name its kind of task, as {next(iter(KINDS))}:{asked}; {_allowed('')}")
+        raise UserError(f"--tasks={asked}: name its kind of task, as {next(iter(KINDS))}:{asked}; {_allowed_names('')}")
     else:
-        raise UserError(f"unknown task {name!r}, {_allowed(name)}")
+        raise UserError(f"unknown task {name!r}, {_allowed_names(name)}")
     task.examples = path or task.examples
     if not task.examples:
         raise UserError(f"the task {name} comes without examples: give them, as --tasks={name}:my/folder")
@@ -45,10 +45,10 @@ def read_task(asked: str) -> tuple[str, Task]:
 
 
 def read_description(path: str) -> Task:
-    """Returns the task in a description file.
+    """Parses the description file of a task.
 
-    The file is a JSON object with the kind of the task, and the fields that differ from the defaults. A relative path
-    of the examples is relative to the folder of the file.
+    The file is a JSON object with the kind of task and the fields that differ from its defaults. A relative path to the
+    examples is resolved against the folder of the description file.
 
     Raises:
       UserError: the kind or a field is unknown, or a value is invalid.
@@ -57,7 +57,7 @@ def read_description(path: str) -> Task:
     kind = fields.pop("kind", None)
     if kind not in KINDS:
         raise UserError(f"{path}: kind is {kind!r}, {nearest(str(kind), KINDS)}")
-    if "type" in fields:  # `from_json` would read it as the name of a class
+    if "type" in fields:  # `from_json` would interpret it as a class name
         raise UserError(
             f"{path}: unknown field 'type', {nearest('type', (f.name for f in dataclasses.fields(KINDS[kind])))}"
         )
@@ -69,5 +69,5 @@ def read_description(path: str) -> Task:
     return task
 
 
-def _allowed(name: str) -> str:
+def _allowed_names(name: str) -> str:
     return f"{nearest(name, [*SHIPPED, *KINDS])}; or give your own description file, my_task.json"

@@ -1,4 +1,4 @@
-"""Exact match: compares a generated answer with the correct answer, after other questions with their answers."""
+"""Exact-match tasks: compares a generated answer with the correct answer, optionally with few-shot examples."""
 
 import collections
 import dataclasses
@@ -13,11 +13,11 @@ from pretrainax.inference.request import Sampling
 from pretrainax.scoring.tasks.examples import Example
 from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
 
-_ROWS = 16  # prompts per generation batch
+_BATCH_SIZE = 16  # prompts per generation batch
 
 
 class NormalizedQuestion(NamedTuple):
-    """A question, and its correct answer in the normalized form for the comparison."""
+    """A question, and its correct answer in the normalized form that is compared."""
 
     question: Question
     answer: str
@@ -25,15 +25,15 @@ class NormalizedQuestion(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class ExactMatch(Prompted[NormalizedQuestion]):
-    """Generates greedily up to a `stop` string or `max_new_tokens`, and compares the answer with the target's answer.
+    """Compares answers, generated greedily up to a `stop` string or `max_new_tokens`, with the answers in `target`.
 
-    `exact_match` is the share of correct answers. `answered` is the share of generated texts that match the pattern
-    `answer`.
+    `exact_match` is the fraction of correct answers. `answered` is the fraction of questions whose generated text
+    matches the pattern `answer`.
     """
 
-    target: str = "{answer}"  # template of the correct answer, also in shots
-    answer: str = ""  # regular expression whose first group is the answer within a text; "": the whole text
-    ignore: tuple[str, ...] = ()  # regular expressions whose matches are removed from both answers
+    target: str = "{answer}"  # template of the text with the correct answer, also used in shots
+    answer: str = ""  # regular expression whose first group is the answer in a text; "": the full text is the answer
+    ignore: tuple[str, ...] = ()  # regular expressions whose matches are removed from generated and correct answers
     stop: tuple[str, ...] = ("\n",)
     max_new_tokens: int = 64
 
@@ -57,7 +57,7 @@ class ExactMatch(Prompted[NormalizedQuestion]):
         return NormalizedQuestion(Question(prompt, prompt + self.delimiter + target), answer)
 
     def extract_answer(self, text: str) -> Optional[str]:
-        """Returns the normalized answer in a text; None if the pattern `answer` does not match."""
+        """Extracts the normalized answer from a text; returns None if the pattern `answer` does not match."""
         match = re.search(self.answer, text) if self.answer else None
         if self.answer and match is None:
             return None
@@ -76,38 +76,40 @@ class ExactMatch(Prompted[NormalizedQuestion]):
     def metrics(
         self, loaded: LoadedModel, asked: Sequence[NormalizedQuestion], chosen: Sequence[int]
     ) -> list[TaskMetric]:
-        questions, prompts, other = [question for question, _ in asked], {}, collections.Counter()
+        questions, prompts, counts = [question for question, _ in asked], {}, collections.Counter()
         for index in chosen:
-            shown = self.with_shots(questions, index)
-            fitting = self._fitting(loaded, shown)
-            if fitting:
-                prompts[index] = self.separator.join(fitting)
-            other["prompts with fewer shots, for want of room"] += 0 < len(fitting) < len(shown)
-            other["prompts too long, counted as wrong"] += not fitting
-        found = dict(
-            zip(prompts, map(self.extract_answer, self._generated(loaded, list(prompts.values()))), strict=True)
+            shots_and_prompt = self.with_shots(questions, index)
+            remaining = self._drop_shots(loaded, shots_and_prompt)
+            if remaining:
+                prompts[index] = self.separator.join(remaining)
+            counts["prompts with fewer shots, for want of room"] += 0 < len(remaining) < len(shots_and_prompt)
+            counts["prompts too long, counted as wrong"] += not remaining
+        answers = dict(
+            zip(prompts, map(self.extract_answer, self._generate(loaded, list(prompts.values()))), strict=True)
         )
-        right = [index in found and found[index] == asked[index].answer for index in chosen]
-        answered = [found.get(index) is not None for index in chosen]
-        metrics = {"exact_match": mean(right), "answered": mean(answered)}
-        return [TaskMetric(measure, estimate, len(chosen), other=+other) for measure, estimate in metrics.items()]
+        is_correct = [index in answers and answers[index] == asked[index].answer for index in chosen]
+        is_answered = [answers.get(index) is not None for index in chosen]
+        metrics = {"exact_match": mean(is_correct), "answered": mean(is_answered)}
+        return [TaskMetric(measure, estimate, len(chosen), other=+counts) for measure, estimate in metrics.items()]
 
-    def _fitting(self, loaded: LoadedModel, shown: list[str]) -> list[str]:
-        """Returns as many of the last shots as leave room for an answer, followed by the prompt.
+    def _drop_shots(self, loaded: LoadedModel, shots_and_prompt: list[str]) -> list[str]:
+        """Drops shots from the start until the remaining shots, the prompt and an answer fit into the model's input.
 
-        The result is [] if the prompt alone is too long.
+        Returns the remaining shots and the prompt, or [] if the prompt alone is too long.
 
         Args:
-          shown: all shots and the prompt.
+          shots_and_prompt: all shots, followed by the prompt.
         """
         longest = loaded.experiment.model.position.max_length
-        for first in range(len(shown)):
-            tokens = len(loaded.tokenizer.encode(self.separator.join(shown[first:]))) + 1  # the token before a text
-            if longest is None or tokens + self.max_new_tokens <= longest:
-                return shown[first:]
+        for first in range(len(shots_and_prompt)):
+            num_tokens = (
+                len(loaded.tokenizer.encode(self.separator.join(shots_and_prompt[first:]))) + 1
+            )  # one more for the token before a text
+            if longest is None or num_tokens + self.max_new_tokens <= longest:
+                return shots_and_prompt[first:]
         return []
 
-    def _generated(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
+    def _generate(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
         sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop)
-        for start in range(0, len(prompts), _ROWS):
-            yield from (text.text for text in generate(loaded, prompts[start : start + _ROWS], sampling))
+        for start in range(0, len(prompts), _BATCH_SIZE):
+            yield from (text.text for text in generate(loaded, prompts[start : start + _BATCH_SIZE], sampling))

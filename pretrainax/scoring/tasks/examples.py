@@ -1,4 +1,4 @@
-"""Reads the examples of a task from files of JSON lines in their published format."""
+"""Reads the examples of a task from JSON Lines files, in the format in which they were published."""
 
 import dataclasses
 import glob
@@ -11,14 +11,14 @@ from pretrainax.data.files import open_decompressed, with_archives
 from pretrainax.data.sources.records import json_object
 
 ENDINGS = with_archives(".jsonl")
-_FIELD = re.compile(r"\{(\w+)\}")  # in a template
+_FIELD = re.compile(r"\{(\w+)\}")  # a field name in a template
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One example of a task: an object in a file of JSON lines.
+    """One example of a task: a JSON object from a JSON Lines file.
 
-    The methods raise UserError for a missing or invalid field. The message begins with `place`.
+    The methods raise UserError for a missing or invalid field. The error message begins with `place`.
     """
 
     place: str  # file and line number: "grammar.jsonl:3"
@@ -31,13 +31,13 @@ class Example:
         return self.fields[name]
 
     def fill(self, template: str) -> str:
-        """Returns the template with each {field} replaced by the value of the field, a string or a number."""
-        return _FIELD.sub(lambda match: self._text(match[1]), template)
+        """Replaces each {field} in a template with the value of the field, which must be a string or a number."""
+        return _FIELD.sub(lambda match: self._field_text(match[1]), template)
 
     def error(self, problem: str) -> UserError:
         return UserError(f"{self.place}: {problem}")
 
-    def _text(self, name: str) -> str:
+    def _field_text(self, name: str) -> str:
         value = self.get(name)
         if not isinstance(value, (str, int, float)) or isinstance(value, bool):
             raise self.error(f"field {name!r} is {value!r}, it must be a text or a number")
@@ -45,10 +45,11 @@ class Example:
 
 
 def read_examples(paths: Sequence[str]) -> list[Example]:
-    """Returns the examples of JSON lines files; blank lines are ignored.
+    """Reads the examples from JSON Lines files; ignores blank lines.
 
     Raises:
-      UserError: a line is no JSON object, with file and line in the message; or there is no example.
+      UserError: a line is not a JSON object (the message contains the file and the line number), or the files have no
+        example.
     """
     examples = []
     for path in paths:
@@ -67,17 +68,17 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
 
 
 def find(path: str) -> list[str]:
-    """Returns the sorted paths of the files that `path` refers to: a file, a folder or a glob.
+    """Resolves `path`, a file, a folder or a glob, to a sorted list of file paths.
 
-    A folder refers to all .jsonl files in it and its subfolders, also if they are compressed.
+    A folder stands for all .jsonl files in the folder and its subfolders, including compressed .jsonl files.
 
     Raises:
-      UserError: there are no such files.
+      UserError: `path` refers to no files.
     """
     path = os.path.expanduser(path)
     if os.path.isdir(path):
-        below = glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)
-        files = [file for file in below if file.endswith(ENDINGS)]
+        entries = glob.glob(os.path.join(glob.escape(path), "**", "*"), recursive=True)
+        files = [file for file in entries if file.endswith(ENDINGS)]
     else:
         files = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
     if not files:

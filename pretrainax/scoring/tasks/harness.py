@@ -1,4 +1,4 @@
-"""Evaluates a decoder with the lm-evaluation-harness (extra `eval`), with its tasks, prompts and metrics.
+"""Evaluates a decoder with the tasks, prompts and metrics of the lm-evaluation-harness (extra `eval`).
 
     import lm_eval, pretrainax
     from pretrainax.scoring.tasks.harness import PretrainAX
@@ -6,8 +6,8 @@
     model = PretrainAX(pretrainax.load("runs/mine"))
     lm_eval.simple_evaluate(model=model, tasks=["lambada_openai"])
 
-Tokenization is the same as in the harness' own class `hf`, so both classes give the same results for the same weights.
-A model that was trained with this project, not imported, reads the same token before a text as in its training.
+Tokenization is the same as in the harness's own class `hf`, so both classes give the same results for the same weights.
+A model that was trained with PretrainAX, not imported, reads the same start token before a text as in training.
 """
 
 import collections
@@ -25,29 +25,35 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pretrainax.config import UserError, nearest
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.decoding import generate
-from pretrainax.inference.framing import before_text
+from pretrainax.inference.framing import leading_token_ids
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import score_examples
 from pretrainax.scoring.scoring_examples import causal_example, context_length, start_token
 
-_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # with the same names in both packages
-_MAX_NEW_TOKENS = 256  # the default if a task does not set it, as in `hf`
-_ROWS = 16  # prompts per generation batch
+_OPTIONS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+)  # options with the same names in both packages
+_MAX_NEW_TOKENS = 256  # default for tasks that do not set `max_gen_toks`, as in `hf`
+_BATCH_SIZE = 16  # prompts per generation batch
 _log = logging.getLogger(__name__)
 
 Tokens = list[int]
 
 
 class PretrainAX(TemplateLM):
-    """A decoder as a model of the harness, which computes log-likelihoods in nats and generates text."""
+    """An lm-evaluation-harness model that wraps a decoder to compute log-likelihoods (in nats) and generate text."""
 
     def __init__(self, loaded: LoadedModel, max_length: Optional[int] = None):
-        """Wraps a model that `pretrainax.load` has returned.
+        """Wraps a model that `pretrainax.load` returned.
 
         Args:
-          max_length: tokens that the model reads at a time; None: the maximum input length, or the sequence length of
-            training if the model has no maximum.
+          max_length: number of tokens that the model reads at a time. The default is its maximum input length or, if
+            there is no maximum, the sequence length of training.
 
         Raises:
           UserError: the model is not a decoder.
@@ -61,10 +67,10 @@ class PretrainAX(TemplateLM):
             )
         self.loaded = loaded
         self.max_length = max_length or model.position.max_length or context_length(loaded)
-        before, start = before_text(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
-        # _begin: tokens that an imported tokenizer adds before a text. _start: the token before a text in our training.
+        before, start = leading_token_ids(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
+        # _begin_tokens: added before a text by an imported model's tokenizer. _start_tokens: as in PretrainAX training.
         is_imported = isinstance(loaded.experiment.data.source, NoSource)
-        self._begin, self._start = (before, []) if is_imported else ([], before)
+        self._begin_tokens, self._start_tokens = (before, []) if is_imported else ([], before)
         self._prefix = vocabulary.separator if start is None else start
 
     @property
@@ -80,14 +86,16 @@ class PretrainAX(TemplateLM):
         return self.loaded.tokenizer.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **kwargs: object) -> Tokens:
-        begin = [] if add_special_tokens is False else self._begin
-        return [*begin, *self.loaded.tokenizer.encode(string).tolist()]
+        begin_tokens = [] if add_special_tokens is False else self._begin_tokens
+        return [*begin_tokens, *self.loaded.tokenizer.encode(string).tolist()]
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], Tokens, Tokens]], **kwargs: object
     ) -> list[tuple[float, bool]]:
         pairs = [(before, after) for _, before, after in requests]
-        return self._scores([(b if b[:1] == self._start else self._start + b, after) for b, after in pairs])
+        return self._scores(
+            [(b if b[:1] == self._start_tokens else self._start_tokens + b, after) for b, after in pairs]
+        )
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         windows = [
@@ -103,62 +111,64 @@ class PretrainAX(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        by_options = collections.defaultdict(list)  # requests with the same options
+        by_options = collections.defaultdict(list)  # options as JSON -> indices of requests
         for number, request in enumerate(requests):
             by_options[json.dumps(request.args[1], sort_keys=True)].append(number)
         generated = [""] * len(requests)
         for options, numbers in by_options.items():
             sampling = _sampling(json.loads(options))
-            for batch in (numbers[i : i + _ROWS] for i in range(0, len(numbers), _ROWS)):
-                prompts = [self._fitting(requests[i].args[0], sampling) for i in batch]
+            for batch in (numbers[i : i + _BATCH_SIZE] for i in range(0, len(numbers), _BATCH_SIZE)):
+                prompts = [self._truncate_prompt(requests[i].args[0], sampling) for i in batch]
                 for i, text in zip(batch, generate(self.loaded, prompts, sampling), strict=True):
                     generated[i] = text.text
         return generated
 
     def _scores(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[float, bool]]:
-        """Returns the scores of continuations, given the tokens before them.
+        """Scores continuations, given the tokens before them.
 
         Args:
           pairs: tokens before the continuation, and tokens of the continuation.
 
         Returns:
-          For each pair, the log-likelihood in nats, and True if greedy decoding gives this continuation.
+          For each pair, the log-likelihood in nats, and whether greedy decoding generates the continuation.
         """
-        examples, cut = [], 0
+        examples, num_truncated = [], 0
         for before, after in pairs:
-            over = max(len(before) + len(after) - self.max_length - 1, 0)
-            cut += over > 0
-            examples.append(causal_example(np.array(before[over:], np.int32), np.array(after, np.int32)))
-        if cut:
-            _log.warning("%d texts were cut from the left to the %d tokens of the model", cut, self.max_length)
+            excess = max(len(before) + len(after) - self.max_length - 1, 0)
+            num_truncated += excess > 0
+            examples.append(causal_example(np.array(before[excess:], np.int32), np.array(after, np.int32)))
+        if num_truncated:
+            _log.warning(
+                "%d texts were cut from the left to the %d tokens of the model", num_truncated, self.max_length
+            )
         scores = [(0.0, False)] * len(examples)
-        for answer in score_examples(self.loaded, enumerate(examples)):
-            scores[answer.number] = -answer.nats, answer.best == answer.tokens
+        for example_score in score_examples(self.loaded, enumerate(examples)):
+            scores[example_score.number] = -example_score.nats, example_score.best == example_score.tokens
         return scores
 
-    def _fitting(self, prompt: str, sampling: Sampling) -> str:
-        """Returns the end of a prompt that leaves room for the generated tokens, as in `hf`.
+    def _truncate_prompt(self, prompt: str, sampling: Sampling) -> str:
+        """Truncates a prompt from the left, if necessary, so that the generated tokens fit into the input, as in `hf`.
 
-        Prompts that leave enough room are unchanged.
+        Returns shorter prompts unchanged. Raises UserError if no prompt token would remain.
         """
-        room = self.max_length - sampling.max_new_tokens - len(self._begin + self._start)
-        if room < 1:
+        max_prompt_tokens = self.max_length - sampling.max_new_tokens - len(self._begin_tokens + self._start_tokens)
+        if max_prompt_tokens < 1:
             raise UserError(
                 f"max_gen_toks is {sampling.max_new_tokens}, but the model reads {self.max_length} tokens: reduce it"
             )
         ids = self.tok_encode(prompt, add_special_tokens=False)
-        if len(ids) <= room:
+        if len(ids) <= max_prompt_tokens:
             return prompt
-        _log.warning("a prompt of %d tokens was cut from the left to %d", len(ids), room)
-        return self.loaded.tokenizer.decode(ids[-room:])
+        _log.warning("a prompt of %d tokens was cut from the left to %d", len(ids), max_prompt_tokens)
+        return self.loaded.tokenizer.decode(ids[-max_prompt_tokens:])
 
 
 def _sampling(options: dict[str, object]) -> Sampling:
-    """Returns the generation options for the harness' `generation_kwargs`; raises UserError for unsupported options."""
+    """Converts the harness's `generation_kwargs` to `Sampling`; raises UserError for unsupported options."""
     settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
-    stop, max_new_tokens, draws = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
+    stop, max_new_tokens, do_sample = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
     for name in settings.keys() - set(_OPTIONS):
         raise UserError(f"generation_kwargs has {name}={settings[name]!r}, {nearest(name, _OPTIONS)}")
-    if not draws:
+    if not do_sample:
         settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
     return Sampling(max_new_tokens=max_new_tokens, stop=tuple(filter(None, stop)), **settings)

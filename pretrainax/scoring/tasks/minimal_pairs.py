@@ -1,6 +1,6 @@
-"""Minimal pairs: compares the likelihoods of two sentences that differ in few words.
+"""Minimal-pair tasks: compares the likelihoods of two sentences that differ in few words.
 
-The published files of BLiMP have this format and can be used unchanged (Warstadt et al. 2020, arXiv 1912.00582).
+The published files of BLiMP (Warstadt et al. 2020, arXiv 1912.00582) have this format, so they work unchanged.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
 
 
 class Pair(NamedTuple):
-    """Two sentences: a grammatical one, which should be more likely, and an ungrammatical one."""
+    """A grammatical sentence, which should be more likely, and an ungrammatical sentence."""
 
     good: str
     bad: str
-    group: str  # name of the group for separate metrics
+    group: str  # name of the group, for metrics per group
 
 
 @dataclasses.dataclass(kw_only=True)
 class MinimalPairs(Task[Pair]):
     """Compares the likelihoods of two whole sentences.
 
-    `accuracy` is the share of pairs whose good sentence is more likely. Equal likelihoods count as wrong.
+    `accuracy` is the fraction of pairs whose good sentence is more likely. Equal likelihoods count as wrong.
     """
 
     good: str = "{sentence_good}"
     bad: str = "{sentence_bad}"
-    group: str = "{UID}"  # the accuracy is also computed for each group; "": only for all examples
+    group: str = "{UID}"  # template of the group; accuracy is also computed per group; "": no groups
 
     kind: ClassVar[str] = "minimal_pairs"
 
@@ -48,6 +48,11 @@ class MinimalPairs(Task[Pair]):
     def metrics(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[TaskMetric]:
         pairs = [asked[i] for i in chosen]
         scores = sentence_log_likelihoods(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
-        right, group_of = scores[0::2] > scores[1::2], np.array([pair.group for pair in pairs])
-        groups = {"": np.ones(len(pairs), bool)} | {group: group_of == group for group in sorted({*group_of} - {""})}
-        return [TaskMetric("accuracy", mean(right[rows]), int(rows.sum()), group) for group, rows in groups.items()]
+        is_correct, group_of = scores[0::2] > scores[1::2], np.array([pair.group for pair in pairs])
+        rows_of_group = {"": np.ones(len(pairs), bool)} | {
+            group: group_of == group for group in sorted({*group_of} - {""})
+        }
+        return [
+            TaskMetric("accuracy", mean(is_correct[rows]), int(rows.sum()), group)
+            for group, rows in rows_of_group.items()
+        ]

@@ -1,4 +1,4 @@
-"""Multiple choice by likelihood: selects the most likely answer to a question."""
+"""Multiple-choice tasks: selects the most likely answer to a question."""
 
 import dataclasses
 import itertools
@@ -23,16 +23,16 @@ class Choices(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class MultipleChoice(Prompted[Choices]):
-    """Selects the most likely answer, by log-likelihood and by two normalized log-likelihoods.
+    """Selects the answer with the highest score: the log-likelihood, or one of two normalized log-likelihoods.
 
-    Each metric is the share of questions for which the correct answer has the highest score. The score of `accuracy` is
-    log p(answer | prompt), which favors short answers. `accuracy_per_byte` divides it by the UTF-8 bytes of the answer.
-    `accuracy_unconditional` subtracts log p(answer | `unconditional`), the log-likelihood of the answer without the
-    question (Brown et al. 2020, arXiv 2005.14165, section 2.4).
+    Each metric is the fraction of questions for which the correct answer has the highest score. The score of `accuracy`
+    is log p(answer | prompt), which favors short answers. `accuracy_per_byte` divides this score by the UTF-8 bytes of
+    the answer. `accuracy_unconditional` subtracts log p(answer | `unconditional`), the log-likelihood of the answer
+    without the question (Brown et al. 2020, arXiv 2005.14165, section 2.4).
     """
 
     choices: str = "choices"  # name of the field with the list of answers
-    answer: str = "answer"  # name of the field with the correct answer: its index, from 0, or its text
+    answer: str = "answer"  # name of the field with the correct answer: its 0-based index, or its text
     unconditional: str = "Answer:"  # prompt without a question, for accuracy_unconditional
 
     kind: ClassVar[str] = "multiple_choice"
@@ -66,16 +66,24 @@ class MultipleChoice(Prompted[Choices]):
             for choice in asked[index].choices
         ]
         scores = continuations(loaded, pairs)
-        scores_left, right = iter(scores), {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []}
+        remaining_scores, is_correct_by_measure = (
+            iter(scores),
+            {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []},
+        )
         for _, choices, answer in (asked[i] for i in chosen):
             conditional, unconditional = (
-                np.array([score.log_likelihood for score in itertools.islice(scores_left, len(choices))])
+                np.array([score.log_likelihood for score in itertools.islice(remaining_scores, len(choices))])
                 for _ in range(2)
             )
-            sizes = np.array([len(choice.encode()) for choice in choices])
-            for hits, values in zip(
-                right.values(), (conditional, conditional / sizes, conditional - unconditional), strict=True
+            num_bytes = np.array([len(choice.encode()) for choice in choices])
+            for is_correct, values in zip(
+                is_correct_by_measure.values(),
+                (conditional, conditional / num_bytes, conditional - unconditional),
+                strict=True,
             ):
-                hits.append(int(values.argmax()) == answer)
-        cut = {"answers to prompts that were cut": count} if (count := sum(score.is_cut for score in scores)) else {}
-        return [TaskMetric(measure, mean(hits), len(chosen), other=cut) for measure, hits in right.items()]
+                is_correct.append(int(values.argmax()) == answer)
+        counts = {"answers to prompts that were cut": count} if (count := sum(score.is_cut for score in scores)) else {}
+        return [
+            TaskMetric(measure, mean(is_correct), len(chosen), other=counts)
+            for measure, is_correct in is_correct_by_measure.items()
+        ]

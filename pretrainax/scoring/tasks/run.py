@@ -16,51 +16,51 @@ class LoadedTask(NamedTuple):
 
     name: str
     task: Task
-    asked: list[tuple]  # all examples, parsed by `task.read`
+    asked: list[tuple]  # all examples, as parsed by `task.read`
 
 
 def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
-    """Returns the tasks with the names `tasks`, including their examples.
+    """Loads tasks by name, together with their examples.
 
     Args:
-      tasks: names as in `read_task`.
+      tasks: names in the syntax of `read_task`.
 
     Raises:
       UserError: a task is unknown, or an example is invalid.
     """
-    tasks_read = []
+    loaded_tasks = []
     for name, task in map(read_task, tasks):
-        tasks_read.append(
+        loaded_tasks.append(
             LoadedTask(name, task, [task.read(example) for example in read_examples(find(task.examples))])
         )
-    return tasks_read
+    return loaded_tasks
 
 
 def run_tasks(loaded: LoadedModel, tasks: Sequence[LoadedTask], most: Optional[int] = None) -> Iterator[list[Result]]:
-    """Yields the results of a model on each task.
+    """Evaluates a model on tasks; yields the results of one task at a time.
 
     Args:
-      most: maximum number of examples per task, evenly spaced over all examples; None: all examples.
+      most: maximum number of examples per task, evenly spaced over all examples. None means all examples.
 
     Raises:
-      UserError: `most` is below 1, or the model does not support one of the tasks. In this case, no task is run.
+      UserError: `most` is below 1, or the model does not support one of the tasks; raised before any task is run.
     """
     if most is not None and most < 1:
         raise UserError(f"--examples={most}: it must be at least 1")
-    how = [task.how(loaded) for _, task, _ in tasks]
-    for (name, task, asked), line in zip(tasks, how, strict=True):
+    descriptions = [task.how(loaded) for _, task, _ in tasks]
+    for (name, task, asked), description in zip(tasks, descriptions, strict=True):
         count = len(asked) if most is None else min(most, len(asked))
-        figures = task.metrics(loaded, asked, [i * len(asked) // count for i in range(count)])
-        skipped = {"left out by --examples": len(asked) - count} if count < len(asked) else {}
+        metrics = task.metrics(loaded, asked, [i * len(asked) // count for i in range(count)])
+        skip_counts = {"left out by --examples": len(asked) - count} if count < len(asked) else {}
         yield [
             Result(
                 name,
-                figure.measure,
-                *figure.estimate,
-                {"examples": figure.examples} | ({} if figure.part else skipped) | dict(figure.other),
-                line,
-                figure.part,
+                metric.measure,
+                *metric.estimate,
+                {"examples": metric.examples} | ({} if metric.part else skip_counts) | dict(metric.other),
+                description,
+                metric.part,
                 loaded.origin,
             )
-            for figure in figures
+            for metric in metrics
         ]

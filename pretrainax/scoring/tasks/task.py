@@ -1,4 +1,4 @@
-"""Base classes of the kinds of tasks: their fields, the parsing of examples, and metrics."""
+"""Defines the base classes of task kinds: their fields, the parsing of examples, and the metrics."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,27 +15,29 @@ class TaskMetric(NamedTuple):
     """One metric of a model on a task."""
 
     measure: str  # name of the metric: "accuracy"
-    estimate: Estimate  # with its standard error over the examples
+    estimate: Estimate  # value with its standard error over the examples
     examples: int  # number of examples
     part: str = ""  # subset of the examples; "": all examples
-    other: Mapping[str, int] = {}  # counts of exceptions: {"prompts cut": 3}
+    other: Mapping[str, int] = {}  # counts of special cases: {"prompts cut": 3}
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Returns the mean of `values` and its standard error, from the sample standard deviation (n - 1)."""
+    """Computes the mean of `values` and its standard error, from the sample standard deviation (n - 1)."""
     return ratio(values, [1.0] * len(values))
 
 
 @dataclasses.dataclass(kw_only=True)
 class Task(Generic[Item]):
-    """Base class of the kinds of tasks.
+    """Base class of task kinds, such as multiple choice.
 
-    A description file of a task sets the fields. A template is a string that contains names of fields of an example,
+    The description file of a task sets the fields. A template is a string with names of an example's fields in braces,
     such as "{question}".
     """
 
     about: str = ""  # description for users
-    examples: str = ""  # path or glob of JSON lines, relative to the description file; "": the user must give it
+    examples: str = (
+        ""  # path or glob of JSON Lines files, relative to the description file; "": the user must provide it
+    )
 
     kind: ClassVar[str]  # name of the kind in description files
 
@@ -44,25 +46,25 @@ class Task(Generic[Item]):
         yield from ()
 
     def read(self, example: Example) -> Item:
-        """Returns the parsed form of an example; raises UserError with file and line if the example is invalid."""
+        """Parses an example; raises UserError with file and line number if the example is invalid."""
         raise NotImplementedError
 
     def how(self, loaded: LoadedModel) -> str:
-        """Returns a description of the scoring for users; raises UserError if the model does not support the task."""
+        """Describes to users how the task is scored; raises UserError if the model does not support the task."""
         raise NotImplementedError
 
     def metrics(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[TaskMetric]:
-        """Returns the metrics of a model on the task; metrics over all chosen examples precede metrics of subsets.
+        """Computes the metrics of a model on the task: first over all chosen examples, then over subsets.
 
         Args:
           asked: all examples, parsed by `read`.
-          chosen: indices of the examples to score. All examples may be used as shots.
+          chosen: indices of the examples to score. All examples may serve as shots.
         """
         raise NotImplementedError
 
 
 class Question(NamedTuple):
-    """The prompt of a question, and the question together with its answer, for use as a shot."""
+    """A question in two formats: as a prompt, and as a shot, which includes the answer."""
 
     prompt: str
     shot: str
@@ -70,11 +72,13 @@ class Question(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Prompted(Task[Item]):
-    """Base class of tasks that ask a question after `shots` other questions with their answers."""
+    """Base class of few-shot tasks: `shots` other questions with their answers precede the prompt."""
 
     prompt: str = "{prompt}"
     delimiter: str = " "  # between a prompt and its answer
-    shots: int = 0  # number of examples before each question: the first ones of the file, except the question
+    shots: int = (
+        0  # number of examples before each question: the first examples of the file, without the question itself
+    )
     separator: str = "\n\n"  # between two examples
 
     def problems(self) -> Iterable[str]:
@@ -82,7 +86,7 @@ class Prompted(Task[Item]):
             yield f"shots is {self.shots}, it must be at least 0"
 
     def with_shots(self, questions: Sequence[Question], index: int) -> list[str]:
-        """Returns the shots for a question, followed by its prompt; joined by `separator`, they are the model input.
+        """Returns the shots and the prompt of a question; joined by `separator`, they are the model input.
 
         Args:
           index: index of the question in `questions`.

@@ -97,7 +97,7 @@ def test_histogram_of_lengths(lengths):
 def test_duplicates_in_blocks_of_any_size(documents, block):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "_BLOCK", block)
-        patch.setattr(report, "_COLLECTED", 4)
+        patch.setattr(report, "_HASHES_PER_BLOCK", 4)
         found = figures(documents)
     assert found["duplicates"] == len(documents) - len(set(documents)) and found["duplicates_compared"] == 1
     assert found["longest"]["tokens"] == max(map(len, documents)) + 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretrainax.data.objectives import BidirectionalLM, Lengths, Text
+from pretrainax.data.objectives import BidirectionalLM, Lengths, ObjectiveInput
 from pretrainax.tokenization.base import Vocabulary
 
 VOCABULARY = Vocabulary(size=50, bos=1, eos=1)
@@ -14,7 +14,7 @@ SEGMENTS = np.array([1, 1, 1, 2], np.int32)
 
 
 def example(objective, tokens=TOKENS, segment_ids=SEGMENTS):
-    return objective.example(Text(tokens, segment_ids), np.random.default_rng(0), VOCABULARY)
+    return objective.example(ObjectiveInput(tokens, segment_ids), np.random.default_rng(0), VOCABULARY)
 
 
 def test_a_row_takes_as_many_tokens_as_it_is_long():

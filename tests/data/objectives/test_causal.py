@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, LearnedPositions, ModelConfig
-from pretrainax.data.objectives import CausalLM, Lengths, SpanCorruption, Text
+from pretrainax.data.objectives import CausalLM, Lengths, ObjectiveInput, SpanCorruption
 from pretrainax.data.objectives.causal import positions_from_segments
 from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
@@ -17,7 +17,7 @@ SEGMENTS = np.array([1, 1, 1, 2, 2, 2, 2, 3], np.int32)
 
 
 def example(objective, tokens=TOKENS, segment_ids=SEGMENTS):
-    return objective.example(Text(tokens, segment_ids), np.random.default_rng(0), VOCABULARY)
+    return objective.example(ObjectiveInput(tokens, segment_ids), np.random.default_rng(0), VOCABULARY)
 
 
 def experiment(family="decoder", objective=None, length=64, max_length=64):

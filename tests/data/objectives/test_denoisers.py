@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import UL2R, Lengths, MixtureOfDenoisers, SequentialDenoising, SpanCorruption, Text
+from pretrainax.data.objectives import (
+    UL2R,
+    Lengths,
+    MixtureOfDenoisers,
+    ObjectiveInput,
+    SequentialDenoising,
+    SpanCorruption,
+)
 from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
@@ -31,7 +38,9 @@ SEVEN = [objective for _, objective in MixtureOfDenoisers().bind(Words()).compon
 
 def example(objective, tokens, seed=0):
     tokens = np.asarray(tokens, np.int32)
-    return objective.example(Text(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), VOCABULARY)
+    return objective.example(
+        ObjectiveInput(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), VOCABULARY
+    )
 
 
 def examples(objective, count):
@@ -152,7 +161,7 @@ def test_real_texts_can_be_restored(tokenizers_of_all_kinds):
         vocabulary = dataclasses.replace(known, eos=known.separator, sentinels=known.sentinels or more)
         for _, objective in MixtureOfDenoisers().bind(tokenizer).components():
             for tokens in tokenizer.encode_batch(TEXTS):
-                row = objective.example(Text(tokens, None), np.random.default_rng(0), vocabulary)
+                row = objective.example(ObjectiveInput(tokens, None), np.random.default_rng(0), vocabulary)
                 np.testing.assert_array_equal(objective.restore(row, vocabulary), tokens)
 
 

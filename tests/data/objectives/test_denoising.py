@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.objectives import Denoising, Lengths, Text
+from pretrainax.data.objectives import Denoising, Lengths, ObjectiveInput
 from pretrainax.data.objectives.denoising import corrupt, draw_spans, permute_sentences
 from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
@@ -28,7 +28,7 @@ def only(**rates):
 def example(objective, tokens, ends=None, seed=0, vocabulary=VOCABULARY):
     tokens = np.asarray(tokens, np.int32)
     ends = np.array([len(tokens)] if ends is None else ends)
-    text = Text(tokens, np.ones(len(tokens), np.int32), parts=ends)
+    text = ObjectiveInput(tokens, np.ones(len(tokens), np.int32), parts=ends)
     return objective.example(text, np.random.default_rng(seed), vocabulary)
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.objectives import CausalLM, FillInTheMiddle, Lengths, Text
+from pretrainax.data.objectives import CausalLM, FillInTheMiddle, Lengths, ObjectiveInput
 from pretrainax.data.sources import TextFiles
 from pretrainax.runs.train import train
 from pretrainax.tokenization import ByteBPE
@@ -29,7 +29,7 @@ def text_of(documents, is_cut=False):
     ended = [[*document, EOT] for document in documents]
     ended[-1] = ended[-1][:-1] if is_cut and documents[-1] else ended[-1]
     segment_ids = np.repeat(np.arange(1, len(ended) + 1, dtype=np.int32), [len(document) for document in ended])
-    return Text(np.array(sum(ended, []), np.int32), segment_ids)
+    return ObjectiveInput(np.array(sum(ended, []), np.int32), segment_ids)
 
 
 def example(objective, text, seed=0, vocabulary=VOCABULARY):
@@ -48,7 +48,7 @@ def examples(objective, count, mean=400):
         tokens = rng.integers(2, 900, raw, dtype=np.int32)
         tokens[rng.random(raw) < 1 / mean] = EOT
         segment_ids = 1 + np.cumsum(np.append(0, tokens[:-1] == EOT), dtype=np.int32)
-        yield example(objective, Text(tokens, segment_ids), seed)
+        yield example(objective, ObjectiveInput(tokens, segment_ids), seed)
 
 
 def off(objective, rows):
@@ -71,7 +71,7 @@ def test_a_document_is_moved_as_in_the_paper(spm_rate, wanted):
     words = "<eot> <PRE> <SUF> <MID> the cat sat on mat".split()
     vocabulary = Vocabulary(size=len(words), eos=0, sentinels=(1, 2, 3))
     tokens = np.array([words.index(word) for word in THE_CAT.split()], np.int32)
-    text, objective = Text(tokens, np.ones(7, np.int32)), FillInTheMiddle(fim_rate=1.0, spm_rate=spm_rate)
+    text, objective = ObjectiveInput(tokens, np.ones(7, np.int32)), FillInTheMiddle(fim_rate=1.0, spm_rate=spm_rate)
     seen = set()
     for seed in range(500):
         row = example(objective, text, seed, vocabulary)
@@ -175,7 +175,7 @@ def test_the_texts_of_real_tokenizers_can_be_restored(kind, tokenizers_of_all_ki
     vocabulary, objective = tokenizer.vocabulary, FillInTheMiddle(fim_rate=1.0)
     for seed, ids in enumerate(tokenizer.encode_batch(TEXTS)):
         ids = np.append(ids, np.int32(vocabulary.separator))
-        row = example(objective, Text(ids, np.ones_like(ids)), seed, vocabulary)
+        row = example(objective, ObjectiveInput(ids, np.ones_like(ids)), seed, vocabulary)
         assert vocabulary.sentinels[0] == row["tokens"][0]
         np.testing.assert_array_equal(objective.restore(row, vocabulary), ids)
 
@@ -205,7 +205,7 @@ def test_a_document_is_parted_between_characters_and_each_part_is_tokenized_by_i
     ids = np.append(bpe.encode(document), np.int32(bpe.vocabulary.separator))
     within = 0
     for seed in range(50):
-        row = example(by_characters, Text(ids, np.ones_like(ids)), seed, bpe.vocabulary)
+        row = example(by_characters, ObjectiveInput(ids, np.ones_like(ids)), seed, bpe.vocabulary)
         prefix, suffix, middle = (bpe.decode(part[1:]) for part in parts_of(row, bpe.vocabulary))
         assert prefix + middle + suffix == document
         for part, text in zip(parts_of(row, bpe.vocabulary), (prefix, suffix, middle), strict=True):
@@ -219,7 +219,9 @@ def test_each_place_between_characters_is_drawn_alike(bpe, by_characters):
     document = "unbelievab"
     ids = np.append(bpe.encode(document), np.int32(bpe.vocabulary.separator))
     assert len(ids) < 10
-    rows = [example(by_characters, Text(ids, np.ones_like(ids)), seed, bpe.vocabulary) for seed in range(1000)]
+    rows = [
+        example(by_characters, ObjectiveInput(ids, np.ones_like(ids)), seed, bpe.vocabulary) for seed in range(1000)
+    ]
     prefixes = [len(bpe.decode(parts_of(row, bpe.vocabulary)[0][1:])) for row in rows]
     chances = (2 * (10 - np.arange(11)) + 1) / 121  # as above, of 11 places
     deviations = np.sqrt(1000 * chances)
@@ -231,7 +233,7 @@ def test_each_place_between_characters_is_drawn_alike(bpe, by_characters):
 def test_the_text_of_any_window_is_restored_and_no_longer_than_announced(bpe, by_characters, text, start, size, seed):
     ids = np.append(bpe.encode(text), np.int32(bpe.vocabulary.separator))[start : start + size]
     assume(len(ids) > 1)
-    row = example(by_characters, Text(ids, np.ones_like(ids)), seed, bpe.vocabulary)
+    row = example(by_characters, ObjectiveInput(ids, np.ones_like(ids)), seed, bpe.vocabulary)
     assert len(row["tokens"]) <= by_characters.measure(len(ids)).inputs
     spellings = bpe.spellings()
     written = [b"".join(spellings[i] for i in tokens) for tokens in (by_characters.restore(row, bpe.vocabulary), ids)]
@@ -241,7 +243,9 @@ def test_the_text_of_any_window_is_restored_and_no_longer_than_announced(bpe, by
 def test_a_bound_one_makes_the_same_in_another_process(bpe, by_characters):
     ids = bpe.encode(ENGLISH)
     again = pickle.loads(pickle.dumps(by_characters))
-    first, other = (example(o, Text(ids, np.ones_like(ids)), 3, bpe.vocabulary) for o in (by_characters, again))
+    first, other = (
+        example(o, ObjectiveInput(ids, np.ones_like(ids)), 3, bpe.vocabulary) for o in (by_characters, again)
+    )
     np.testing.assert_array_equal(first["targets"], other["targets"])
 
 

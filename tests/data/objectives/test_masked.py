@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError, from_json, to_json
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import Lengths, MaskedLM, NGrams, RateChange, Spans, Text, Tokens, WholeWords
+from pretrainax.data.objectives import Lengths, MaskedLM, NGrams, ObjectiveInput, RateChange, Spans, Tokens, WholeWords
 from pretrainax.data.packing import FirstFit, Windows
 from pretrainax.runs.train import train
 from tests.data.conftest import TEXTS
@@ -181,8 +181,8 @@ def test_the_rate_changes_in_a_line_or_at_once(change, rates):
 def test_the_rate_of_a_part_of_the_training_is_asked_for():
     objective = MaskedLM(rate=0.3, rate_change=RateChange(to=0.15))
     made = examples(MaskedLM(rate=0.15), windows(50, 510))
-    assert statistics(objective.between(0.0, 0.01), made)["mask rate"].is_off
-    assert not statistics(objective.between(0.99, 1.0), made)["mask rate"].is_off
+    assert statistics(objective.with_settings_between(0.0, 0.01), made)["mask rate"].is_off
+    assert not statistics(objective.with_settings_between(0.99, 1.0), made)["mask rate"].is_off
 
 
 def test_what_is_static_has_one_rate():
@@ -192,7 +192,7 @@ def test_what_is_static_has_one_rate():
 
 
 def test_an_evaluation_has_the_last_rate():
-    assert MaskedLM(rate=0.3, rate_change=RateChange(to=0.15)).rate_at(Text(None, None).progress) == 0.15
+    assert MaskedLM(rate=0.3, rate_change=RateChange(to=0.15)).rate_at(ObjectiveInput(None, None).progress) == 0.15
 
 
 # --- an example ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_rows_have_room_for_the_longest():
 def test_every_part_is_bound(tokenizers_of_all_kinds):
     mixture = ObjectiveMixture((SpanCorruption(mode="[NLU]"), SHORT), (1.0, 1.0))
     bound = mixture.bind(tokenizers_of_all_kinds["Unigram"])
-    assert [objective._mode_ids is not None for _, objective in bound.components()] == [True, False]
+    assert [objective._mode_token_ids is not None for _, objective in bound.components()] == [True, False]
     assert bound == mixture
 
 

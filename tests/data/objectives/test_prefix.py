@@ -18,11 +18,11 @@ from pretrainax.data.objectives import (
     Denoising,
     Lengths,
     MixtureOfDenoisers,
+    ObjectiveInput,
     PrefixLM,
     SequenceToSequence,
     SequentialDenoising,
     SpanCorruption,
-    Text,
     TextToText,
     spans,
 )
@@ -50,7 +50,9 @@ ORDINARY = st.lists(st.integers(2, 899), min_size=2, max_size=80)
 
 def text_of(tokens, segment_ids=None):
     tokens = np.asarray(tokens, np.int32)
-    return Text(tokens, np.ones(len(tokens), np.int32) if segment_ids is None else np.array(segment_ids, np.int32))
+    return ObjectiveInput(
+        tokens, np.ones(len(tokens), np.int32) if segment_ids is None else np.array(segment_ids, np.int32)
+    )
 
 
 def example(objective, tokens, seed=0, segment_ids=None, vocabulary=VOCABULARY):
@@ -208,7 +210,7 @@ def test_a_mixture_is_one_of_decoders(mixture):
 
 def pair(source, target):
     tokens = np.array([*source, EOS, *target, EOS], np.int32)
-    return Text(tokens, np.ones(len(tokens), np.int32), np.array([len(source) + 1, len(tokens)]))
+    return ObjectiveInput(tokens, np.ones(len(tokens), np.int32), np.array([len(source) + 1, len(tokens)]))
 
 
 def test_pairs_share_a_row_and_none_sees_another():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretrainax.config import to_json
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, Text
+from pretrainax.data.objectives import MaskedLM, ObjectiveInput, ReplacedTokenDetection
 from pretrainax.models import electra
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.tokenization.base import Vocabulary
@@ -24,7 +24,9 @@ SENTENCE = np.array([THE, CHEF, COOKED, THE, MEAL], np.int32)
 
 def example(objective, tokens, seed=0, vocabulary=VOCABULARY):
     tokens = np.asarray(tokens, np.int32)
-    return objective.example(Text(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), vocabulary)
+    return objective.example(
+        ObjectiveInput(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), vocabulary
+    )
 
 
 def chef():

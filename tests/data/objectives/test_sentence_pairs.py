@@ -13,8 +13,8 @@ from pretrainax.data.objectives import (
     Lengths,
     MaskedLM,
     NextSentencePrediction,
+    ObjectiveInput,
     SentenceOrderPrediction,
-    Text,
 )
 from pretrainax.data.objectives.sentence_pairs import truncate_pair
 from pretrainax.data.preparation.sentences import split
@@ -28,10 +28,12 @@ SENTENCES = st.lists(st.lists(st.integers(5, 999), min_size=1, max_size=9), min_
 
 
 def text(*sentences, others=()):
-    """A text of some sentences of ids; `others` are those elsewhere."""
+    """A text of some sentences of ids; `others` are those draw_other_document."""
     tokens = np.array([i for sentence in sentences for i in sentence], np.int32)
     ends = np.cumsum([len(sentence) for sentence in sentences])
-    return Text(tokens, np.ones(len(tokens), np.int32), ends, 1.0, (lambda rng: text(*others)) if others else None)
+    return ObjectiveInput(
+        tokens, np.ones(len(tokens), np.int32), ends, 1.0, (lambda rng: text(*others)) if others else None
+    )
 
 
 def example(objective, text, seed=0, vocabulary=VOCABULARY):
@@ -39,13 +41,13 @@ def example(objective, text, seed=0, vocabulary=VOCABULARY):
 
 
 def random_text(rng, sentences, longest, first=5):
-    """Sentences of 1 to `longest` ids from `first` on; elsewhere, of ids below 500, up to three times as many."""
+    """Sentences of 1 to `longest` ids from `first` on; other documents: ids below 500, up to three times as many."""
 
-    def elsewhere(rng):
+    def draw_other_document(rng):
         return random_text(rng, rng.integers(1, 3 * sentences + 1), longest)
 
     parts = [rng.integers(first, first + 495, rng.integers(1, longest + 1)) for _ in range(sentences)]
-    return text(*parts)._replace(elsewhere=elsewhere)
+    return text(*parts)._replace(draw_other_document=draw_other_document)
 
 
 # --- the papers' examples ------------------------------------------------------------------------------------------

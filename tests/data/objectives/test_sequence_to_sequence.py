@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import Lengths, SequenceToSequence, Text
+from pretrainax.data.objectives import Lengths, ObjectiveInput, SequenceToSequence
 from pretrainax.data.sources import TextFiles
 from pretrainax.tokenization.base import Vocabulary
 
@@ -21,7 +21,7 @@ TOKENS = st.lists(st.integers(3, 999), max_size=30)
 def pair(source, target, end=EOS):
     """A record, each part with its end, as in a corpus."""
     tokens = np.concatenate([source, [end], target, [end]]).astype(np.int32)
-    return Text(tokens, np.ones(len(tokens), np.int32), np.array([len(source) + 1, len(tokens)]))
+    return ObjectiveInput(tokens, np.ones(len(tokens), np.int32), np.array([len(source) + 1, len(tokens)]))
 
 
 def example(source, target, vocabulary=VOCABULARY):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.objectives import Lengths, SpanCorruption, Text
+from pretrainax.data.objectives import Lengths, ObjectiveInput, SpanCorruption
 from pretrainax.data.objectives.spans import corrupt, noise_counts, noise_mask, random_partition
 from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
@@ -23,7 +23,9 @@ ORDINARY = st.integers(103, 999) | st.just(EOS)  # a window holds the ends of it
 
 def example(objective, tokens, seed=0, vocabulary=VOCABULARY):
     tokens = np.asarray(tokens, np.int32)
-    return objective.example(Text(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), vocabulary)
+    return objective.example(
+        ObjectiveInput(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), vocabulary
+    )
 
 
 def with_sentinels(tokenizer):
@@ -60,7 +62,7 @@ def test_rows_have_the_lengths_that_were_announced(density, mean, length):
     lengths = objective.lengths(length)
     vocabulary = dataclasses.replace(VOCABULARY, size=10_000, sentinels=tuple(range(5000, 9000)))
     tokens = np.arange(103, 103 + lengths.raw, dtype=np.int32)
-    row = objective.example(Text(tokens, None), np.random.default_rng(0), vocabulary)
+    row = objective.example(ObjectiveInput(tokens, None), np.random.default_rng(0), vocabulary)
     assert row["encoder_tokens"].shape == row["encoder_segment_ids"].shape == row["encoder_positions"].shape
     assert row["tokens"].shape == row["targets"].shape == row["loss_weights"].shape == row["positions"].shape
     assert len(row["encoder_tokens"]) == lengths.inputs in (length - 1, length)
@@ -138,7 +140,7 @@ def test_of_a_single_token_nothing_is_dropped():
 @given(st.integers(1, 300), st.floats(0.01, 0.99), st.floats(1.0, 20.0), st.sampled_from(["", "[NLU]"]))
 def test_measured_lengths_are_those_of_examples_and_grow_with_the_text(raw, density, mean, mode):
     objective = SpanCorruption(density, mean, mode)
-    objective._mode_ids = np.full(objective.mode_tokens, 500, np.int32)
+    objective._mode_token_ids = np.full(objective.mode_tokens, 500, np.int32)
     vocabulary = dataclasses.replace(VOCABULARY, sentinels=tuple(range(1000, 1400)))
     row = example(objective, np.arange(103, 103 + raw), vocabulary=vocabulary)
     measured = objective.measure(raw)
@@ -260,7 +262,7 @@ def test_too_few_sentinels_are_refused():
 def test_as_many_sentinels_as_spans_are_enough():
     enough = dataclasses.replace(VOCABULARY, sentinels=SENTINELS[:28])
     SpanCorruption().check_vocabulary(enough, 512)
-    text = Text(np.arange(103, 671, dtype=np.int32), None)
+    text = ObjectiveInput(np.arange(103, 671, dtype=np.int32), None)
     row = SpanCorruption().example(text, np.random.default_rng(0), enough)
     assert set(SENTINELS[:28]) < set(row["targets"].tolist())
 

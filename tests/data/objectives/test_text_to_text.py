@@ -18,9 +18,9 @@ from pretrainax.data.objectives import (
     CausalLM,
     Lengths,
     MixtureOfDenoisers,
+    ObjectiveInput,
     SequenceToSequence,
     SpanCorruption,
-    Text,
     TextToText,
 )
 from pretrainax.data.pipeline import batches_of
@@ -61,7 +61,7 @@ def test_the_examples_of_the_paper():
         ("summarize : state authorities", "six people hospitalized after a storm ."),
     ):
         parts = [[ids[word] for word in f"{text} </s>".split()] for text in (source, target)]
-        text = Text(np.array(sum(parts, []), np.int32), None, np.cumsum([len(part) for part in parts]))
+        text = ObjectiveInput(np.array(sum(parts, []), np.int32), None, np.cumsum([len(part) for part in parts]))
         row = objective.example(text, np.random.default_rng(0), VOCABULARY)
         read = [" ".join(words[i] for i in row[name]) for name in ("encoder_tokens", "targets", "tokens")]
         assert read == [f"{source} </s>", f"{target} </s>", f"<pad> {target}"]
@@ -77,7 +77,7 @@ def test_the_unsupervised_objective_is_bound_to_the_tokenizer(tokenizers_of_all_
     objective = TextToText(SpanCorruption(mode="[NLU]"))
     bound = objective.bind(tokenizers_of_all_kinds["Unigram"])
     assert bound == objective  # what is known of the tokenizer is no part of the config
-    text = Text(np.arange(100, 200, dtype=np.int32), None)
+    text = ObjectiveInput(np.arange(100, 200, dtype=np.int32), None)
     ((_, of_texts),) = bound.components()
     row = of_texts.example(text, np.random.default_rng(0), tokenizers_of_all_kinds["Unigram"].vocabulary)
     assert tokenizers_of_all_kinds["Unigram"].decode(row["encoder_tokens"]).startswith("[NLU]")

@@ -78,7 +78,7 @@ def test_different_documents_are_no_near_duplicates(tmp_path):
 
 
 def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setattr(filters, "_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(filters, "_REQUIRED_PACKAGES", ("no_such_package",))
     (problem,) = QualityFilter().problems(None)
     assert problem == "QualityFilter requires no_such_package: pip install 'pretrainax[filters]'"
 

@@ -9,7 +9,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.preparation.prepare import prepare, prepare_share
 from pretrainax.data.sources import JsonLines
-from pretrainax.prepare import _share
+from pretrainax.prepare import _parse_shard
 from pretrainax.tokenization import ByteBPE
 
 LINE = (
@@ -121,4 +121,4 @@ def test_near_duplicates_and_bad_text_are_dropped_by_any_number_of_shares(tmp_pa
 @pytest.mark.parametrize("text", ["3/3", "a/2", "1", "-1/2", "1/0", "/"])
 def test_bad_share_is_an_error(text):
     with pytest.raises(UserError, match=r"it must be i/n with i from 0 to n - 1, such as 0/8"):
-        _share(text)
+        _parse_shard(text)

@@ -21,7 +21,7 @@ def test_a_kind_without_a_behaviour_is_named():
 
 
 def test_a_kind_of_its_own_is_one_class(monkeypatch):
-    monkeypatch.setattr(base, "_BEHAVIOURS", dict(base._BEHAVIOURS))
+    monkeypatch.setattr(base, "_ENCODINGS", dict(base._ENCODINGS))
 
     @register_positions(NoPositions)
     class Nothing(Positions):

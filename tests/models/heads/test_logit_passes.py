@@ -121,7 +121,7 @@ def test_derivatives_of_one_pass_are_those_of_reading_in_turn(accelerator, cap):
         read = form(cap, False, products, bias, targets)
         return jnp.log(read.normaliser) + read.largest - read.target
 
-    forms = logit_passes._read_at_once, logit_passes._read_in_turn
+    forms = logit_passes._stats_in_one_pass, logit_passes._stats_in_separate_passes
     got, expected = (jax.jvp(functools.partial(loss, form), (products,), (direction,)) for form in forms)
     np.testing.assert_allclose(got[0], expected[0], rtol=SUMS)
     np.testing.assert_allclose(got[1], expected[1], rtol=1e-5, atol=1e-4)  # sums of 50,304 in two orders

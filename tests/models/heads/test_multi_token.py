@@ -57,7 +57,7 @@ def ours(config, params, arrays):
     def objective(params, arrays):
         outputs = model.apply({"params": params}, arrays, deterministic=True)
         value, sums = losses.objective(outputs, arrays, losses.counts(arrays))
-        return value, (outputs.heads["multi_token"].predictions[0].logits(), sums)
+        return value, (outputs.heads["multi_token"].outputs[0].logits(), sums)
 
     with jax.default_matmul_precision("highest"):
         return jax.jit(jax.value_and_grad(objective, has_aux=True))(params, jax.tree.map(jnp.asarray, arrays))

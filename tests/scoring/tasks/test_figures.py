@@ -11,7 +11,7 @@ from pretrainax.config import UserError
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.results import Estimate
-from pretrainax.scoring.span_forms import Ids, forms_of
+from pretrainax.scoring.span_forms import Ids, span_formats
 from pretrainax.scoring.tasks.likelihoods import continuations, sentence_log_likelihoods, split
 from pretrainax.scoring.tasks.run import load_tasks, run_tasks
 from pretrainax.scoring.tasks.task import mean
@@ -100,7 +100,7 @@ def test_a_sentence_of_an_encoder_is_its_pseudo_log_likelihood():
 @pytest.mark.slow
 def test_a_sentence_of_a_model_that_fills_holes_is_asked_for_word_by_word_behind_the_first():
     loaded = loaded_case("t5_1_1")
-    (form,) = forms_of(loaded)
+    (form,) = span_formats(loaded)
     words = [loaded.tokenizer.encode(word) for word in ("a", " dog", " runs", ".")]
     expected = 0.0
     for i, word in list(enumerate(words))[1:]:
