@@ -172,7 +172,10 @@ class Exchange:
         return self["push"] or os.path.basename(os.path.abspath(to))
 
     def _recipe(self, origin: Origin) -> Optional[Recipe]:
-        """Compares the run's config with the ledger of --config; returns None without --config or without a ledger."""
+        """Compares the run's config with the ledger of the config that --config names.
+
+        Returns None if --config is not set, or if its config has no ledger.
+        """
         if cli.CONFIG.value is None:
             return None
         comparison = cli.compare_with_ledger(experiment_of(origin))

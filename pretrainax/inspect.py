@@ -27,7 +27,7 @@ _HTML = define_path("html", None, "HTML file to write, with the same rows and ta
 
 
 def main() -> int:
-    """Prints training rows and the table of rates. Returns the exit code."""
+    """Prints training rows, and a table of measured and expected statistics of the rows. Returns the exit code."""
     experiment = cli.experiment()
     if _AT.value > experiment.train.steps:
         raise UserError(f"--at={_AT.value} is after the last step: config.train.steps is {experiment.train.steps}")

@@ -42,7 +42,10 @@ _RECORD = define_path(
 
 
 def main() -> int:
-    """Trains and compares the runs, or, with --record, only trains. Returns the exit code."""
+    """Trains a config with and without interruptions, and compares the runs. Returns the exit code.
+
+    With --record, only trains one run and records digests of its batches.
+    """
     experiment = cli.experiment()
     if _RECORD.value:
         return record(experiment, cli.WORKDIR.value, _RECORD.value)

@@ -56,8 +56,8 @@ class Adapted(Wrapped):
     def merged(self, params: PyTree, frozen: Frozen) -> tuple[AnyModel, PyTree]:
         """Merges the tuning into the parameters; returns an equivalent model without tuning and the merged parameters.
 
-        If there is no equivalent model without tuning, this model is returned, with the merged parameters. If `frozen`
-        is None, returns this model and `params`.
+        If no model without tuning is equivalent, returns this model and the merged parameters. If `frozen` is None,
+        returns this model and the unchanged `params`.
         """
         if frozen is None:
             return self, params

@@ -25,7 +25,7 @@ class Matrix(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Returns the maximum rank of one layer's matrix."""
+        """Returns the largest rank that the matrix of one layer can have: the smaller of its input and output sizes."""
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
 

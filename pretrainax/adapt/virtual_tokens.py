@@ -119,8 +119,9 @@ class PromptTuning(_VirtualTokens):
     """Trains the embeddings of virtual tokens before each document (Lester et al. 2021, arXiv 2104.08691).
 
     In an encoder-decoder, only the encoder has virtual tokens. The initial embeddings are random rows of the token
-    embedding (section 3.2). NOTE The paper samples from the 5,000 most common tokens; this class samples from the whole
-    vocabulary.
+    embedding (section 3.2).
+
+    NOTE The paper samples from the 5,000 most common tokens; this class samples from the whole vocabulary.
     """
 
     length: int = 20  # tokens

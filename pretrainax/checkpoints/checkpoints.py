@@ -159,7 +159,7 @@ class Checkpoints:
         self.wait()
 
     def _newest_valid(self, abstract_state: PyTree, up_to: Optional[int]) -> Optional[int]:
-        """Returns the step that all processes restore, or None if there is none; warns about damaged checkpoints."""
+        """Returns the step that all processes restore, or None if no checkpoint exists; warns about damaged ones."""
         newest = -1
         if jax.process_index() == 0:
             step, damaged = newest_valid_step(self.directory, up_to)

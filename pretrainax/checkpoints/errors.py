@@ -45,5 +45,5 @@ def silence_orbax() -> None:
 
 
 def _is_not_orbax_traceback(record: logging.LogRecord) -> bool:
-    """Drops tracebacks logged for Orbax threads that fail or finish late, because the save itself raises the error."""
+    """Returns False for tracebacks of Orbax threads that fail or finish late: the save itself raises their errors."""
     return "_SignalingThread.run() raised" not in str(record.msg) and "loop is closed" not in str(record.exc_info)

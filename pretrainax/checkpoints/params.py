@@ -41,7 +41,7 @@ def load_steps(step_directories: Sequence[str], abstract_params: Params, folder:
       folder: TRAINED, or EMA for the moving average of the parameters.
 
     Raises:
-      UserError: as `load_parts`.
+      UserError: as in `load_parts`.
     """
     for step_directory in step_directories:
         complete(step_directory, parameter_files(folder))
@@ -59,7 +59,7 @@ def average_params(step_directories: Sequence[str], abstract_params: Params, fol
       folder: TRAINED, or EMA for the moving average of the parameters.
 
     Raises:
-      UserError: as `load_parts`, for any of the checkpoints.
+      UserError: as in `load_parts`, for any of the checkpoints.
     """
     for step_directory in step_directories:
         _check_arrays(step_directory, signatures({folder: abstract_params}))
@@ -177,7 +177,7 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
 
 
 def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yields (path, start, block) for each block of a checkpoint's parameters, or of their mean over several.
+    """Yields (path, start, block) for each block of a checkpoint's parameters, or of the mean over several checkpoints.
 
     A block is a slice of the parameter along its first axis, which begins at `start` and is as long as a stored chunk.
 

@@ -3,8 +3,8 @@
 A part of a checkpoint is a folder, for example `params/`. In this folder, each process has its own OCDBT store (a
 TensorStore database): the array values in `d/`, and the locations of the values in `manifest.ocdbt` and `nodes/`.
 Process 0 joins the stores into one store for the complete part. The joined store refers to the values in the
-processes' stores, so process 0 does not need them. Orbax and other readers find the same arrays as if a single process
-had saved them.
+processes' stores, so process 0 need not read the values. Orbax and other readers find the same arrays as if a single
+process had saved them.
 """
 
 import os

@@ -97,7 +97,7 @@ def _is_step(name: str) -> bool:
 def newest_valid_step(
     directory: str, up_to: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True
 ) -> tuple[Optional[int], dict[int, str]]:
-    """Returns the newest valid step and {step: faults} of damaged newer steps, or (None, {}) without a checkpoint.
+    """Returns the newest valid step and {step: faults} of newer damaged steps, or (None, {}) if no checkpoint exists.
 
     Args:
       directory: the folder `checkpoints` of the run.

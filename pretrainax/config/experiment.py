@@ -285,7 +285,7 @@ class Experiment:
 
     @property
     def rows_per_update(self) -> float:
-        """Counts the per-example gradients per update, as an optimizer may differentiate a batch repeatedly."""
+        """Returns the cost of an update's gradients in rows: the batch size times `optimizer.gradients_per_update`."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update
 
     @property
@@ -297,8 +297,8 @@ class Experiment:
     def passes(self) -> int:
         """Returns the number of matmuls with each weight matrix per step.
 
-        A trained matrix has three: one in the forward pass and two in the backward pass. With `tuning`, the number is
-        that of a frozen matrix.
+        A trained matrix has three: one in the forward pass and two in the backward pass. With `tuning`,
+        returns `tuning.passes`, the number for a frozen matrix.
         """
         return 3 if self.tuning is None else self.tuning.passes
 

@@ -95,7 +95,7 @@ class Tuning(Wrapper):
 
 
 class DistillConfig(Wrapper):
-    """Trains a model to match a teacher model, in addition to the model's own loss; see pretrainax.distill."""
+    """Trains a model with its own loss and a distillation loss against a teacher model; see pretrainax.distill."""
 
 
 class Adaptation(Choice):

@@ -208,7 +208,7 @@ class ModelConfig:
 
     @property
     def sized(self) -> dict[str, "ModelConfig"]:
-        """Returns each config section with size fields: {path of the section: config of a stack with those sizes}.
+        """Maps the path of each config section with size fields to the config of a stack that has these sizes.
 
         The paths are "config.model" and, if `decoder` is set, "config.model.decoder".
         """
@@ -232,7 +232,7 @@ class ModelConfig:
 
     @property
     def reads_question(self) -> bool:
-        """Returns True if each row's question tokens are global tokens, so that attention needs their positions."""
+        """Returns True if the model has sliding windows, and the question tokens of each row are its global tokens."""
         windows = self.sparse_attention
         return isinstance(windows, SlidingWindows) and windows.global_tokens == "question"
 

@@ -122,7 +122,7 @@ class _WithStop(Protocol):
 
 
 def phase_at(phases: Sequence[P], step: int) -> P:
-    """Returns the phase of the update after `step` updates, or the last phase if all updates are done."""
+    """Returns the phase of the next update after `step` completed updates, or the last phase if the run is complete."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 

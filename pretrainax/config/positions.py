@@ -75,8 +75,8 @@ class YarnScaling(RotaryScaling):
     """Scales low frequencies, keeps high ones, and sharpens attention (YaRN: Peng et al. 2023, arXiv 2309.00071).
 
     With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(mscale) / m(mscale_all_dim),
-    and the logits by m(mscale_all_dim)². If all dimensions of a head are rotated, both
-    scalings are equivalent (section 3.4).
+    and the logits by m(mscale_all_dim)². If all dimensions of a head are rotated, multiplying them by a factor is
+    equivalent to multiplying the logits by its square (section 3.4).
     """
 
     factor: float = 40.0  # ratio of the new context length to the trained one

@@ -38,8 +38,8 @@ class Recurrent(ModelPart):
     """Config of a model of bidirectional LSTMs over words (ELMo: Peters et al. 2018, arXiv 1802.05365, section 3).
 
     Word embeddings are computed from characters (Jozefowicz et al. 2016, arXiv 1602.02410, section 3.1), so only the
-    softmax has a table of words. An LSTM's cell state has width config.model.d_ff, and its output is projected to width
-    config.model.d_model.
+    softmax has parameters for each word. An LSTM's cell state has width config.model.d_ff, and its output is
+    projected to width config.model.d_model.
     """
 
     character_dim: int = 16  # width of the embedding of a character

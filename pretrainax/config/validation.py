@@ -53,7 +53,7 @@ def complete(experiment: Experiment) -> None:
     """Completes a config in place by letting the objective set the fields that depend on it, such as the task head.
 
     Raises:
-      UserError: a value has the wrong type, which the objective would not check.
+      UserError: a value has the wrong type or is not an allowed literal, which the objective itself does not check.
     """
     if problems := [*type_problems(experiment), *_literal_problems(experiment)]:
         raise UserError("; ".join(problems))
@@ -159,7 +159,7 @@ def _average_problems(e: Experiment) -> Iterator[str]:
 
 
 def _attention_problems(m: ModelConfig) -> Iterator[str]:
-    """Yields an error message for each attention problem: numbers of heads, layer pattern and windows."""
+    """Yields an error message for each problem with the attention settings: head counts, layer pattern and windows."""
     for path, stack in m.sized.items():
         if stack.head_dim is None and stack.num_heads > 0 and stack.d_model % stack.num_heads:
             yield f"{path}.d_model {stack.d_model} is not a multiple of {path}.num_heads {stack.num_heads}"

@@ -100,7 +100,7 @@ def type_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def range_problems(experiment: Experiment) -> Iterator[str]:
-    """Yields an error message for each number that is out of range or not finite, and for each invalid path."""
+    """Yields an error message for each number that is out of range or not finite, and for each invalid file path."""
     for path, _, value in fields(experiment):
         if isinstance(value, int):
             lowest, highest = _range_of(path)

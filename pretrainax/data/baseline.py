@@ -110,5 +110,8 @@ def _contexts_and_kinds(batch: HostBatch, special_index: np.ndarray) -> tuple[np
 
 
 def _smoothed(counts: np.ndarray, possible: np.ndarray) -> np.ndarray:
-    """Converts counts to probabilities over the last axis; splits one extra count evenly among the `possible` outcomes."""
+    """Converts counts to probabilities over the last axis.
+
+    One extra count is split evenly among the `possible` outcomes.
+    """
     return (counts + possible / possible.sum(-1, keepdims=True)) / (counts.sum(-1, keepdims=True) + 1)

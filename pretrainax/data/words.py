@@ -54,7 +54,7 @@ class Words:
         self._final_states.add(state)
 
     def _join_words(self, tokens: list[int], starts: np.ndarray) -> None:
-        """Sets `starts` to False for the tokens inside words of the list, in place."""
+        """Sets `starts` to False, in place, for all tokens of a word in the word list except its first token."""
         next_state, final_states, size, end = self._transitions.get, self._final_states, self._size, len(tokens)
         may_end = [*starts.tolist(), True]
         position = 0

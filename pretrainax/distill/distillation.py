@@ -21,12 +21,12 @@ class Distillation(kinds.DistillConfig):
     attention_loss + relations · relation_loss. Each term is a mean over predictions or tokens. By default, the loss
     uses only the student's own loss and the soft targets, with the default weights of DistilBERT's fine-tuning code.
 
-    soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the target tokens or the labels of a task
-      (Hinton et al. 2015, arXiv 1503.02531, section 2). hidden_loss, embedding_loss: distances of hidden states and of
-      embeddings. If the widths differ, a learned linear layer projects the states of the student to the width of the
-      teacher. attention_loss: mean squared difference of the attention logits, summed over layers (Jiao et al. 2020).
-      relation_loss: KL divergence between teacher and student of the query, key and value relations in one layer (Wang
-      et al. 2021).
+    - soft_loss: T² · KL(teacher || student) of softmax(logits / T), for the target tokens or the labels of a task
+      (Hinton et al. 2015, arXiv 1503.02531, section 2)
+    - hidden_loss, embedding_loss: distances of hidden states and of embeddings. If the widths differ, a learned linear
+      layer projects the states of the student to the width of the teacher.
+    - attention_loss: mean squared difference of the attention logits, summed over layers (Jiao et al. 2020)
+    - relation_loss: KL(teacher || student) of the query, key and value relations in one layer (Wang et al. 2021)
     """
 
     teacher: str  # a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]

@@ -160,7 +160,10 @@ class Evaluation:
                 print(visible(f"wrote {with_urls(plot_path)}"))
 
     def _folder(self) -> str:
-        """Returns the folder for results, which is in the model's folder or, for a Hub model, the current folder."""
+        """Returns the path of the folder for results.
+
+        This folder is in the model's folder or, for a model on the Hub, in the current folder.
+        """
         if name := hub_name(self.directory):
             return os.path.join("evaluations", name.repository.replace("/", "--"))
         return os.path.join(self.kept, "evaluations")

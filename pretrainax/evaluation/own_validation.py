@@ -30,7 +30,7 @@ _SOURCE_HINT = "set a data source, such as --source=\"TextFiles(path='my/folder'
 
 
 def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Origin, list[Result]]]:
-    """Repeats a run's own validation; yields each checkpoint with its validation metrics.
+    """Repeats a run's own validation for each checkpoint; yields the checkpoints with their validation metrics.
 
     If there is only one checkpoint, also prints its metrics and samples.
 
@@ -39,7 +39,8 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
       origins: the checkpoints.
 
     Raises:
-      UserError: the model is not a run with a dataset, or the tokenizer has changed since a checkpoint was saved.
+      UserError: `directory` is a Hugging Face directory or an imported model, so it has no dataset; the tokenizer has
+        changed since a checkpoint was saved; or checkpoints with different position encodings are to be averaged.
     """
     if not origins[0].steps:
         raise UserError(f"{directory} is a Hugging Face directory, without a validation split: {_SOURCE_HINT}")

@@ -53,7 +53,10 @@ def score_texts(
 
 
 def _load(origin: Origin) -> LoadedModel:
-    """Loads a model with the flags' dtype and mesh; for ELECTRA, returns the generator, which predicts tokens."""
+    """Loads a model with the dtype and mesh that flags set.
+
+    For ELECTRA, returns only the generator, because the discriminator does not predict tokens.
+    """
     experiment, overridden = cli.CONFIG.value, cli.overrides()
     dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
     mesh = make_mesh(experiment.mesh) if any(path.startswith("mesh") for path in overridden) else None

@@ -129,7 +129,7 @@ def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Arr
     """Returns the 2K most likely one-token extensions of each prompt's running sequences, best first.
 
     Returns:
-      The indices [B, 2K] of the running sequences that they extend, and the extended sequences.
+      The index [B, 2K] of the running sequence that each extension continues, and the extended sequences.
     """
     prompts, beams = search.running.scores.shape
     flatten = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731

@@ -78,7 +78,7 @@ class CachedModel:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """Returns the sharded parameters in the layout that `start` and `step` expect; the copy needs extra memory.
+        """Converts the parameters to the layout that `start` and `step` expect; this copy needs additional memory.
 
         Matrices have the dtype of the activations. Each layer of a stack has separate arrays. A tied output matrix is
         copied to a separate array [D, V].

@@ -83,7 +83,7 @@ def generate(
         called once per prompt, with the best sequence. It is not called if there are several samples per prompt.
       first: index of the first prompt. Sampled texts depend on the index of their prompt.
       batch_size: number of prompts that are on the device at the same time.
-      rates: token counts and device times to add to. If None, they are not measured.
+      rates: token counts and device times, to which this call adds its own. If None, nothing is measured.
 
     Raises:
       UserError: an option is out of range, a prompt is invalid or too long, or the model is an encoder.
@@ -300,10 +300,10 @@ class _Clock:
         self.last, self.count, self.tokens = now, count, tokens
 
     def wait_for_compilation(self, result: PyTree) -> PyTree:
-        """Waits for a call that executes zero steps, only to compile the function, and adds its time to the prefill.
+        """Waits until a jitted function is compiled, and adds this time to the prefill.
 
         Args:
-          result: result of the call.
+          result: result of a call of the function with zero steps, which serves only to compile it.
 
         Returns:
           `result`, when it is ready.

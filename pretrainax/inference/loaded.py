@@ -76,12 +76,12 @@ class LoadedModel:
         return self.run(_on_outputs(question), batch)
 
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Result], batch: Mapping[str, np.ndarray]) -> Result:
-        """Computes `work(model, params, batch)`, jitted as in `compute`, for results that are not in `Outputs`."""
+        """Computes `work(model, params, batch)`, jitted, for results that `compute` cannot derive from `Outputs`."""
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put_on_devices(with_token_inputs(batch, self._token_inputs)))
 
     def keep(self, make: Callable[["LoadedModel"], Result]) -> Result:
-        """Computes `make(self)`, such as parameters in another layout, and caches the result for this model."""
+        """Computes `make(self)` and caches the result, such as a copy of the parameters in another layout."""
         return cast(Result, self._cache(make))
 
     @functools.cached_property
@@ -102,7 +102,7 @@ class LoadedModel:
         return functools.cache(lambda make: make(bare))
 
     def clear_cache(self) -> None:
-        """Clears the cache of `keep`, which contains a copy of the parameters after text generation."""
+        """Frees the results that `keep` cached, such as the copy of the parameters that text generation needs."""
         self.__dict__.pop("_cache", None)
 
     def share_compiled(self, other: Self) -> Self:

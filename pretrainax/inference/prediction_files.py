@@ -37,9 +37,9 @@ class InputRecord(NamedTuple):
 
 
 class Input:
-    """Reads the records of --input, in order.
+    """Reads the records from the files that the flag --input selects, in order.
 
-    The attribute `bad` is the number of invalid records that --skip_bad has skipped so far.
+    The attribute `bad` is the number of invalid records that were skipped so far, due to the flag --skip_bad.
 
     Raises:
       UserError: the file does not exist or has an unsupported format.

@@ -38,7 +38,7 @@ class Rules(NamedTuple):
 
 
 class History(NamedTuple):
-    """The token-selection state of each row, which depends on the tokens it has read and generated so far."""
+    """The state of token selection for each row: the tokens read and generated so far, and the automata states."""
 
     used: Optional[jax.Array]  # [B, V] bool: True for ids in the prompt or the generated text; None: no penalty
     counts: Optional[jax.Array]  # [B, V] int32: number of times each id was generated; None: no penalty

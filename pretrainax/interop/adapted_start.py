@@ -33,7 +33,7 @@ class ConversionPlan(NamedTuple):
 
     @property
     def created(self) -> dict[str, str]:
-        """Describes each parameter that is converted or initialized, keyed by its path in the new model."""
+        """Describes how each parameter is converted or initialized, keyed by its path; omits copied parameters."""
         others = {path: rule for path, rule in self.rules.items() if path not in self.copied}
         return {
             path: f"{rule.description} ({rule.source})" if rule.source else "initialized"
@@ -42,7 +42,7 @@ class ConversionPlan(NamedTuple):
 
     @property
     def report(self) -> dict[str, object]:
-        """Returns the report for `start.json` on which parameters are copied, converted, initialized or unused."""
+        """Builds the entries of `start.json` that list the copied, converted, initialized and unused parameters."""
         return {"copied": self.copied, "made": self.created, "left_out": list(self.unused_paths)}
 
     @property

@@ -49,7 +49,7 @@ def read_config_json(directory: str) -> ConfigJson:
 
 
 def _on_hub(name: str) -> str:
-    """Returns a hint for messages that a Hub model is written hf:NAME, or "" if `name` cannot name a Hub model."""
+    """Returns a hint to write hf:NAME for a Hub model, for error messages; "" if `name` cannot be a Hub model."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         return ""
     return f"; a model of the Hugging Face Hub is named hf:{name}"

@@ -169,7 +169,7 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
 
 
 def _check_commit(field: str, origin: Origin) -> None:
-    """Raises UserError if the hosts of a run resolved a Hub branch to different commits."""
+    """Raises UserError if the hosts of a run resolved the Hub branch in config field `field` to different commits."""
     check_same(field, origin.hub or origin.description, "give a commit, such as hf:org/name@1a2b…")
 
 

@@ -62,8 +62,8 @@ class StartModel(NamedTuple):
     def with_head(self, usual: HeadConfig) -> ModelConfig:
         """Returns the model config with the task head of a transformers class, instead of the pretraining heads.
 
-        The class is the first one whose head has the same type as `usual`. The other config fields that the class sets
-        are applied too, unless they would change the shapes of the parameters.
+        This is the first class in `classes` whose head has the same type as `usual`. If the class also sets other
+        config fields, these are applied too, unless they would change the shapes of the parameters.
 
         Args:
           usual: a head of the required type, which is itself used if no transformers class has this type of head.

@@ -108,7 +108,7 @@ def other_architecture(
 
 
 def _adaptation_hint(theirs: ModelConfig, ours: ModelConfig, names: Sequence[str]) -> str:
-    """Returns a hint for messages that names adaptations from `theirs` to `ours`, or "" if there are none.
+    """Returns a hint, for error messages, to the adaptations that convert `theirs` to `ours`; "" if there are none.
 
     Args:
       names: names of the differing fields of the model config.
@@ -214,7 +214,7 @@ class DirectoryWeights:
         """
         shapes = {name: self._tensors.shapes[theirs] for name, theirs in self._file_names.items()}
         heads = head_modules(config)
-        modules: dict[str, Rows] = {}  # by module path; a linear layer or norm is present or absent as a unit
+        modules: dict[str, Rows] = {}  # rows by module path; a linear layer or norm is present or absent as a unit
         for path, row in self._rows.items():
             if path.partition("/")[0] in heads:
                 modules.setdefault(path.rpartition("/")[0], {})[path] = row
@@ -237,7 +237,7 @@ class DirectoryWeights:
             )
 
     def _is_absent(self, rows: Rows, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Returns True if the parameters of a head module are missing, or must be initialized due to different shapes.
+        """Returns True if a head module must be initialized, because its tensors are missing or have other shapes.
 
         Args:
           rows: tensor names of the module's parameters, by parameter path.

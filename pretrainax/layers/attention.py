@@ -201,7 +201,7 @@ def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
 
 
 def _xla_work(spec: AttentionSpec) -> Work:
-    """Returns the work of `xla`, which computes all query-key pairs, including masked ones.
+    """Returns the `Work` of the `xla` backend, which computes all query-key pairs, including masked ones.
 
     If the mesh shards the sequence dimension, the backward of ring attention recomputes the logits.
     """

@@ -184,7 +184,7 @@ def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Op
     """Returns the segment ids of queries and keys, [B, T'] and [B, S'], padded to multiples of `multiple`.
 
     The added tokens have the segment id PADDING. Returns None if the mask has no segment ids and both lengths are
-    already multiples.
+    already multiples of `multiple`.
     """
     ids = mask.query_segment_ids, mask.key_segment_ids
     if ids[0] is None:

@@ -43,7 +43,7 @@ class AttentionSpec:
 
 
 class KeyBlocks(NamedTuple):
-    """The numbers of key blocks that each query block attends to in block-sparse attention, for rows of any length."""
+    """Describes how many key blocks each query block attends to in block-sparse attention, for rows of any length."""
 
     size: int  # tokens per block
     sides: int  # number of neighbouring blocks that a query attends to, before and after its own block

@@ -11,19 +11,21 @@ from pretrainax.layers.attention_spec import AttentionSpec
 
 
 def all_pairs(spec: AttentionSpec) -> np.ndarray:
-    """Counts the query-key pairs that a kernel computes if it skips no tiles, for each sequence shard: [sequence].
+    """Counts the query-key pairs that a kernel computes if it skips no tiles.
 
-    The counts are for one row and one head. For block-sparse attention, they cover only the blocks attended to.
+    Returns one count per shard of the sequence dimension, [spec.sequence], for one row and one head. For block-sparse
+    attention, the counts cover only the blocks attended to.
     """
     pairs = spec.query_length * spec.key_length if spec.blocks is None else spec.blocks.pairs(spec.query_length)
     return np.full(spec.sequence, pairs / spec.sequence)
 
 
 def unskipped_pairs(spec: AttentionSpec, tile: tuple[int, int] = (1, 1)) -> np.ndarray:
-    """Counts the query-key pairs that a kernel computes if it skips masked tiles, for each sequence shard: [sequence].
+    """Counts the query-key pairs that a kernel computes if it skips masked tiles.
 
-    The counts are for one row and one head. The kernel skips each tile in which a causal mask or a window masks every
-    pair. It does not skip pairs of different segments, because segments differ between rows.
+    Returns one count per shard of the sequence dimension, [spec.sequence], for one row and one head. The kernel skips
+    each tile in which a causal mask or a window masks every pair. It does not skip pairs of different segments, because
+    segments differ between rows.
 
     Args:
       tile: numbers of queries and keys per tile; (1, 1) counts exactly the pairs that the causal mask and the window

@@ -139,11 +139,11 @@ class KVCache:
         return max(block.self_attention.keys.shape[-2] for block in self.blocks if block.self_attention is not None)
 
     def rings(self, lengths: jax.Array, sizes: list[int]) -> "KVCache":
-        """Converts the cache of right-padded prompts to ring buffers of `sizes` [L] slots.
+        """Converts the cache of right-padded prompts to ring buffers, one for each block.
 
         Args:
           lengths: [B], number of tokens of each prompt.
-          sizes: number of slots for each block.
+          sizes: [L], number of slots of each block's ring buffer.
         """
         first_cache = self.blocks[0].self_attention
         assert first_cache is not None

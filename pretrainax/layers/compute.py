@@ -31,9 +31,9 @@ _CPU_UNROLLED = 4  # blocks per iteration on a CPU
 def resolve_auto(train: TrainConfig) -> TrainConfig:
     """Replaces "auto" and 0 in `train` with values that suit the devices of the current mesh (`jax.set_mesh`).
 
-    The resolved fields are `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because its value depends
-    on the blocks (`blocks_per_iteration`). `attention` stays unchanged, because each attention layer chooses its
-    backend.
+    The resolved fields are `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because
+    `blocks_per_iteration` replaces a 0 separately for each stack, depending on the stack's number of layers.
+    `attention` stays unchanged, because each attention layer chooses its backend.
     """
     on_cpu = platform() == "cpu"
     return dataclasses.replace(

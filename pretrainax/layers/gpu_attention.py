@@ -70,7 +70,7 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def cudnn_work(spec: AttentionSpec) -> Work:
-    """Returns the work of cuDNN, which is all pairs that the causal mask and the window allow.
+    """Returns the `Work` of cuDNN, which computes all query-key pairs that the causal mask and the window allow.
 
     cuDNN's tile sizes are unknown and therefore ignored. With a prefix, cuDNN gets the mask as a bias and computes all
     pairs. The backward recomputes the logits (Dao et al. 2022, arXiv 2205.14135).

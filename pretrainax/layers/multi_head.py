@@ -45,7 +45,7 @@ class Attention(nn.Module):
     def flops(config: ModelConfig, length: int, read: int) -> int:
         """Returns the number of floating-point operations in the projections' forward pass, for one sequence.
 
-        Matmuls between queries and keys are counted only if `has_pairs` is False.
+        Matmuls between queries and keys are counted only if the class attribute `has_pairs` is False.
 
         Args:
           length: number of queries.

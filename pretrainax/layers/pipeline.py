@@ -55,7 +55,8 @@ def run_pipeline(
       layers: per-layer flags, [L] each.
       context: the blocks' shared inputs; each array is [B, …], or shared by all rows.
       keys: random keys, from which each microbatch and device derives its own keys, so that dropout masks differ.
-      parts: M, the maximum number of microbatches. If 0, there is one per row.
+      parts: requested number of microbatches. M is its greatest common divisor with the number of rows that pass
+        through one pipeline. If 0, there is one microbatch per row.
     """
     specs = param_specs({"blocks": params})["blocks"]
     shards = jax.tree.map(shard_spec, specs)
@@ -117,7 +118,7 @@ def split_microbatches(x: jax.Array, parts: int) -> jax.Array:
     """Gathers the n rows of each of P stages and splits them into M microbatches: [n, …] -> [M, P · n / M, …].
 
     Args:
-      parts: the maximum number of microbatches. If 0, there is one per row.
+      parts: requested number of microbatches. M is its greatest common divisor with P · n. If 0, M = P · n.
     """
     x = between_stages(jax.lax.all_gather, x, tiled=True)  # [n, …] -> [P · n, …]
     return x.reshape(count_parts(parts, len(x)), -1, *x.shape[1:])

@@ -136,7 +136,7 @@ class RecurrentBlock(Block):
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, AuxOutputs]:
-        """Returns the hidden states after this layer, and auxiliary outputs whose `state` is the same array.
+        """Returns the hidden states after this layer, as the output and as the `state` of the auxiliary outputs.
 
         A task head needs the hidden states of all layers, because its input is their weighted mean (`ScalarMix`).
         """

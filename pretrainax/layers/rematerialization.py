@@ -51,7 +51,7 @@ def cast_kernel(kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def products_saveable(primitive: Primitive, *_: object, **params: object) -> bool:
-    """Returns whether a block saves a primitive's output, as a policy for `jax.checkpoint`."""
+    """Returns True if a block saves the output of `primitive`; this function is a policy for `jax.checkpoint`."""
     return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _RESIDUAL)
 
 

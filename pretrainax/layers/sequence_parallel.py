@@ -45,10 +45,10 @@ def ring_attention(
     scale: float,
     logit_cap: Optional[float],
 ) -> jax.Array:
-    """Computes `attention` of whole arrays as ring attention, under the current mesh (`jax.set_mesh`).
+    """Computes `attention` as ring attention under the current mesh (`jax.set_mesh`).
 
-    Lengths that are not multiples of the number of devices in the ring are padded. The arguments and the result are as
-    in `attention`.
+    The arguments and the result are as in `attention`: global arrays, not the shards of one device. Lengths that are
+    not multiples of the number of devices in the ring are padded.
     """
     assert not mask.has_positions  # each device computes the indices of its own shard
     num_shards = axis_size(LENGTH_AXIS)

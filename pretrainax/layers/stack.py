@@ -209,10 +209,10 @@ class Stack(nn.Module):
     def _alternating(
         self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, AuxOutputs]:
-        """Computes the same as `_scanned` if each period has some layers without experts, then one with experts.
+        """Applies the layers of a stack in periods: one or more layers without experts, then one layer with experts.
 
-        This is one scan over n periods. As in every stack, the parameters of each kind of layer are stacked [l, …].
-        Each period uses l / n of them.
+        A single scan applies all n periods. For each of the two kinds of layers, the parameters of the l layers of this
+        kind are stacked [l, …], and each period uses l / n of them. The result is as in `_scanned`.
         """
         compute, (dense, with_experts) = self.compute, layer_groups(self.config, self.num_layers)
         periods, unroll = len(with_experts.numbers), self._unroll()
@@ -259,7 +259,7 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _loss_on_stages(self, x: jax.Array, context: Context, ending: LossStage) -> tuple[jax.Array, AuxOutputs]:
-        """Runs the pipeline, ending with `ending`, and returns the objective, with its sums as auxiliary outputs."""
+        """Runs the blocks, the final norm and `ending` as a 1F1B pipeline; returns the objective and metric sums."""
         params = {name: tree for name, tree in self.variables["params"].items() if name == "final_norm"}
 
         def run(params, x, tokens):
@@ -296,7 +296,9 @@ class Stack(nn.Module):
     def _unrolled(
         self, x: jax.Array, context: Context, cache: Optional[KVCache], branch: Optional[Branch]
     ) -> tuple[jax.Array, AuxOutputs]:
-        """Computes the same as `_scanned` for parameters that are a tuple from `layer_by_layer`, without dropout.
+        """Applies blocks whose parameters are a tuple from `layer_by_layer`, one after the other and without dropout.
+
+        The result is as in `_scanned`.
 
         Args:
           cache: optional KV cache, whose index is advanced by one token.

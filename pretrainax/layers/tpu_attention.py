@@ -71,9 +71,9 @@ def _common_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 
 def tpu_work(spec: AttentionSpec) -> Work:
-    """Returns the work of the flash and the splash attention kernels.
+    """Returns the `Work` of the flash and the splash attention kernels.
 
-    The work is the number of query-key pairs in the tiles that a kernel does not skip.
+    A kernel computes all query-key pairs in the tiles that it does not skip.
 
     The backward pass of each kernel runs two kernels: one for the query gradients, and one for the key and value
     gradients. Both recompute the logits, and both compute the gradient of the attention weights.

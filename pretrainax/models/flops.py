@@ -123,7 +123,7 @@ def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Ca
 
 
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
-    """Computes the forward FLOPs of one example inside and outside the blocks, excluding query-key matmuls."""
+    """Computes (FLOPs in the blocks, FLOPs outside them) of one example's forward, excluding query-key matmuls."""
     if config.generator is not None:
         flops = (other_flops(component, inputs, targets) for component in component_configs(config))
         blocks, outside_blocks = map(sum, zip(*flops, strict=True))
@@ -235,7 +235,7 @@ def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: 
 
 
 def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
-    """Returns a function that maps an `Attention` to the work of its implementation, such as the pairs it computes.
+    """Returns a function that maps an `Attention` to the `Work` of its implementation.
 
     The arguments are as in `implementation_of`.
     """

@@ -51,7 +51,9 @@ def _per_layer_array(values: Sequence, x: PyTree) -> np.ndarray:
 
 
 def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
-    """Returns a mask with the shapes of `layers_above` that is True for trained and False for frozen parameters.
+    """Returns a mask of `params`, which is True for trained parameters and False for frozen parameters.
+
+    A stacked parameter gets an array [L, 1, …] with one value per block; any other parameter gets a scalar.
 
     Args:
       params: arrays or shapes.
@@ -73,7 +75,7 @@ def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
 
 
 def count_trained(layers: LayersConfig, params: PyTree) -> int:
-    """Counts the scalar parameters in `params` (arrays or shapes) that are trained."""
+    """Counts the array elements in `params` (arrays or shapes) that are trained."""
     counts = jax.tree.map(
         lambda mask, x: int(mask.sum()) * math.prod(x.shape) // mask.size, trained_mask(layers, params), params
     )
@@ -81,10 +83,11 @@ def count_trained(layers: LayersConfig, params: PyTree) -> int:
 
 
 def rate_factors(layers: LayersConfig, params: PyTree, step: jax.typing.ArrayLike) -> PyTree:
-    """Computes each parameter's learning-rate factor, with the shapes of `layers_above`.
+    """Computes the factor by which each parameter's learning rate is multiplied.
 
-    The factor is rate_decay^layers_above, or 0 for frozen parameters. With gradual unfreezing, the factor of a layer
-    with n layers above it is 0 before step n · unfreeze_every. It then grows linearly over `unfreeze_warmup` steps.
+    A stacked parameter gets an array [L, 1, …] with one factor per block; any other parameter gets a scalar. The factor
+    of a layer with n layers above it is rate_decay^n, or 0 if the layer is frozen. With gradual unfreezing, the factor
+    is 0 before step n · unfreeze_every, and then grows linearly over `unfreeze_warmup` steps to rate_decay^n.
 
     Args:
       params: arrays or shapes.

@@ -31,7 +31,7 @@ class Schedule(kinds.Schedule):
     start_fraction: Optional[float] = dataclasses.field(default=None, kw_only=True)
 
     def build(self, peak: float, steps: int) -> Rate:
-        """Builds the learning-rate schedule of a run of `steps` updates: the warmup, then the decay from `fall`."""
+        """Builds the learning-rate schedule for `steps` updates: a warmup, then the decay that `fall` builds."""
         start_fraction, steps_to_peak = self.start_fraction, self.warmup_steps
         if start_fraction is None:
             start_fraction, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
@@ -40,7 +40,7 @@ class Schedule(kinds.Schedule):
 
     @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def fall(self, peak: float, steps: int) -> optax.Schedule:
-        """Builds the schedule after the warmup, as a function of the number of steps since the warmup ended.
+        """Builds the part of the schedule after the warmup, as a function of the steps since the warmup ended.
 
         The decay reaches the final rate one step after the last step of the run.
 
@@ -102,7 +102,7 @@ class WarmupInverseSquareRoot(Schedule):
 
 @dataclasses.dataclass
 class WarmupConstant(Schedule):
-    """A constant rate after the warmup: the peak rate."""
+    """Constant schedule: after the warmup, the rate stays at its peak."""
 
     def fall(self, peak, steps):
         return optax.constant_schedule(peak)
@@ -110,7 +110,7 @@ class WarmupConstant(Schedule):
 
 @dataclasses.dataclass
 class WarmupStableDecay(Schedule):
-    """A constant rate, the peak, then a decay to final_fraction of the peak in the last decay_steps of the run.
+    """The constant peak rate, then a decay to final_fraction of the peak in the last decay_steps of the run.
 
     The decay is peak · (1 - (1 - final_fraction) · sqrt(progress of the decay)) (Hägele et al. 2024, arXiv 2405.18392,
     section 4). Runs of different lengths have the same rates in all steps before the decay.

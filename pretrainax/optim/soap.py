@@ -32,9 +32,10 @@ class SOAP(Chain):
     not rotated. AdamW trains biases and norms. A square matrix's optimizer state is six times as large as the matrix
     (with Adam, twice as large).
 
-    NOTE The rank of the first gradient is below a matrix's larger dimension. As in the released code, rounding errors
-    determine the basis of the remaining directions, so the first steps differ between meshes. On a given mesh, runs are
-    bitwise reproducible. A run that resumes on a different mesh loads its bases from the checkpoint.
+    NOTE If a matrix is not square, the first gradient does not determine all eigenvectors of the larger factor, L or R.
+    As in the released code, rounding errors determine the other eigenvectors, so the first steps differ between meshes.
+    On a given mesh, runs are bitwise reproducible. A run that resumes on a different mesh loads P and Q from the
+    checkpoint.
     NOTE The heads of a projection form one matrix [D, H · K], like the weight of a linear layer in the released code.
     Unlike in the released code, the first update applies weight decay.
     """
@@ -164,7 +165,7 @@ class _Matrix:
 
 
 def _eigenvectors(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
-    """Computes the eigenvectors of the factors, [stacked…, n, n]; `bases` is ignored (for `jax.lax.switch`)."""
+    """Computes the eigenvectors of the factors, [stacked…, n, n]; `jax.lax.switch` requires the unused `bases`."""
     del bases
     return [_map_matrices(lambda factor: jnp.linalg.eigh(factor)[1], factor) for factor in factors]
 

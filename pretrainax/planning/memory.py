@@ -96,7 +96,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
 
     Args:
       mesh_sizes: size of each mesh axis, {axis of AXES: size}.
-      chip: the chip of the devices. None estimates for a CPU, which computes in float32 and saves attention logits.
+      chip: the chip of the devices. If None, the device is a CPU, which computes in float32 and saves attention logits.
 
     Raises:
       UserError: the batch size or a model dimension is not divisible by the mesh.

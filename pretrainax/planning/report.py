@@ -25,7 +25,7 @@ def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Op
 
     Args:
       name: name of the config.
-      compiled: the compiled step; None omits the tables about the compiled step.
+      compiled: the compiled step. If None, the report omits the tables about the compiled step.
       note: one line about the compilation, printed in the summary.
     """
     blocks = [

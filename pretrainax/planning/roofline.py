@@ -20,8 +20,8 @@
 - A collective around a torus uses as many dimensions of the slice as its mesh axis covers (in logarithms). Between
   hosts, each GPU sends through one network port.
 
-benchmarks/calibrate.py fits ATTAINABLE of a TPU, GROUPED and SPREAD to published runs (benchmarks/published.toml). All
-of these runs are within SPREAD.
+benchmarks/calibrate.py fits ATTAINABLE of a TPU, GROUPED and SPREAD to published runs (benchmarks/published.toml). The
+ratio of measured to estimated step time is within SPREAD for all of these runs.
 """
 
 import dataclasses
@@ -174,8 +174,8 @@ class Roofline:
     def range(self) -> tuple[float, float]:
         """Returns the (minimum, maximum) expected seconds of a step.
 
-        The bounds are the estimate times `spread`: the smallest and largest ratio of actual to estimated step time
-        among published runs, widened by 10%.
+        The bounds are the estimate times the two factors in `spread`. These factors are the smallest and the largest
+        ratio of actual to estimated step time among published runs, widened by 10%.
         """
         low, high = self.spread
         return low * self.seconds, high * self.seconds
@@ -263,7 +263,7 @@ def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work:
 
     Args:
       teacher: config of the teacher model, or None if the run has no teacher.
-      work: maps an attention to its query-key pairs on each device and its number of recomputed products.
+      work: function that maps a group of attention layers to its `Work` (query-key pairs, recomputed products).
       stretch: time of the layers with the pipeline, divided by their time without a pipeline.
     """
     train, passes, lengths = experiment.train, experiment.passes, lengths_of(shapes_of(experiment))
@@ -386,7 +386,7 @@ def _layer_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: s
 
 
 class _Attention(NamedTuple):
-    """Size in bytes of the float32 arrays in attention, over all layers. See `Passes` for the fields."""
+    """The total size in bytes of each kind of float32 array in attention, over all layers; see `Passes`."""
 
     pairs: float
     dropped: float

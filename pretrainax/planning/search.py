@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def largest(self) -> "Candidate":
-        """Returns the candidate of the training phase that needs the most memory, or itself if there are no phases."""
+        """Returns the candidate of the phase that needs the most memory, or this candidate if the run has no phases."""
         return _largest(self.phases) if self.phases else self
 
     def flags(self, before: Experiment) -> str:
@@ -164,7 +164,7 @@ def _accumulations(experiment: Experiment) -> list[int]:
 
 
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Finds config changes that make a run fit, simplest first; each one makes it faster than the one before.
+    """Finds config changes that make a run fit, simplest first; each change gives a faster run than the one before.
 
     The search tries four sets of fields. Each set includes the previous sets: (1) the rematerialization policy and the
     pipeline schedule; (2) the accumulation; (3) the mesh axes data, fsdp and expert; (4) the mesh axes tensor, sequence

@@ -167,7 +167,7 @@ def _parameter_collectives(
 
 
 def _stacks(experiment: Experiment) -> list[tuple[ModelConfig, int, int]]:
-    """Returns (config, tokens per sequence, sublayers per layer) for each stack of the model: one stack or two."""
+    """Returns (config, tokens per sequence, sublayers per layer) for each of the model's one or two stacks."""
     lengths = lengths_of(shapes_of(experiment))
     return list(zip(experiment.model.stacks.values(), (lengths.inputs, lengths.targets), (2, 3), strict=False))
 

@@ -67,7 +67,7 @@ def _reason_without_plan(trace: Trace) -> str:
 
 
 def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Optional[Roofline]:
-    """Estimates the time of the traced step from its compiled program, as a plan does.
+    """Estimates the duration of the traced step from its compiled program, in the same way as the planner.
 
     Returns None if the trace does not contain the program.
     """

@@ -124,10 +124,10 @@ def _main_metrics(select_by: str) -> list[str]:
 
 
 def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns (names of the metrics to draw besides the main loss, lists of per-part metrics, one for each kind).
+    """Finds the metrics to draw besides the main loss; returns (metrics of the whole data, per-part metrics by kind).
 
-    The former are all other validation losses and the metrics in `metrics`. Per-part metrics break a metric down by
-    part of the data: "loss/source=wiki", for example, has the kind "loss/source".
+    The first item has all other validation losses and the metrics in `metrics`. The second item has one list for each
+    kind of per-part metric: "loss/source", for example, is the kind of "loss/source=wiki", the loss on one source.
 
     Args:
       metrics: the main loss, followed by any other metrics whose per-part metrics are to be drawn.
@@ -141,7 +141,7 @@ def _other_metrics(lines: Sequence[dict], metrics: Sequence[str]) -> tuple[list[
 
 
 def _shorten(text: str, length: int) -> str:
-    """Truncates a text to at most `length` characters, to leave room for the numbers on the right."""
+    """Truncates a title or label to at most `length` characters, so that it does not overlap the text next to it."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

@@ -59,7 +59,7 @@ def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Seq
 
 
 def _curves(run: RunLines, figure: str) -> dict[str, dict]:
-    """Returns a metric's curves by split: its values, and their positions on each x-axis that the run has data for.
+    """Returns a metric's curve in each split, as x and y values for each x-axis that the run has data for.
 
     A noisy training metric also gets a smoothed curve.
     """

@@ -11,7 +11,7 @@ _CLOSED_ERRORS = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)  # errors of
 
 
 class LastingStream:
-    """A text stream that, once its reader has closed, discards its output instead of raising OSError."""
+    """A text stream that discards its output after its reader has closed it, instead of raising OSError."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -20,19 +20,19 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text, or discards it if the reader has closed; returns the number of characters."""
+        """Writes a text, or discards it if the reader has closed the stream; returns the number of characters."""
         with self._discard_if_closed():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes the stream; if the reader has closed, discards the buffered text and all later output."""
+        """Flushes the stream; if the reader has closed it, discards the buffered text and all later output."""
         with self._discard_if_closed():
             self._stream.flush()
 
     @contextlib.contextmanager
     def _discard_if_closed(self) -> Iterator[None]:
-        """Redirects the stream to os.devnull if an operation inside the context fails because the reader has closed."""
+        """Redirects the stream to os.devnull if an operation in the context fails because the reader has closed it."""
         try:
             yield
         except OSError as e:

@@ -1,4 +1,4 @@
-"""Compares the runs of a grid (--seeds, --sweep) by best checkpoint, median and spread over seeds, and best values."""
+"""Compares a grid's runs (--seeds, --sweep): best checkpoint, median and spread over seeds, and best swept values."""
 
 import math
 import os
@@ -25,7 +25,7 @@ class Result(NamedTuple):
     metrics: Optional[JsonObject] = None  # all metrics of the validation at this step
 
     def to_json(self) -> JsonObject:
-        """Returns a row of runs.json."""
+        """Returns this run's row for runs.json."""
         row = {"run": self.run.name, "seed": self.run.seed, "values": self.run.values, "exit_code": self.exit_code}
         return row | {"step": self.step, "value": self.value, "metrics": self.metrics}
 
@@ -55,7 +55,7 @@ class Group(NamedTuple):
         return [value for value in self.values_by_run if value is not None]
 
     def to_json(self) -> JsonObject:
-        """Returns a row of runs.json."""
+        """Returns this group's row for runs.json."""
         low, high = (min(self.finite_values), max(self.finite_values)) if self.finite_values else (None, None)
         counts = {"runs": len(self.values_by_run), "with_metric": len(self.finite_values)}
         row = {"values": self.values, **counts, "median": self.median, "spread": self.spread}

@@ -1,8 +1,8 @@
 """Trains the runs of a grid (--seeds, --sweep) one after the other, in separate processes and separate workdirs.
 
-All workdirs are below one folder. A separate process frees all memory at its end, compiles as a single run does, and
-does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. Its file `runs.json`
-has the results of all runs so far, and the configs of finished runs, which the command skips.
+All workdirs are below one folder. A separate process frees all memory at its end, compiles like a run outside a grid,
+and does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. Its file
+`runs.json` has the results of all runs so far, and the configs of finished runs, which the command skips.
 """
 
 import collections
@@ -44,7 +44,7 @@ def train_grid(
       0: all runs are done.
       1: some runs have failed and all others are done; the same command tries the failed runs again.
       2: a run has an invalid config or input; no other run starts, because the other runs may have the same error.
-      75: a signal ended the command; the same command continues. Above 128: a second signal ended it immediately.
+      75: a signal ended the command; the same command continues the grid. Above 128: a second signal ended it at once.
 
     Args:
       words: command-line arguments of `python -m pretrainax.main`, without the grid flags and --workdir.

@@ -105,7 +105,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
 
 
 def _epochs(run: Run) -> list[tuple[str, float]]:
-    """Computes (name, number of epochs in the run) for each component of all phases' data sources."""
+    """Computes (name, number of epochs) for each component of the data source, adding up the epochs over all phases."""
     if not run.phases:
         components = map(str, run.experiment.data.source.components())
         return list(zip(components, run.train_batches.epochs, strict=True))

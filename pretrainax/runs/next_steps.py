@@ -47,7 +47,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
 
 
 def _last_phase_open(experiment: Experiment) -> list[str]:
-    """Returns the flag that lets the last phase extend to the run's end, or [] if its length is already open."""
+    """Returns the flag that extends the last phase to the run's end; returns [] if none is needed."""
     if not experiment.phases:
         return []
     *earlier_phases, last_phase = experiment.phases

@@ -51,8 +51,8 @@ def show_samples(
 ) -> None:
     """Passes a few samples to `say`, one line each, as soon as they are ready; the first line explains the notation.
 
-    Sampling stops after `SECONDS`, or when `is_stopping` returns True in any process. Every process of the run must
-    call this function.
+    Sampling stops `SECONDS` seconds after the first prediction, or when `is_stopping` returns True in any process.
+    Every process of the run must call this function.
     """
     stopped = False
     if run.experiment.model.head is not None:  # a model with a task head predicts no tokens
@@ -134,7 +134,7 @@ def samples(
     stop: Stop = bool,
     count: int = 6,
 ) -> Iterator[str]:
-    """Yields lines to print: the most confident predictions of masked words, answers, or continuations.
+    """Yields lines to print, which show the model's predictions of masks or spans, answers, or continuations.
 
     Examples with masks or spans yield at most `count` lines, the most confident first, and then a summary of the ranks
     of all true tokens. Other examples yield one line each for the `count` examples with the most letters.
@@ -196,7 +196,7 @@ def _legend(example: Example, tokenizer: Tokenizer) -> str:
 
 
 class _Predictions(NamedTuple):
-    """Predictions at K positions."""
+    """The predicted ids at K positions, their probabilities, and the ranks of the true ids."""
 
     ids: list[int]
     probabilities: list[float]  # of `ids`
@@ -230,7 +230,7 @@ class _Predictor:
         self._predict, self._token_inputs = predict, token_inputs(model.config, words.tokenizer)
 
     def is_over(self) -> bool:
-        """Returns True if SECONDS have passed or if the run is stopping, in any process."""
+        """Returns True if SECONDS seconds have passed since the first prediction, or `stop` ends sampling earlier."""
         return self.stop(self.first_time is not None and time.monotonic() - self.first_time > SECONDS)
 
     def line(self, example: Example) -> str:

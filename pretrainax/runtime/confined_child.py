@@ -19,7 +19,7 @@ def serve(file: str, name: str, seconds: float, size: int) -> None:
     """Reads the arguments of each call from standard input, and writes the result of each call to standard output.
 
     Args:
-      seconds: time limit of one call. The system then kills the process, even inside a library.
+      seconds: time limit of one call. At the limit, the system kills the process, even inside a library.
       size: limit on the address space, in bytes.
     """
     spec = importlib.util.spec_from_file_location("confined", file)

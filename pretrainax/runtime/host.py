@@ -78,7 +78,7 @@ def start_devices() -> None:
     requested, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
 
     def is_no_failure(record: logging.LogRecord) -> bool:
-        """Filters the log: drops a failed plugin's traceback, and stores the reason for the error message."""
+        """Drops the log record of a failed plugin, and adds the plugin's error to `reasons`, for the error message."""
         error = record.exc_info and record.exc_info[1]
         reasons.extend([str(error)] if error else [])
         return not error
@@ -130,9 +130,9 @@ def _join_processes() -> None:
 
 
 def _bind_address(address: str) -> Optional[str]:
-    """Returns the address on which process 0 must listen, which is `address` if it is a loopback address.
+    """Returns the address on which process 0 must listen: `address` if it is a loopback address, otherwise None.
 
-    Returns None otherwise, which selects JAX's default: all interfaces.
+    None selects JAX's default, which is to listen on all interfaces.
     """
     host = address.rpartition(":")[0].strip("[]")
     return address if host == "localhost" or host.startswith("127.") or host == "::1" else None

@@ -1,4 +1,4 @@
-"""Handles SIGUSR1, which requests a profile of a run without ever ending it."""
+"""Handles SIGUSR1, which requests a profile of a run and never ends the run."""
 
 import contextlib
 import os

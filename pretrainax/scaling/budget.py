@@ -2,11 +2,11 @@
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
-    --law=besiroglu|hoffmann|FILE.json     the constants of the loss; --fit=runs/* writes FILE.json from your own runs
+    --law=besiroglu|hoffmann|FILE.json     the loss law; --fit=runs/* fits a law to your own runs and writes FILE.json
 
-The published constants were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
+The published laws were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
 so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, the FLOPs in the
-result are correct, but the optimal run is only a starting point. To get constants for one of them, run `--fit` on a
+result are correct, but the optimal run is only a starting point. To get a law for one of them, run `--fit` on a
 grid of small runs of that family.
 """
 
@@ -30,12 +30,12 @@ BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of th
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The flags with which `plan` is given a budget: exactly one of BUDGETS, and further options."""
+    """The values of the flags of `plan` that set a budget: exactly one of BUDGETS, and further options."""
 
     flops: Optional[float] = None  # training FLOPs of the whole run
     hours: Optional[float] = None  # duration of the run on the topology
     tokens: Optional[float] = None  # number of tokens of text that are available
-    fit: Optional[str] = None  # glob of workdirs, for a fit, which writes its constants into the folder `to`
+    fit: Optional[str] = None  # glob of workdirs: fits a law to these runs, and writes it to the folder `to`
     family: str = "decoder"
     topology: Optional[str] = None  # in the format of `Topology.parse`
     law: str = "besiroglu"  # name in LAWS, or path of a JSON file that --fit writes

@@ -185,7 +185,7 @@ def _head_width(width: float) -> int:
 
 
 def _round_width(width: float) -> int:
-    """Rounds a width to the nearest multiple of 64 in a grid of eight widths per octave, such as 2,560 and 10,240."""
+    """Rounds a width to a multiple of 64 or, from 1,024 on, to one of eight widths per octave, such as 2,560."""
     step = max(64, 2 ** math.floor(math.log2(width)) // 8)
     return step * max(1, round(width / step))
 

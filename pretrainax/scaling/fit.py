@@ -34,7 +34,7 @@ from pretrainax.training.metrics import read_metrics
 DELTA = 1e-3  # delta of the Huber loss, in log L
 STARTS = 16  # number of initial points, the best of 225 in the grid; nearly all of them lead to the same minimum
 RESAMPLES = 400  # number of laws that the bootstrap fits
-COVERAGE = 0.95  # coverage of the constants' intervals
+COVERAGE = 0.95  # coverage of the intervals of the law's constants
 CONSTANTS = ("E", "A", "alpha", "B", "beta")
 MIN_RUNS = 6  # minimum number of runs for a fit: the number of constants + 1
 # Fields of the config that must be equal in all runs, so that the losses are comparable.
@@ -124,7 +124,7 @@ def _read(workdir: str) -> tuple[Experiment, float | None]:
 
 
 def check_enough(pattern: str, runs: Sequence[Run]) -> None:
-    """Raises UserError if there are too few runs to determine the five constants; the message says what is missing."""
+    """Raises UserError if the runs are too few to fit the law's five constants; the message says what is missing."""
     sizes, amounts = ({getattr(run, name) for run in runs} for name in ("parameters", "tokens"))
     max_amounts = max((len({r.tokens for r in runs if r.parameters == size}) for size in sizes), default=0)
     missing = [
@@ -146,8 +146,9 @@ def check_enough(pattern: str, runs: Sequence[Run]) -> None:
 class _Problem:
     """The minimization problem: min over t of sum Huber(log(exp(e) + exp(a - alpha n) + exp(b - beta d)) - log L).
 
-    The constants are t = (e, a, alpha, b, beta). n is log N minus its mean over the runs, and d is log D minus its
-    mean. If the means were not subtracted, a and alpha would be nearly collinear.
+    The variables are t = (e, a, alpha, b, beta). The method `constants` converts them to the law's constants. n is
+    log N minus its mean over the runs, and d is log D minus its mean. If the means were not subtracted, a and alpha
+    would be nearly collinear.
     """
 
     def __init__(self, parameters: np.ndarray, tokens: np.ndarray):
@@ -156,11 +157,11 @@ class _Problem:
         self.n, self.d = n - self.n_mean, d - self.d_mean
 
     def predict(self, t: np.ndarray) -> np.ndarray:
-        """Computes each run's predicted log L, [runs], for the constants `t`."""
+        """Computes the log L that the variables `t` predict for each run, [runs]."""
         return np.logaddexp.reduce(self._terms(t))
 
     def slope(self, t: np.ndarray) -> np.ndarray:
-        """Computes the derivatives [runs, 5] of the predicted log L with respect to the constants `t`."""
+        """Computes the derivatives [runs, 5] of the predicted log L with respect to the variables `t`."""
         terms = self._terms(t)
         e, a, b = np.exp(terms - np.logaddexp.reduce(terms))
         return np.stack([e, a, -a * self.n, b, -b * self.d], axis=1)
@@ -172,7 +173,7 @@ class _Problem:
         """Minimizes the cost from one initial point and returns SciPy's result, which is a local minimum.
 
         Args:
-          start: initial values of the constants `t`.
+          start: initial values of the variables `t`.
           log_loss: each run's log L, [runs].
         """
         upper = np.array([np.inf, np.inf, 3.0, np.inf, 3.0])
@@ -181,7 +182,7 @@ class _Problem:
         return optimize.least_squares(residuals, start, self.slope, (lower, upper), loss="huber", f_scale=DELTA)
 
     def solve(self, log_loss: np.ndarray) -> np.ndarray:
-        """Finds the constants `t` with the lowest cost, by minimizing from each of the STARTS best initial points."""
+        """Finds the variables `t` with the lowest cost, by minimizing from each of the STARTS best initial points."""
         initial_points = sorted(self._initial_points(log_loss), key=lambda t: np.abs(self.predict(t) - log_loss).sum())
         return min(
             (self.descend(start, log_loss) for start in initial_points[:STARTS]), key=lambda result: result.cost
@@ -201,7 +202,7 @@ class _Problem:
             yield np.array([e, a, alpha, b, beta])
 
     def constants(self, t: np.ndarray) -> dict[str, float]:
-        """Converts the constants `t` to the law's constants E, A, alpha, B and beta, by name."""
+        """Converts the variables `t` to the law's constants, as a dict with the keys E, A, alpha, B and beta."""
         e, a, alpha, b, beta = t
         return dict(
             E=math.exp(e),
@@ -218,7 +219,7 @@ def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[L
     The bootstrap keeps each run's N and D, because the user chose these values, and draws the residual of its log L
     from the residuals of all runs. For n runs, the residuals are scaled by n / (n - 5), because a fit of five constants
     passes almost exactly through about five runs. On 20 synthetic sets of 20 runs with 0.3 % noise, the 95 % intervals
-    contained A 16 times, alpha 17 times, E 18 times, and B, beta and the exponent 20 times.
+    contained A 16 times, alpha 17 times, E 18 times, and B, beta and the exponent of N_opt 20 times.
 
     Args:
       family: model family of the runs.
@@ -279,7 +280,7 @@ def fit_report(pattern: str, directory: str) -> str:
 
 
 def _law_json(law_fit: Fit) -> dict[str, object]:
-    """Builds the contents of law.json, which `scaling.power_laws.law_of` reads: constants, intervals and runs."""
+    """Builds the contents of law.json (read by `power_laws.law_of`): the law's constants, their intervals, the runs."""
     law = law_fit.law
     return {
         "source": law.source,
@@ -297,7 +298,7 @@ def _law_json(law_fit: Fit) -> dict[str, object]:
 
 
 def _tables(law_fit: Fit) -> str:
-    """Formats one table of the runs with their predicted losses and one of the constants with their intervals."""
+    """Formats one table of the runs with their predicted losses and one of the law's constants with their intervals."""
     law, width = law_fit.law, max(len(run.workdir) for run in law_fit.runs)
     loss_width = max(len(law_fit.metric), 8)
     lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {law_fit.metric:>{loss_width}} {'law':>8}   error"]

@@ -139,7 +139,10 @@ def kaplan_loss_by_flops(flops: float) -> float:
 
 
 def kaplan_loss(parameters: float, tokens: float) -> float:
-    """Computes the loss of a model trained on `tokens` tokens, with early stopping (equation 1.5 and table 2)."""
+    """Computes the loss for N = `parameters` after early-stopped training on `tokens` tokens (equation 1.5).
+
+    The constants are those of table 2.
+    """
     return ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
 
 

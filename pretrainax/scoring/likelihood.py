@@ -96,7 +96,7 @@ def score(
 
 
 def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[ExampleScore]:
-    """Yields the score of each example, in any order.
+    """Computes the score of each example; yields the scores, with the indices of their texts, in any order.
 
     Args:
       questions: pairs (text index, example); consumed lazily.

@@ -90,7 +90,10 @@ def table_over_steps(results: Sequence[Result]) -> str:
 
 
 def name_among(result: Result, among: Sequence[Result]) -> str:
-    """Names a result by its source and part, as far as needed to tell it apart in the list `among`; may return ""."""
+    """Builds a label that tells a result apart from the others in `among`; "" if no label is needed.
+
+    The label contains the source if `among` has several sources, and the part of the source if there are parts.
+    """
     source = result.source if len({r.source for r in among}) > 1 else ""
     part = result.part or ("all of it" if any(r.part for r in among if r.source == result.source) else "")
     return ": ".join(filter(None, (source, part)))

@@ -27,7 +27,7 @@ from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """The options of scoring; options without effect on a model's family raise UserError in `method_of`."""
+    """Options for scoring texts; `method_of` raises UserError for an option that has no effect on the model."""
 
     context: Optional[int] = (
         None  # number of tokens that the model reads at a time; None: the default of `context_length`

@@ -78,7 +78,7 @@ class SpanFormat:
 
 
 def span_formats(loaded: LoadedModel) -> list[SpanFormat]:
-    """Returns the formats in which a model can predict a span: at most one for each value of `given`.
+    """Returns the formats in which a model can predict a span: at most one for each context, LEFT or BOTH.
 
     If a model supports several formats with the same context, only the first one is returned.
 
@@ -155,7 +155,7 @@ def _concatenate(*arrays: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
 
 
 def _masked_examples(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
-    """Builds an example for each token of the span, which predicts this token.
+    """Builds one example per token of the span; each example predicts its token.
 
     The predicted token and all later tokens of the span are masked. All other tokens are visible.
     """

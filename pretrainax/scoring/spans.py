@@ -113,7 +113,7 @@ class SpanScores:
         ]
 
     def per_byte(self, values: np.ndarray) -> Estimate:
-        """Divides the sum of `values` [S] by the size in bytes of all spans; adds the standard error over documents."""
+        """Computes the sum of `values` [S] per byte of all spans, and its standard error over documents."""
         _, document_index = np.unique(self.documents, return_inverse=True)
         return ratio(np.bincount(document_index, values), np.bincount(document_index, self.bytes))
 
@@ -220,8 +220,8 @@ def _score_form(loaded: LoadedModel, form: SpanFormat, spans: list[Span], ids: l
 def encode(tokenizer: Tokenizer, spans: Sequence[Span]) -> list[Ids]:
     """Tokenizes each span, its left context and its right context separately; the joined ids decode to the text.
 
-    Each string is tokenized after a full stop, whose ids are then removed, because some tokenizers add a space before a
-    text.
+    Some tokenizers add a space before a text. To prevent this, each string is tokenized with a full stop before it, and
+    the ids of the full stop are removed.
     """
     stop_ids = tokenizer.encode(_FULL_STOP)
     texts = [text for span in spans for text in (span.left, span.text, span.right)]
@@ -242,7 +242,7 @@ def encode(tokenizer: Tokenizer, spans: Sequence[Span]) -> list[Ids]:
 
 
 def length_bits(numbers: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Computes the cost in bits of the number of ids of each span, float64 [S].
+    """Computes how many bits encode the number of ids of each span, float64 [S].
 
     The probability of a number k is estimated from the spans of all other documents, plus a pseudo-count of 1 in total.
     The pseudo-count is distributed over all k with the weights 1 / (k (k + 1)), so that every number has a finite cost.

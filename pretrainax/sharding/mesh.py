@@ -141,7 +141,7 @@ def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Devic
     Devices other than TPUs, and TPUs of a single slice, are split into `count` consecutive groups of equal size.
 
     Raises:
-      UserError: the TPUs belong to several slices, but not to `count` of them.
+      UserError: the TPUs belong to more than one slice, and the number of their slices is not `count`.
     """
     slices = {}
     for device in devices:

@@ -119,10 +119,10 @@ def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
 
 
 def _views(shape: tuple[int, ...], splits: tuple) -> Iterator[tuple[tuple[int, ...], tuple]]:
-    """Yields a parameter's shape, (L, D, H, K), and its shapes with two axes merged, such as (L, D, H · K).
+    """Yields a parameter's shape, (L, D, H, K), and the shapes with two adjacent axes merged: (L, D, H · K).
 
-    Each shape comes with a tuple of the mesh axes that split its axes. An axis is merged into the one before it, and
-    only if the mesh does not split it.
+    Each shape comes with a tuple of the mesh axes that split its axes. Two axes are merged only if the mesh does not
+    split the second of them.
     """
     yield shape, splits
     for i in range(1, len(shape)):

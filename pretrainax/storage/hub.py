@@ -392,7 +392,7 @@ def _raise_without_response(path: str, error: Exception) -> NoReturn:
 
 
 def _model_rejection(path: str, error: Exception, response: _Response) -> UserError:
-    """Builds the UserError for a model request that the hub rejected, which retrying would not fix."""
+    """Builds the UserError for a request about the hub model `path` that the hub rejected."""
     name = hub_name(path)
     assert name is not None
     return _rejection(path, name, "model", error, response)

@@ -67,7 +67,7 @@ class Mirror:
     def pull(self, lazy: bool = True) -> bool:
         """Updates the local copy from the store; returns True if the store has any objects.
 
-        lazy: if True, no files are downloaded (`complete` does so); if False, all files except checkpoint arrays are.
+        lazy: if True, leaves all downloads to `complete`; if False, downloads all files except checkpoint arrays.
 
         Raises:
           UserError: an object's name is not a valid file name.
@@ -195,8 +195,8 @@ class Mirror:
     def finish_folder(self, folder: str, staging: str, names: Iterable[str]) -> None:
         """Renames the staging folder of a checkpoint to `folder`, after all processes have uploaded the files `names`.
 
-        The staging folder may contain some of these files. All other objects in the store's folder come from an earlier
-        attempt to save and are deleted.
+        The staging folder may lack the files of other processes. Deletes all objects below `folder` in the store that
+        are not in `names`, because they come from an earlier attempt to save.
         """
         prefix = self._name_prefix(folder)
         expected = {prefix + name for name in names}
@@ -243,7 +243,7 @@ class Mirror:
             self._write_record()
 
     def move_aside(self, paths: Collection[str]) -> None:
-        """Moves files that the store no longer has to a new folder outside the local copy; prints the folder's path."""
+        """Moves local files that are missing in the store out of the local copy; prints the new folder."""
         with self._lock:
             self._move_lost(names := [os.path.relpath(path, self.root) for path in paths])
             for name in names:
@@ -410,10 +410,10 @@ class Mirror:
             ) from e
 
     def _link_files(self, names: list[str], link_folder: str) -> list[str]:
-        """Creates hard links in `link_folder` to the objects' files; returns the names of the objects to upload.
+        """Hard-links the local files of objects into `link_folder`; returns the names of the objects to upload.
 
-        Objects whose files were deleted are omitted. If a folder has a deleted file and `names` contains the folder's
-        manifest (or other list of files), all of the folder's objects are omitted.
+        Omits objects whose local files were deleted. If any file of a folder was deleted and `names` contains the
+        folder's manifest (or other list of files), omits all objects of the folder.
         """
         deleted: set[str] = set()
         for file in dict.fromkeys(map(file_of, names)):
@@ -475,7 +475,7 @@ class Mirror:
                 os.rmdir(path_below(self.root, file))
 
     def _move_lost(self, names: Collection[str]) -> None:
-        """Moves local files whose objects the store has lost to a new outside folder; prints that folder's path."""
+        """Moves local files whose objects disappeared from the store out of the local copy; prints the new folder."""
         if not names:
             return
         new_folder, lost_files = self._paths.new_aside(), dict.fromkeys(map(file_of, names))

@@ -87,7 +87,7 @@ class Store:
         folder: name of the folder, or "" for all objects below the URL.
 
         Raises:
-          UserError: an object's name is not a valid file name, or another object is in a folder of the same name.
+          UserError: an object's name is not a valid file name, or is also the name of a folder with other objects.
         """
         try:
             listing = self._with_retries(lambda: self._fs.find(self._path(folder), detail=True))
@@ -201,7 +201,7 @@ class Store:
         """Returns the given stamps without those of folder markers.
 
         Raises:
-          UserError: an object's name is not a valid file name, or another object is in a folder of the same name.
+          UserError: an object's name is not a valid file name, or is also the name of a folder with other objects.
         """
         folders: set[str] = set()
         for name in stamps:

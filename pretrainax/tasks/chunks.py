@@ -103,7 +103,10 @@ class Chunks(Choice):
 
 
 def records_of(notes: Sequence[Note]) -> list[slice]:
-    """Returns the slice of each record's documents; a document with window number 0 begins a new record."""
+    """Groups documents by record, based on their notes; returns a slice of documents for each record.
+
+    A document with window number 0 begins a new record.
+    """
     starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
     return [slice(*bounds) for bounds in itertools.pairwise([*starts, len(notes)])]
 

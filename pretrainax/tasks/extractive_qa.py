@@ -266,7 +266,7 @@ class ExtractiveQA(Task):
         return best._replace(text="") if is_none else best
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Computes the predicted answer ("": no answer), the answer's score, and the null score minus that score."""
+        """Computes the predicted answer ("" for no answer), its score, and the null score minus the answer's score."""
         answer = self.extract(answers, notes)
         scores = {"score": answer.score, "null_score_diff": answer.null_score_diff}
         return {"prediction": answer.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}

@@ -52,11 +52,12 @@ class MarkedWords(Classification):
         return text
 
     def _read_span(self, record: Mapping, text: str, begin_field: str, end_field: str) -> tuple[int, int]:
-        """Reads the character range (start, end) of the words of a mark; raises ValueError if the range is invalid.
+        """Reads the character range (start, end) of marked words; raises ValueError if the range is invalid.
 
         Args:
           text: the text that contains the words.
-          begin_field, end_field: the second and the third field of the mark.
+          begin_field: field with the start of the words.
+          end_field: field with the end of the words or, with unit="words", with the words themselves.
         """
         values = [value_of(record, field, "config.objective.marks") for field in (begin_field, end_field)]
         if self.unit == "words":

@@ -89,7 +89,11 @@ class Retrieval(Task):
         return {**concatenate_segments(rows), "texts": np.array(len(rows), np.int32)}
 
     def _max_length(self, number: int) -> int:
-        """Returns the maximum number of tokens, special tokens included, of the query (0) or of a passage (1, …)."""
+        """Returns the maximum number of tokens of a query or passage, special tokens included.
+
+        Args:
+          number: 0 for the query, 1 or more for a passage.
+        """
         return self._length if number else self.query_length
 
     def is_cut(self, encoded: Encoded) -> bool:

@@ -137,7 +137,7 @@ class TokenClassification(Task):
         return num_repaired
 
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
-        """Yields one document with the token ids of each word in a text that separates words with spaces."""
+        """Yields one document with the token ids of each word, tokenized as in a text with spaces between the words."""
         space = "" if tokenizer.text_table.adds_space else " "
         words = [space * (i > 0) + word for i, word in enumerate(record.note["words"])]
         yield Encoded(tokenizer.encode_batch(words), {k: v for k, v in record.note.items() if k == "tags"})

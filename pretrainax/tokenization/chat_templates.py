@@ -27,7 +27,7 @@ def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]
       requests: for each rendering, a mapping from variable names (such as "messages") to values.
 
     Raises:
-      ValueError: the template is invalid, rendering fails, or the output differs between processes.
+      ValueError: the template is invalid, rendering fails, or the output contains an object's memory address.
     """
     compiled = _compile(template)
     outputs = []

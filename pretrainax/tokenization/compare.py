@@ -172,7 +172,7 @@ def _count_bytes(texts: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limits the `tokenizers` library to one thread inside the context, with a variable that it reads on each call."""
+    """Limits the `tokenizers` library to one thread inside the context, with an environment variable."""
     previous_value = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

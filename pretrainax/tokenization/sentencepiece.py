@@ -171,7 +171,7 @@ def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: st
 
     Args:
       model: content of the model file.
-      specials: maps Vocabulary fields to pieces; only additional special pieces, such as [CLS], matter.
+      specials: maps Vocabulary fields to special pieces, such as [CLS]; pad, bos, eos and unk are ignored.
       path: path of the model, for error messages, or None for a newly trained model.
 
     Raises:

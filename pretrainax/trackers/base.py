@@ -94,7 +94,7 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 
 
 def config_values(experiment: Experiment) -> dict[str, Value]:
-    """Returns a config's fields by path, with secrets masked, except for None values and the trackers themselves."""
+    """Returns the values of a config's fields by path, with secrets masked; omits None values and the trackers."""
     values: dict[str, Value] = {}
     for field in leaf_fields(experiment):
         if field.value is not None and not field.path.startswith("trackers"):

@@ -36,7 +36,7 @@ class MLflow(Tracker):
     packages = ("mlflow", "sqlalchemy", "alembic")
 
     def uri(self, workdir: str) -> str:
-        """Returns the tracking URI from the config, or else from MLFLOW_TRACKING_URI, or else `workdir`'s database."""
+        """Returns the tracking URI from the config, else from MLFLOW_TRACKING_URI, else that of a file in `workdir`."""
         return (
             self.tracking_uri
             or os.environ.get("MLFLOW_TRACKING_URI")

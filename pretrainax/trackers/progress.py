@@ -40,12 +40,12 @@ class Progress:
         return cls(path, **{name: stored[name] for name in ("run", "first", "rollbacks", "written") if name in stored})
 
     def begin(self, run: str) -> None:
-        """Stores the id of the current run in the tracking service; the first such id is also stored as `first`."""
+        """Stores `run`, the id that the tracking service gave the current run; keeps the first such id in `first`."""
         self.run, self.first = run, self.first or run
         self._save()
 
     def is_new(self, step: int, what: str) -> bool:
-        """Checks that no entry of kind `what` has been written yet for this or any later step."""
+        """Returns True if no entry of kind `what` has been written for `step` or any later step."""
         return step > self.written.get(what, -1)
 
     def record(self, step: int, what: str) -> None:

@@ -109,7 +109,7 @@ class _EventFile:
     """An open event file; writing raises OSError if the disk is full."""
 
     def __init__(self, folder: str, after: int):
-        """Opens a new file in a folder; it invalidates the entries in older files for step `after` and later."""
+        """Creates an event file in a folder; it invalidates entries of older files from step `after` on."""
         from tensorboardX import RecordWriter
         from tensorboardX.proto import event_pb2
 
@@ -123,7 +123,7 @@ class _EventFile:
         self._write(self._event(wall_time=time.time(), step=after, session_log=log(status=log.START)))
 
     def add(self, step: int, values: Iterable[_Message]) -> None:
-        """Adds a step's values, which come from a tensorboardX summary."""
+        """Writes the values of a step, which come from a tensorboardX summary."""
         event = self._event(wall_time=time.time(), step=step)
         event.summary.value.extend(values)
         self._write(event)

@@ -41,7 +41,7 @@ class Callback(kinds.Callback):
     label: ClassVar[str] = ""  # name in messages; "": the class name
 
     def resolve_fields(self, experiment: Experiment) -> None:
-        """Sets config fields that depend on the devices; runs after JAX initializes them, before data preparation."""
+        """Sets config fields that depend on the devices; runs after JAX finds the devices, before data preparation."""
 
     def rows(self, run: "Run") -> Iterable[Row]:
         """Returns additional (name, value) rows for the run's header."""

@@ -17,7 +17,7 @@ def checked_corpora(data: DataConfig, corpora: Sequence[Corpus], note: Callable[
     """Verifies the corpora's checksums in the background while the context is open; logs which files were not verified.
 
     Args:
-      corpora: the corpora in download order; downloads stop at `config.data.keep_bytes`.
+      corpora: the corpora in download order; files beyond `config.data.keep_bytes` are not downloaded or verified.
       note: logs a line.
 
     Raises:

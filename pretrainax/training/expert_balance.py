@@ -1,4 +1,4 @@
-"""Computes the load-balance metrics of a mixture of experts from sums that its blocks return."""
+"""Computes the load-balance metrics of a mixture of experts from the sums that the model's blocks return."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

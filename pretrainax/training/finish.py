@@ -1,6 +1,6 @@
 """Completes a run after its last step is saved: runs the last validation and the `on_end` methods of the callbacks.
 
-The trained parameters are already safe. With one process, an error in a callback is logged and the others still run.
+The parameters are already saved. With one process, if a callback fails, its error is logged and the others still run.
 """
 
 import contextlib

@@ -52,12 +52,12 @@ def size_loader(run: Run) -> Optional[LoaderSize]:
 
 
 def processes_for(busy: float, cores: int) -> int:
-    """Returns the number of loader processes (0 for a thread), where `busy` is seconds per batch / seconds per step."""
+    """Returns the number of loader processes, or 0 for a thread; `busy` is the build time of a batch / step time."""
     return 0 if busy <= MAX_THREAD_SHARE else max(min(math.ceil(SAFETY_FACTOR * busy), cores - 1), 1)
 
 
 def seconds_to_make(run: Run, count: int = 3) -> float:
-    """Measures the median seconds to build a batch over `count` batches, after an untimed one that opens the files."""
+    """Returns the median seconds to build a batch, over `count` batches; an untimed first batch opens the files."""
     first, seconds = run.stop - run.steps, []
     for i in range(count + 1):
         start = time.perf_counter()

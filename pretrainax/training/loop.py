@@ -4,7 +4,7 @@ Loop       everything around the jitted update; callbacks receive the loop
   train          runs the steps; after a loss spike it continues from an earlier checkpoint
   _train_steps   for each step: fetches a batch, runs the update, then logs, evaluates and saves if due
   _roll_back, _next_batch, _watch_batches, _announce_speed: helpers of `train` and `_train_steps`
-  _read_metrics  copies metrics from the device when they are needed, and checks each step once
+  _read_metrics  copies the metrics of pending steps to the host, and checks them for NaN, infinity and spikes
   _log, _evaluate, _save: called every `train.logged_every`, `evaluate.every` and `checkpoint.every` steps
 """
 
@@ -181,7 +181,7 @@ class Loop:
             state = self._roll_back(spike)
 
     def _train_steps(self, state: TrainState) -> tuple[TrainState, int]:
-        """Runs the steps after `loop_state.step`. Returns the same as `train`; raises Spike or RunFailed."""
+        """Runs the steps after `loop_state.step`; returns the state and the exit code. Raises Spike or RunFailed."""
         experiment, loop_state = self.run.experiment, self.loop_state
         steps, first = experiment.train.steps, loop_state.step + 1
         batches = iterate(self.batches, first - 1, steps, experiment.data.workers or 0)
@@ -407,7 +407,7 @@ class Loop:
         self._reset_clock()
 
     def _total_counts(self) -> dict[str, Optional[float]]:
-        """Returns the total counts so far (None if unknown), which serve as x axes for comparing runs' losses."""
+        """Returns the total tokens, bytes and FLOPs so far (None if unknown), for comparing runs at equal totals."""
         counts = self.loop_state.counts
         return vars(counts) if counts else dict.fromkeys(vars(Counts()))
 

@@ -2,12 +2,12 @@
 
 The largest PaLM had about 20 spikes at irregular intervals, despite gradient clipping. Its authors restarted from a
 checkpoint roughly 100 steps before the spike and skipped roughly 200 to 500 batches, including the batches before and
-during the spike. The same batches did no harm from another checkpoint (Chowdhery et al. 2022, arXiv 2204.02311,
-section 5.1).
+during the spike. The same batches caused no spike when training started from another checkpoint (Chowdhery et al.
+2022, arXiv 2204.02311, section 5.1).
 
 A batch is a function of its index, so a rollback is defined by the step after which batches are skipped and by their
 number. The loop state of each checkpoint contains the list of rollbacks. If the run returns to an older checkpoint, it
-repeats the steps up to that step with the same batches, so the choice of the checkpoint does not change the result.
+reads the same batches again up to the skipped ones, so the choice of the checkpoint does not change the result.
 """
 
 import math
@@ -34,7 +34,7 @@ class Spike(Exception):
 
 
 def find_spike(recent: Sequence[Observation], train: TrainConfig) -> Optional[str]:
-    """Returns a description of the loss spike if the last `spike_steps` steps of `recent` are one, otherwise None.
+    """Describes the loss spike that the last `spike_steps` steps of `recent` form; returns None if there is none.
 
     The steps are a spike if all their losses, or all their gradient norms, exceed the median of the `spike_window`
     preceding steps by more than `spike_deviations` robust deviations. A robust deviation is 1.4826 × the median
@@ -112,7 +112,7 @@ def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
 
 
 class SkippingBatches:
-    """The batches of a run without skipped batches: `self[step]` is the batch after `step` completed updates.
+    """The batches that a run trains on, without the skipped ones: `self[step]` is the batch of update `step` + 1.
 
     The step's phase builds the batch, even if skipping has shifted the batch index into the next phase.
     """

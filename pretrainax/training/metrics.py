@@ -46,7 +46,7 @@ def parts_in_names(names: Iterable[str]) -> list[str]:
 
 
 def meaning(name: str, names: Collection[str] = ()) -> str:
-    """Returns a metric's description (for a task if "labels" is in `names`), or "" if the metric is not declared."""
+    """Returns a metric's description, or "" if it has none; if "labels" is in `names`, the metrics are of a task."""
     metric, _, part = name.partition("/")
     declared = METRICS[metric].meaning if metric in METRICS else ""
     description = TASK_MEANINGS.get(metric, declared) if "labels" in names else declared

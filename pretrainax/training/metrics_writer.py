@@ -83,7 +83,7 @@ class MetricsWriter:
             self._open(step)
 
     def header(self, rows: list[tuple[str, str]]) -> None:
-        """Prints a table of names and values; the row "model" becomes the subtitle of the plot."""
+        """Prints a table of names and values; keeps the value of the row "model" as the subtitle of curves.png."""
         self.model = dict(rows).get("model", "")
         self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
 

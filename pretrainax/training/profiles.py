@@ -13,7 +13,7 @@ from pretrainax.training.run import Run
 
 
 class Profiles(Callback):
-    """Records profiles of the steps in `config.train.profile_steps`, and when the process receives SIGUSR1."""
+    """Records a profile of the steps in `config.train.profile_steps`, and one whenever the process receives SIGUSR1."""
 
     part = ""  # `Loop.paused` counts the time in the row "profiling" of the goodput table
 
@@ -21,7 +21,7 @@ class Profiles(Callback):
         """Stores the handler of profile requests and the function that summarizes traces.
 
         Args:
-          request: the handler of SIGUSR1. If None, only the config requests profiles.
+          request: the handler of SIGUSR1. If None, profiles can be requested only in the config.
           report: returns a summary, given the run and the path of a trace. If None, traces are not summarized.
         """
         self._request, self._report = request or ProfileRequest(), report

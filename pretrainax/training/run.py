@@ -41,7 +41,7 @@ GenerateOutputs = Callable[["Run", Params, Objective], tuple[Sequence, list[Note
 
 
 def no_generation(run: "Run", params: Params, task: Objective) -> tuple[Sequence, list[Note]]:
-    """Raises UserError; the default `write` of `build_run`, because pretrainax.training cannot generate text."""
+    """Raises UserError, because pretrainax.training cannot generate text; this is `build_run`'s default `write`."""
     raise UserError(
         f"{type(task).__name__} generates answers, which pretrainax.training does not support: train with "
         "pretrainax.runs.train, or set config.objective.answers to 0"
@@ -100,7 +100,7 @@ class Run:
         return phase_at(self.parts, step)
 
     def steps_left(self, step: int) -> float:
-        """Returns the work remaining after `step`, expressed as a number of this phase's updates with equal FLOPs."""
+        """Returns how many updates of this phase need as many FLOPs as all remaining updates after `step`."""
         remaining = [(part.work.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
         return sum(flops * steps for flops, steps in remaining if steps > 0) / self.work.flops_per_step
 
@@ -187,7 +187,7 @@ def build_steps(
     validated: Optional[Experiment] = None,
     make_model: Callable[[Experiment, TrainConfig], models.AnyModel] = trained_model,
 ) -> Steps:
-    """Builds the model, optimizer and jitted steps; call it inside `jax.set_mesh(mesh)`, whose devices may be absent.
+    """Builds the model, optimizer and jitted steps, without using any device; call it inside `jax.set_mesh(mesh)`.
 
     Args:
       experiment: a config without phases.

@@ -114,7 +114,7 @@ def init_state(
 def fresh_params(
     model: AnyModel, batch_shapes: Shapes, mesh: Mesh, seed: int, paths: Collection[str]
 ) -> dict[str, jax.Array]:
-    """Initializes the parameters at `paths`, sharded, with the same values as `init_state`; returns {path: array}."""
+    """Initializes the parameters at `paths` to the values from `init_state`; returns sharded arrays, {path: array}."""
 
     def make():
         params = _init_params(model, batch_shapes, seed)
@@ -176,7 +176,7 @@ class Update:
         return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once, so that a step copies no seeds
 
     def lower(self, state: TrainState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
-        """Lowers the update for arrays or shapes; the compiled program takes the same four arguments as `jitted`."""
+        """Lowers the update for arrays or shapes; the compiled program takes (state, batch, frozen, seeds)."""
         return self.jitted.lower(state, batch, frozen, self.seeds)
 
 
@@ -197,7 +197,7 @@ def make_train_step(
 
     Args:
       optimizer: built by an optimizer of pretrainax.optim; its `update` takes `step`.
-      schedule: returns the learning rate for the metrics.
+      schedule: computes the learning rate that the metrics report.
       chosen: `config.optimizer`, which selects the point at which gradients are computed (if None, the parameters).
       layers: `config.layers`, which selects the parameters to freeze. If None, no parameter is frozen.
 
@@ -335,7 +335,7 @@ def loss_options(train: TrainConfig) -> LossOptions:
 
 
 def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:
-    """Derives a step's {use: random key}. The dropout key uses a fast hash, because dropout draws the most numbers."""
+    """Derives a step's random keys, {use: key}. Dropout draws the most numbers, so its key uses a fast hash."""
     keys = _fold_in({use: _key(seed, use) for use, seed in seeds.items()}, step)
     return keys | {"dropout": hashed_key(keys["dropout"])}
 

@@ -9,9 +9,12 @@ from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
 
 def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[NameRow]]:
-    """Returns a function, used as `HuggingFace.table`, for LLaMA-like classes with experts in all layers.
+    """Returns a function, used as `HuggingFace.table`, that builds the name table of a LLaMA-like class with experts.
 
-    The arguments are those of `rows`.
+    All layers of the class have experts.
+
+    Args:
+      module, gate, up, down: names in transformers, as for `rows`.
     """
     return lambda config: huggingface_names(config, lambda _: rows(module, gate, up, down))
 

@@ -148,7 +148,7 @@ class TaskClass(NamedTuple):
         return rows + ([NameRow(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
 
     def name_of(self, row: NameRow) -> NameRow:
-        """Returns the row of a parameter outside the head, with the tensor name that this class uses."""
+        """Copies the name-table row of a parameter outside the head, and sets the tensor name that this class uses."""
         suffix = row.name.partition(".")[2]
         return row._replace(name=f"{self.base}.{suffix}" if self.base else self.prefix + row.name)
 

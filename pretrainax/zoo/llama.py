@@ -318,7 +318,7 @@ _FACTOR_KEYS = "short_factor", "long_factor"
 def _long_rope_values(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
     """Returns LongRoPE's parameters: both lists of factors, the scaling factor, and the original context length.
 
-    The scaling factor defaults to max_length / original context length.
+    If `parameters` has no scaling factor, the factor is `max_length` divided by the original context length.
 
     Raises:
       UserError: config.json has an `attention_factor`.

@@ -113,7 +113,10 @@ def _layer_pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
 
 
 def _theta(json: ConfigJson, kind: str, default: float) -> float:
-    """Reads the rotary theta of a kind of layer, such as "full_attention", from `rope_parameters`."""
+    """Reads the rotary theta of a kind of layer, such as "full_attention", from `rope_parameters` in config.json.
+
+    Returns `default` if config.json has no theta for this kind of layer.
+    """
     parameters = (json.get("rope_parameters") or {}).get(kind) or {}
     if parameters.get("rope_type", "default") != "default":
         raise UserError(f"config.json has rope_parameters {parameters}; only rope_type 'default' is supported")

@@ -45,7 +45,7 @@ def _rotating_layers(every: Optional[int], count: int) -> list[bool]:
     """Returns, for each layer, whether it applies rotary positions to queries and keys.
 
     Args:
-      every: interval at which a layer has no rotary positions. If None, all layers have rotary positions.
+      every: if n, every n-th layer has no rotary positions. If None, all layers have rotary positions.
       count: the number of layers.
     """
     return [every is None or bool(number % every) for number in range(1, count + 1)]
@@ -61,9 +61,12 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
-    """Reads from config.json which layers have rotary positions, as `no_rotation_every` and as a bool per layer.
+    """Reads from config.json which layers apply rotary positions.
 
     NOTE In `no_rope_layers` of config.json, 1 stands for a layer with rotary positions.
+
+    Returns:
+      The value of `no_rotation_every`, and for each layer whether it applies rotary positions.
 
     Raises:
       UserError: the layers without rotary positions are not evenly spaced.

@@ -121,7 +121,7 @@ def format_statistic(stat: Statistic) -> str:
 def _row_statistics(
     rows: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
 ) -> tuple[list[Statistic], np.ndarray]:
-    """Computes the statistics of rows over all objectives, and how full each row is (a fraction), [rows].
+    """Computes the statistics that cover the rows of all objectives, and what fraction of each row is filled, [rows].
 
     Args:
       rows: the examples of each row.

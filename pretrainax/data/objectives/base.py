@@ -95,7 +95,7 @@ class Objective(kinds.Objective):
         return not self.separates_rows
 
     def lengths(self, sequence_length: int) -> Lengths:
-        """Returns how many raw, input and target tokens an example with `sequence_length` inputs has at most."""
+        """Returns the maximum numbers of corpus, input and target tokens for examples with `sequence_length` inputs."""
         raise NotImplementedError
 
     def max_positions(self, sequence_length: int) -> int:

@@ -218,7 +218,7 @@ class Spans(Runs):
 
 @functools.lru_cache(maxsize=64)
 def _draw_moments(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the mean and mean square of how many runs are drawn until their lengths add up to at least n.
+    """Computes the mean and mean square of the number of runs drawn until their lengths add up to at least n.
 
     shares: the probabilities of run lengths 1, 2, 3, …
 
@@ -238,5 +238,5 @@ def _draw_moments(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.
 
 @functools.lru_cache(maxsize=8)
 def _cumulative_sums(shares: tuple[float, ...]) -> np.ndarray:
-    """Computes the cumulative sums of the probabilities, and caches them."""
+    """Computes the cumulative sums of the probabilities `shares`, and caches them."""
     return np.cumsum(shares)

@@ -53,7 +53,7 @@ class Prepared:
 
     @property
     def valid_first(self) -> tuple[Corpus, ...]:
-        """All distinct corpora of the run, validation corpora first, because every validation reads all of their rows."""
+        """All distinct corpora of the run, validation corpora first, as every validation reads all of their rows."""
         return (*self.valid, *(corpus for corpus in self.corpora if corpus not in self.valid))
 
 
@@ -282,7 +282,10 @@ def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) ->
 
 
 def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
-    """Filters and tokenizes the documents of shard `i`, and writes their hashes and MinHash signatures."""
+    """Filters and tokenizes the documents of shard `i`, and writes their tokens to `directory`.
+
+    If the recipe drops duplicates or near-duplicates, also writes the documents' hashes or MinHash signatures.
+    """
     skipped = collections.Counter()
     documents = until_stopped(recipe.source.read(shard, skipped))
     if recipe.quality is not None:

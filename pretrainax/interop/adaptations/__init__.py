@@ -18,7 +18,7 @@ _KINDS = (*_FAMILIES, DenseToExperts, Layers, WiderVocabulary, LongerContext, Fu
 
 
 def suggested(theirs: ModelConfig, ours: ModelConfig, fields: Iterable[str]) -> list[Adaptation]:
-    """Returns the adaptations that convert `theirs` to `ours`, or [] if they cannot convert all differing fields.
+    """Finds the adaptations that convert `theirs` to `ours`; returns [] if any of `fields` cannot be converted.
 
     Args:
       theirs: config of the trained model.

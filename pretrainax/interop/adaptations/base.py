@@ -13,7 +13,7 @@ from pretrainax.config import Experiment, ModelConfig, kinds
 
 
 class Operation(NamedTuple):
-    """One operation in the conversion of a parameter."""
+    """A function that an adaptation applies to a parameter to convert it, and its description for messages."""
 
     description: str  # description for messages, such as "8 copies"
     function: Callable[[jax.Array], jax.Array]
@@ -67,7 +67,7 @@ class Adaptation(kinds.Adaptation):
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         """Yields a message for each reason that prevents the conversion of `theirs` to `ours`.
 
-        A message contains the value of a field, the allowed values, and the field to set.
+        Each message names the offending config field, its value and the allowed values, and says what to change.
         """
         yield from ()
 

@@ -50,7 +50,7 @@ class Layers(Adaptation):
             yield from problems or self._expert_mismatches(name, before, ours)
 
     def _mismatches(self, stack: str, ours: int, theirs: int) -> Iterator[str]:
-        """Yields a message if `layers` is incompatible with the layer counts of a stack in the two models."""
+        """Yields a message if `layers` cannot convert a stack with `theirs` layers to a stack with `ours` layers."""
         name = f"config.checkpoint.adapt has {self}"
         if isinstance(self.layers, tuple):
             if len(self.layers) != ours or not all(0 <= layer < theirs for layer in self.layers):
@@ -82,7 +82,7 @@ class Layers(Adaptation):
             )
 
     def _source_layers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
-        """Returns the number of the source layer, from 0, for each layer of a stack."""
+        """Returns the index of the source layer in the trained model for each layer of a stack."""
         if isinstance(self.layers, tuple):
             return list(self.layers)
         count, source_count = (model.stacks[stack].num_layers for model in (ours, before))

@@ -68,9 +68,9 @@ class WiderVocabulary(Adaptation):
 
 @dataclasses.dataclass
 class LongerContext(Adaptation):
-    """Extends the context length: adds rows to learned position embeddings, and changes settings of other positions.
+    """Extends the context length of a model, and adds rows to its position embeddings if they are learned.
 
-    For rotary positions, `scaling` and `theta` may differ between the trained model and the new model.
+    Rotary positions have no parameters. Their `scaling` and `theta` may differ between the trained and the new model.
     """
 
     fields = ("position",)

@@ -188,7 +188,7 @@ def _run_experts(
     If devices hold different experts, they exchange rows.
 
     Args:
-      capacity: fixed number of rows per expert. If None, `slots.sizes` contains each expert's number.
+      capacity: number of rows of each expert, if it is fixed. If None, the numbers are in `slots.sizes`.
     """
     if axis_size(EXPERT_AXIS) == 1:
         return _feed_forward(config, rows, kernels, slots.sizes, capacity)
@@ -203,7 +203,7 @@ def _feed_forward(
 
     Args:
       sizes: [E], number of rows per expert.
-      capacity: fixed number of rows per expert. If None, `sizes` contains each expert's number.
+      capacity: number of rows of each expert, if it is fixed. If None, the numbers are in `sizes`.
     """
     up_layout, down_layout = Layout(capacity, split=1), Layout(capacity, split=2)
     up = _expert_linear(up_layout, rows, kernels.up, sizes)

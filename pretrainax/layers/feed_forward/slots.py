@@ -21,7 +21,7 @@ class Slots(NamedTuple):
 
 
 def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
-    """Gives each assignment of a token to an expert one of that expert's slots.
+    """Gives each of the N · k assignments a slot of its expert, if the expert has a free slot.
 
     First choices get slots before second choices (Lepikhin et al. 2020, section 2.2).
 

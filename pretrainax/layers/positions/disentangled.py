@@ -98,9 +98,9 @@ def log_bucket(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.
 def rows_by_distance(
     config: ModelConfig, query_length: int, key_length: int, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the R table rows that T queries and S keys need, and each distance's index into these R rows.
+    """Returns the R table rows that T queries and S keys need, [R], and each distance's index into them, [T+S-1].
 
-    The distances are query index - key index, in the order 1 - S, …, T - 1, minus `offset`: [T+S-1].
+    A distance is query index - key index. The T + S - 1 distances are 1 - S, …, T - 1, each minus `offset`.
 
     Args:
       offset: index of the first key minus index of the first query.

@@ -60,8 +60,8 @@ def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, b
 class RelativeBias(nn.Module):
     """The table of T5's relative bias: one trained scalar for each head and distance bucket.
 
-    Distances are computed from indices in the row instead of `positions`, so that all rows can share one bias.
-    Attention stays within a segment, where both give the same distances.
+    Distances are computed from token indices in the row instead of the batch's `positions`, so that all rows can share
+    one bias. Attention stays within a segment, where indices and positions give the same distances.
     """
 
     config: ModelConfig

@@ -139,7 +139,8 @@ def random_blocks(layer: int, heads: int, length: int, size: int, count: int, lo
     """Draws the random blocks of each head, for each block except the first and the last, [H, N - 2, r].
 
     For most lengths, the random blocks are drawn from the first 5 + 2 r blocks. For the lengths used in the paper's
-    training, they are drawn from the first 1,024 tokens, with as many draws as the longest row needs.
+    training, they are drawn from the first 1,024 tokens. They are then drawn for a row of `longest` tokens, and only
+    the draws of the first N - 2 blocks are used.
 
     Args:
       layer: layer index, the seed of the generator.

@@ -190,11 +190,11 @@ def first_token_attention(
 ) -> jax.Array:
     """Computes attention of the first token of each segment to its segment, [B, T, H, K]; zeros at other tokens.
 
-    Each token is the key of one query, the first token of its segment. Sums over segments are stored at the first
-    tokens.
+    Each token is a key for exactly one query: that of its segment's first token. The sum over a segment's tokens is
+    stored at the index of the segment's first token.
 
-    NOTE Queries are computed for all tokens, because the number of first tokens is not static. This is a fifteenth of a
-    block's matmul work.
+    NOTE Queries are computed for all tokens, because the number of first tokens is not static. These queries are a
+    fifteenth of a block's matmul work.
 
     Args:
       q, k, v: [B, T, H, K], from the separate projections of global tokens.
@@ -216,7 +216,9 @@ def first_token_attention(
 def question_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
-    """Computes attention of each of the first `count` tokens to its whole segment, [B, G, H, K] with G = count.
+    """Computes attention for the first `count` tokens, each of which attends to its whole segment, [B, G, H, K].
+
+    Here G = `count`.
 
     Args:
       q, k, v: [B, T, H, K], from the separate projections of global tokens.

@@ -26,9 +26,10 @@ class EmbedOutput:
 
 @register_head
 class Embedder(Head):
-    """The embedding head. `predictions` returns the embeddings [B, S, D]; their dot products are the scores.
+    """The embedding head. `predictions` returns the embeddings [B, S, D] of the S sequences of each row.
 
-    The negatives of a query are all other passages of the batch, on all devices.
+    The first sequence of a row is a query, the others are passages. The score of a passage for a query is the dot
+    product of their embeddings. The negatives of a query are all other passages of the batch, on all devices.
     """
 
     name, loss_name = "embed", "label_loss"

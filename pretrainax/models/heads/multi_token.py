@@ -155,8 +155,8 @@ def block_of(config: ModelConfig) -> ModelConfig:
 class MultiTokenModule(nn.Module):
     """Computes the hidden states of one depth and the sums of its block.
 
-    The inputs are the hidden states `x` of the previous depth and the embeddings `read` of the tokens `depth` positions
-    ahead. All states are [B, T, D].
+    A call takes the hidden states of the previous depth (`x`) and the embeddings of the tokens `depth` positions ahead
+    (`read`), [B, T, D] each.
     """
 
     config: ModelConfig

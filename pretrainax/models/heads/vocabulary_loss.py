@@ -51,7 +51,7 @@ def loss_sums(
     text_weights: Optional[jax.Array] = None,
     **options: Unpack[LossOptions],
 ) -> Sums:
-    """Computes {metric: (weighted sum over the predictions, sum of the weights)}.
+    """Computes the loss and its metrics as {metric: (weighted sum over the predictions, sum of the weights)}.
 
     Callers add up the sums of several batches, and then divide once.
 
@@ -65,10 +65,14 @@ def loss_sums(
       text_weights: [B, N] float32, `loss_weights` with special tokens set to 0. If None, text metrics are omitted.
 
     Returns:
-      "objective": the loss to minimize, the only entry with gradients. "loss": the negative log-likelihood in nats.
-      "accuracy": the targets whose logit is the largest. "text_loss", "text_accuracy": loss and accuracy with
-      `text_weights`. "z_loss": the z-loss times its weight, if the weight is not 0. "sequence_accuracy", with
-      `sequences`: the number of sequences whose targets are all correct, and the number of sequences.
+      A dictionary with these metrics:
+
+      - "objective": the loss to minimize, the only entry with gradients
+      - "loss": the negative log-likelihood in nats
+      - "accuracy": 1 for each target whose logit is the largest, otherwise 0
+      - "text_loss", "text_accuracy": loss and accuracy with `text_weights`
+      - "z_loss": the z-loss times its weight, if the weight is not 0
+      - "sequence_accuracy", with `sequences`: (number of sequences whose targets are all correct, number of sequences)
     """
     settings = _Settings(outputs.logit_cap, **options)
     assert settings.chunk > 0, settings  # layers.compute.resolve_auto replaces the 0 of config.train.loss_chunk

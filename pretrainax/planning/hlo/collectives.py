@@ -76,12 +76,12 @@ def _overlaps_products(program: Program, computation: str, start: Instruction) -
 def _collective(
     instruction: Instruction, computation: str, size: int, where: str, mesh: AnyMesh
 ) -> Optional[Collective]:
-    """Returns one execution of a collective with the bytes that a device sends, or None if no data leaves the device.
+    """Describes one execution of a collective, with the bytes each device sends; None if no data leaves a device.
 
     Args:
       computation: name of the computation that contains the instruction.
       size: size of the operands in bytes.
-      where: path of the model's module.
+      where: path of the model's module that causes the collective.
     """
     kind = instruction.opcode.removesuffix("-start")
     if kind == "collective-permute":

@@ -155,9 +155,9 @@ def _passed_on_arrays(program: Program, instruction: Instruction) -> dict[int, i
 
 
 def updates(program: Program, computation: str) -> list[Optional[Update]]:
-    """Returns the in-place update behind each array in the result of a fused computation.
+    """Finds, for each array in the result of a fused computation, the in-place update that produces the array.
 
-    An entry is None if the computation writes the whole array.
+    The entry is None for an array that the computation writes as a whole.
     """
     values = program.computations[computation]
     return [_update(program, values, values[name]) for name in program.result_instructions(computation)]
@@ -174,7 +174,7 @@ def _update(program: Program, values: dict[str, Instruction], made: Instruction)
 
 
 def behind_bitcasts(values: dict[str, Instruction], made: Instruction) -> Instruction:
-    """Follows a chain of bitcasts back from `made`; returns `made` itself if it is not a bitcast."""
+    """Follows bitcasts back from `made` to the first instruction that is not a bitcast, possibly `made` itself."""
     while made.opcode == "bitcast":
         made = values[made.operands[0]]
     return made

@@ -18,10 +18,10 @@ SHIPPED = {file.stem: str(file) for file in pathlib.Path(__file__).parent.joinpa
 
 
 def read_task(asked: str) -> tuple[str, Task]:
-    """Resolves "NAME", or "NAME:PATH" if the examples are at PATH, to the name and the task.
+    """Finds the task that "NAME" or "NAME:PATH" specifies; returns the name of the task, and the task.
 
-    NAME is a task shipped with the package, a .json description file, or a kind of task with its default fields. PATH
-    is a JSON Lines file, a folder of JSON Lines files, or a glob.
+    NAME is a task shipped with the package, a .json description file, or a kind of task with its default fields. PATH,
+    which provides the examples, is a JSON Lines file, a folder of JSON Lines files, or a glob.
 
     Raises:
       UserError: the task does not exist or has no examples, or its description has an invalid field.

@@ -68,7 +68,7 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
 
 
 def find(path: str) -> list[str]:
-    """Resolves `path`, a file, a folder or a glob, to a sorted list of file paths.
+    """Resolves `path` (a file, folder or glob) to a sorted list of file paths.
 
     A folder stands for all .jsonl files in the folder and its subfolders, including compressed .jsonl files.
 

@@ -52,7 +52,7 @@ def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> n
 
 
 def sentence_score_name(loaded: LoadedModel) -> str:
-    """Describes to users how a model scores sentences."""
+    """Returns a description, for users, of how a model scores sentences."""
     method = method_of(loaded, Scoring())
     return "word by word after the first, each in a separate hole" if isinstance(method, Targets) else method.manner
 
@@ -115,7 +115,10 @@ def _fit(form: SpanFormat, ids: Ids, longest: int) -> Ids:
 
 
 def _select_form(loaded: LoadedModel, given: str) -> SpanFormat:
-    """Selects the model's span format with the context `given` (LEFT or BOTH), or its first format if there is none."""
+    """Selects the model's span format with the context `given` (LEFT or BOTH).
+
+    If no format has this context, selects the model's first format.
+    """
     forms = span_formats(loaded)
     return next((form for form in forms if form.given == given), forms[0])
 

@@ -50,7 +50,11 @@ class Task(Generic[Item]):
         raise NotImplementedError
 
     def how(self, loaded: LoadedModel) -> str:
-        """Describes to users how the task is scored; raises UserError if the model does not support the task."""
+        """Returns a description, for users, of how the task is scored.
+
+        Raises:
+          UserError: the model does not support the task.
+        """
         raise NotImplementedError
 
     def metrics(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[TaskMetric]:
