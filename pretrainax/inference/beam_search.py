@@ -92,12 +92,12 @@ def generate_chunk(
 def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, length_penalty: float) -> Beams:
     """Extends the running sequences by one token, and keeps the K best of the sequences that have finished so far."""
     prompts, beams = search.running.scores.shape
-    parents, candidates = _candidates(search, logits, rules)  # [B, 2K]: K remain even if K sequences end in this step
+    parents, candidates = _candidates(search, logits, rules)  # [B, C]
     new_tokens = jnp.take_along_axis(candidates.tokens, (candidates.lengths - 1)[..., None], axis=-1)[..., 0]
-    ends = (new_tokens == rules.end) | (candidates.lengths >= search.limits[:, None])
+    ends = rules.is_end(new_tokens) | (candidates.lengths >= search.limits[:, None])
 
     scores = candidates.scores / candidates.lengths.astype(jnp.float32) ** length_penalty
-    ended = ends & (jnp.arange(2 * beams) < beams)[None] & (candidates.scores > _NEVER / 2) & ~search.ended[:, None]
+    ended = ends & (jnp.arange(ends.shape[1]) < beams)[None] & (candidates.scores > _NEVER / 2) & ~search.ended[:, None]
     newly_finished = candidates._replace(
         scores=jnp.where(ended, scores, -jnp.inf), lengths=jnp.where(ended, candidates.lengths, 0)
     )
@@ -126,10 +126,12 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
 
 
 def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Array, BeamSequences]:
-    """Returns the 2K most likely one-token extensions of each prompt's running sequences, best first.
+    """Returns the C most likely one-token extensions of each prompt's running sequences, best first.
+
+    C is K · (1 + E) for E end tokens: K extensions remain even if each of the K sequences ends in E ways.
 
     Returns:
-      The index [B, 2K] of the running sequence that each extension continues, and the extended sequences.
+      The index [B, C] of the running sequence that each extension continues, and the extended sequences.
     """
     prompts, beams = search.running.scores.shape
     flatten = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731
@@ -137,7 +139,7 @@ def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Arr
     total = flatten(processed_logits(log_probs, rules, search.history)) + jnp.repeat(
         search.running.scores, logits.shape[-1], axis=1
     )
-    scores, indices = jax.lax.top_k(total, 2 * beams)
+    scores, indices = jax.lax.top_k(total, min(max(2, 1 + len(rules.ends)) * beams, total.shape[1]))
     parents, tokens = jnp.divmod(indices, logits.shape[-1])
     parent_sequences = search.running.take(parents)
     index = search.count

@@ -45,16 +45,21 @@ def allowed_next(automaton: Automaton, states: jax.Array) -> jax.Array:
 
 
 def allowed_ids(
-    allowed: Sequence[Union[int, str]], banned: Sequence[Union[int, str]], tokenizer: Tokenizer, rows: int
+    allowed: Sequence[Union[int, str]],
+    banned: Sequence[Union[int, str]],
+    tokenizer: Tokenizer,
+    rows: int,
+    ends: Sequence[int],
 ) -> np.ndarray:
     """Returns a bool mask [rows] of the token ids that a model may generate.
 
     The mask is False for embedding rows after the vocabulary, which are padding.
 
     Args:
-      allowed: token ids, or strings whose tokens are all allowed; () allows all ids. The end token is always allowed.
+      allowed: token ids, or strings whose tokens are all allowed; () allows all ids. The end tokens are always allowed.
       banned: token ids, or strings of one token.
       rows: number of embedding rows of the model, with padding.
+      ends: ids that end a text.
 
     Raises:
       UserError: an id is outside the vocabulary, a banned string has several tokens, or no id remains.
@@ -64,8 +69,8 @@ def allowed_ids(
     mask[: vocabulary.size] = not allowed
     for token in allowed:
         mask[_option_ids("allowed_tokens", token, tokenizer)] = True
-    if allowed and vocabulary.separator is not None:
-        mask[vocabulary.separator] = True
+    if allowed:
+        mask[list(ends)] = True
     for token in banned:
         ids = _option_ids("banned_tokens", token, tokenizer)
         if len(ids) > 1:
@@ -98,14 +103,17 @@ def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabular
     return Automaton(jnp.asarray(np.concatenate([moves, padding], axis=1)))
 
 
-def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
+def matching(
+    pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int, ends: Sequence[int]
+) -> Automaton:
     """Builds the automaton that allows only text that fully matches a regular expression.
 
-    The automaton allows the end token only after a full match. It never allows other special tokens. The module
+    The automaton allows the end tokens only after a full match. It never allows other special tokens. The module
     `regex_states` computes the automaton in a separate process with limits on time and memory.
 
     Args:
       spellings, rows: as in `without_strings`.
+      ends: ids that end a text.
 
     Raises:
       UserError: the expression is invalid, the tokens cannot match it, it exceeds a limit, the vocabulary has no end
@@ -113,7 +121,7 @@ def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, r
     """
     if importlib.util.find_spec("outlines_core") is None:
         raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'")
-    if vocabulary.separator is None:
+    if not ends:
         raise UserError("regex needs a vocabulary with an end token, and this vocabulary has none: leave regex out")
     ids: dict[str, list[int]] = {}
     for i, spelling in enumerate(spellings):
@@ -126,7 +134,7 @@ def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, r
             pattern=pattern,
             spellings=[*ids.items()],
             rows=rows,
-            separator=vocabulary.separator,
+            ends=[*ends],
             size=_MAX_TABLE_BYTES,
         )
     finally:

@@ -148,7 +148,7 @@ class _Job:
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
         self.generator, self.params = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params)
         vocabulary = loaded.tokenizer.vocabulary
-        self.end = vocabulary.separator
+        self.ends = loaded.end_tokens
         self.rules = rules_of(loaded, sampling)
         max_length = loaded.experiment.model.position.max_length
         limits = [min(sampling.max_new_tokens, generation_limit(p, loaded) or sampling.max_new_tokens) for p in prompts]
@@ -263,14 +263,14 @@ class _Text:
     def _decode(self, ids: Sequence[int]) -> str:
         """Decodes token ids without the end token, as a continuation of the last token ids of the prompt."""
         decode = self.job.loaded.tokenizer.decode
-        ids = [i for i in ids if i != self.job.end]
+        ids = [i for i in ids if i not in self.job.ends]
         return decode([*self.context_ids, *ids])[len(decode(self.context_ids)) :]
 
     def generated(self, log_probs: np.ndarray, limit: int, score: Optional[float] = None) -> Generated:
         ended: Ended = "context" if limit < self.job.sampling.max_new_tokens else "length"
         if self.stopped:
             ended = "stop"
-        elif self.ids and self.ids[-1] == self.job.end or len(self.ids) < limit:
+        elif self.ids and self.ids[-1] in self.job.ends or len(self.ids) < limit:
             ended = "eos"
         ids_log_probs = tuple(log_probs[: len(self.ids)].tolist())
         return Generated(self.number, self.text, tuple(self.ids), ids_log_probs, ended, score)
@@ -323,11 +323,11 @@ def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
         if sampling.banned_strings:
             automata.append(without_strings(sampling.banned_strings, *vocabulary_args))
         if sampling.regex:
-            automata.append(matching(sampling.regex, *vocabulary_args))
-    end = tokenizer.vocabulary.separator
+            automata.append(matching(sampling.regex, *vocabulary_args, loaded.end_tokens))
+    allowed = allowed_ids(sampling.allowed_tokens, sampling.banned_tokens, tokenizer, rows, loaded.end_tokens)
     return Rules(
-        allowed=jnp.asarray(allowed_ids(sampling.allowed_tokens, sampling.banned_tokens, tokenizer, rows)),
-        end=-1 if end is None else end,
+        allowed=jnp.asarray(allowed),
+        ends=jnp.array(loaded.end_tokens, jnp.int32),
         automata=tuple(automata),
         temperature=sampling.temperature or None,
         **{name: getattr(sampling, name) for name in _OPTIONS},

@@ -103,7 +103,7 @@ def _span_rules(end: int, limit: int, loaded: LoadedModel) -> Rules:
     count = np.arange(limit, dtype=np.int32)[:, None]  # the state is the number of tokens generated so far
     moves = np.where(allowed & (count < limit - 1), count + 1, np.int32(FORBIDDEN))
     moves[:, end], allowed[end] = 0, True
-    return Rules(jnp.asarray(allowed), end, (Automaton(jnp.asarray(moves)),))
+    return Rules(jnp.asarray(allowed), jnp.array([end], jnp.int32), (Automaton(jnp.asarray(moves)),))
 
 
 # --- model inputs -----------------------------------------------------------------------------------------------------

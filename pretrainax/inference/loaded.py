@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Self, TypeVar, cast
+from typing import Optional, Self, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -40,6 +40,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
     origin: str  # description for messages: "runs/mine, step 2,000"
+    ends: Optional[tuple[int, ...]] = None  # ids that end a generated text; None: the separator of the vocabulary
 
     def __repr__(self) -> str:
         """Formats the class, origin, family, parameter count, vocabulary size and devices on one line."""
@@ -47,6 +48,12 @@ class LoadedModel:
         num_params = sum(x.size for x in jax.tree.leaves(self.params))
         shape = f"{model.family}, {large_number(num_params)} parameters, {model.vocab_size:,} ids"
         return f"{type(self).__name__}({self.origin}: {shape}, {devices})"
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The ids that end a generated text; () if the model has none."""
+        separator = self.tokenizer.vocabulary.separator
+        return self.ends if self.ends is not None else () if separator is None else (separator,)
 
     def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
         """Computes the model outputs for a batch, without dropout; compiled once per set of array shapes.

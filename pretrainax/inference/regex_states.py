@@ -15,7 +15,7 @@ FORBIDDEN = -1  # in the table: the token is not allowed in this state
 MARK = "\0"
 
 
-def moves(pattern: str, spellings: list[tuple[str, list[int]]], rows: int, separator: int, size: int) -> list:
+def moves(pattern: str, spellings: list[tuple[str, list[int]]], rows: int, ends: list[int], size: int) -> list:
     """Computes the transition table of a regular expression over tokens.
 
     An entry of the table is the state after a token, or FORBIDDEN. State 0 is the initial state.
@@ -24,7 +24,7 @@ def moves(pattern: str, spellings: list[tuple[str, list[int]]], rows: int, separ
       pattern: the regular expression.
       spellings: pairs of a string and the token ids that decode to it. A string has one Latin-1 character per byte.
       rows: number of token ids of the model.
-      separator: id of the token that ends a text, which is allowed after a full match.
+      ends: ids of the tokens that end a text, which are allowed after a full match.
       size: maximum size of the table in bytes.
 
     Returns:
@@ -47,7 +47,8 @@ def moves(pattern: str, spellings: list[tuple[str, list[int]]], rows: int, separ
         for token in index.get_allowed_tokens(state) or ():
             next_state = index.get_next_state(state, token)
             if token == rows:
-                transitions[separator] = index_of[state] if next_state in final_states else transitions[separator]
+                if next_state in final_states:
+                    transitions[ends] = index_of[state]
             elif next_state is not None and next_state not in final_states:
                 if next_state not in index_of:
                     index_of[next_state] = len(index_of)

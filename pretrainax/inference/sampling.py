@@ -20,7 +20,7 @@ class Rules(NamedTuple):
     """The options of token selection, as a pytree. An option that is None adds no computation."""
 
     allowed: jax.Array  # [V] bool: True for ids that may be generated
-    end: Union[int, jax.Array]  # id that ends a generated text; -1: no end token
+    ends: jax.Array  # [E] int32: the ids that end a generated text; [0]: none
     automata: tuple[Automaton, ...] = ()  # constraints on the next token
     repetition_penalty: Optional[Number] = None
     frequency_penalty: Optional[Number] = None
@@ -30,6 +30,10 @@ class Rules(NamedTuple):
     top_p: Optional[Number] = None
     min_p: Optional[Number] = None
     typical_p: Optional[Number] = None
+
+    def is_end(self, tokens: jax.Array) -> jax.Array:
+        """Returns a bool array with the shape of `tokens`, True for ids that end a text."""
+        return jnp.isin(tokens, self.ends)
 
     @property
     def counts(self) -> bool:

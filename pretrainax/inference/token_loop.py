@@ -90,5 +90,5 @@ def _append_tokens(generation: GenerationState, logits: jax.Array, rules: Rules)
         tokens=generation.tokens.at[:, position].set(tokens),
         log_probs=generation.log_probs.at[:, position].set(jnp.where(ended, 0.0, log_probs)),
         lengths=lengths,
-        ended=ended | (tokens == rules.end) | (lengths >= generation.limits),
+        ended=ended | rules.is_end(tokens) | (lengths >= generation.limits),
     )

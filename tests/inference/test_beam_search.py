@@ -16,7 +16,7 @@ SIZE, END, LIMIT = 5, 4, 4
 TABLE = jnp.array(2 * np.random.RandomState(0).standard_normal((SIZE, SIZE)).astype(np.float32))
 BEGIN = jax.jit(functools.partial(beam_search.begin, Bigrams()), static_argnames=("beams", "room"))
 GO_ON = jax.jit(functools.partial(beam_search.generate_chunk, Bigrams()))
-RULES = Rules(allowed=jnp.ones(SIZE, bool), end=END)
+RULES = Rules(allowed=jnp.ones(SIZE, bool), ends=jnp.array([END]))
 
 
 def search(batch, beams, penalty=1.0, limits=None, piece=1, rules=RULES, table=TABLE):

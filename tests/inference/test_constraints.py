@@ -55,7 +55,7 @@ needs_outlines = pytest.mark.skipif(not importlib.util.find_spec("outlines_core"
 @pytest.mark.parametrize("pattern", ["(ab)*c?", "a(bc)?", "a|a[^c]*c", "é+|b.", "abc{1,2}"])
 def test_texts_that_end_are_those_that_match(pattern):
     """Each text of two tokens ends if it matches, and goes on if more may make it match."""
-    automaton = matching(pattern, PIECES, VOCABULARY, ROWS)
+    automaton = matching(pattern, PIECES, VOCABULARY, ROWS, [VOCABULARY.separator])
     moves = np.asarray(automaton.moves)
     for tokens in itertools.product(range(1, len(PIECES)), repeat=2):
         state = 0
@@ -70,5 +70,5 @@ def test_texts_that_end_are_those_that_match(pattern):
 @pytest.mark.parametrize("pattern", ["(a", "zz", "[0-9]"])
 def test_what_no_text_can_match_is_one_line(pattern):
     with pytest.raises(UserError, match="regex is .*, which no text can match: ") as caught:
-        matching(pattern, PIECES, VOCABULARY, ROWS)
+        matching(pattern, PIECES, VOCABULARY, ROWS, [VOCABULARY.separator])
     assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ ALLOWED = jnp.ones(SIZE, bool)
 
 
 def rules(**options):
-    return Rules(allowed=ALLOWED, end=-1, **options)
+    return Rules(allowed=ALLOWED, ends=jnp.array([], jnp.int32), **options)
 
 
 def kept(logits):
@@ -128,7 +128,7 @@ def test_draws_have_the_chances_of_the_rest():
 
 
 def test_a_draw_follows_from_the_numbers_of_prompt_copy_and_token():
-    asked = Rules(allowed=jnp.ones(10_000, bool), end=-1, temperature=1.0)
+    asked = Rules(allowed=jnp.ones(10_000, bool), ends=jnp.array([], jnp.int32), temperature=1.0)
     history = history_of(jnp.zeros((2, 1), int), jnp.ones((2, 1), bool), asked)
     flat = jnp.zeros((2, 10_000))
 

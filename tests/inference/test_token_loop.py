@@ -15,7 +15,7 @@ SIZE, END, ROOM = 12, 11, 16
 TABLE = jnp.array(2 * np.random.RandomState(3).standard_normal((SIZE, SIZE)).astype(np.float32))
 BEGIN = jax.jit(functools.partial(token_loop.begin, Bigrams()), static_argnames=("copies", "room"))
 GO_ON = jax.jit(functools.partial(token_loop.generate_chunk, Bigrams()))
-GREEDY = Rules(allowed=jnp.ones(SIZE, bool), end=END)
+GREEDY = Rules(allowed=jnp.ones(SIZE, bool), ends=jnp.array([END]))
 DRAWN = GREEDY._replace(temperature=1.0)
 PROMPTS = [0, 1, 2], [3], [4, 0], [5]
 

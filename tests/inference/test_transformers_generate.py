@@ -56,7 +56,7 @@ def theirs(model, loaded, prompt, **options):
     asked = transformers.GenerationConfig(
         max_new_tokens=LENGTH,
         do_sample=False,
-        eos_token_id=vocabulary.eos,
+        eos_token_id=list(loaded.end_tokens),
         pad_token_id=vocabulary.pad,
         decoder_start_token_id=int(example["tokens"][0]) if two else None,
         suppress_tokens=list(range(vocabulary.size, loaded.experiment.model.vocab_size)),
@@ -95,3 +95,25 @@ def test_greedy_and_beams_write_what_transformers_writes(name, one_thread):
         rows = theirs(model, loaded, prompt, num_beams=BEAMS, num_return_sequences=BEAMS)
         mine = [list(text.ids) for text in beams if text.prompt == number]
         assert mine == [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", few(NAMES, ["smollm3", "t5_1_1"]))
+def test_a_text_ends_at_any_of_several_ends(name, one_thread):
+    loaded, model = both(name)
+    with jax.default_matmul_precision("highest"):
+        plain = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))
+        # Each end is in the middle of a different text; the last one occurs nowhere.
+        unused = next(i for i in range(loaded.tokenizer.vocabulary.size) if all(i not in text.ids for text in plain))
+        ends = tuple(dict.fromkeys([*(text.ids[len(text.ids) // 2] for text in plain[:2]), unused]))
+        loaded = dataclasses.replace(loaded, ends=ends)
+        greedy = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))
+        beams = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH, num_beams=BEAMS, num_return=BEAMS))
+    assert greedy[0].ended == "eos" and greedy[0].ids[-1] in ends
+    for number, prompt in enumerate(PROMPTS):
+        (row,) = theirs(model, loaded, prompt)
+        assert list(greedy[number].ids) == row
+        rows = theirs(model, loaded, prompt, num_beams=BEAMS, num_return_sequences=BEAMS)
+        first_ends = [next((i for i, token in enumerate(row) if token in ends), len(row)) for row in rows]
+        mine = [list(text.ids) for text in beams if text.prompt == number]
+        assert mine == [row[: end + 1] for row, end in zip(rows, first_ends, strict=True)]

@@ -141,7 +141,7 @@ def positions_for(config: ModelConfig) -> Positions:
     if kind not in _ENCODINGS:
         names = ", ".join(sorted(cls.__name__ for cls in _ENCODINGS))
         raise UserError(
-            f"config.model.position is {kind.__name__}, which register_positions has not registered; registered: {names}"
+            f"config.model.position is {kind.__name__}, which no register_positions registers; registered: {names}"
         )
     return _ENCODINGS[kind](config)
 

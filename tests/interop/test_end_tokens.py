@@ -1,0 +1,53 @@
+"""The tokens that end a text are those of generation_config.json or config.json, as in transformers."""
+
+import json
+
+import pytest
+
+import pretrainax
+from pretrainax.config import UserError
+from pretrainax.interop.directories import import_directory
+from pretrainax.interop.generation import end_tokens
+from tests.support.huggingface_weights import write_directory
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({"config": {"eos_token_id": 2}}, (2,)),
+        ({"config": {"eos_token_id": 2}, "generation_config": {"eos_token_id": [2, 11, 2]}}, (2, 11)),
+        ({"config": {"eos_token_id": [3, 4]}, "generation_config": {"top_k": 5}}, (3, 4)),
+        ({"config": {"eos_token_id": None}}, None),
+        ({"config": {}}, None),
+        ({}, None),
+    ],
+)
+def test_generation_config_comes_before_config(files, expected, tmp_path):
+    assert end_tokens(write(tmp_path, **files), 20) == expected
+
+
+def test_a_workdir_has_the_files_of_its_import(tmp_path):
+    write(tmp_path / "huggingface", config={"eos_token_id": 1}, generation_config={"eos_token_id": [1, 5]})
+    assert end_tokens(write(tmp_path, config={"model": {}}), 20) == (1, 5)
+
+
+@pytest.mark.parametrize("value", [20, [1, -1], "2", [1.0], [[1]], True])
+def test_what_is_not_an_id_is_refused_with_its_value(value, tmp_path):
+    folder = write(tmp_path, generation_config={"eos_token_id": value})
+    with pytest.raises(UserError, match="generation_config.json: eos_token_id has .*, the model has ids 0 to 19"):
+        end_tokens(folder, 20)
+
+
+def test_a_loaded_model_and_its_import_end_at_each_id(tmp_path):
+    directory = write_directory(tmp_path / "gpt2", "gpt2")
+    write(tmp_path / "gpt2", generation_config={"eos_token_id": [2, 11]})
+    assert pretrainax.load(str(directory)).end_tokens == (2, 11)
+    import_directory(str(directory), str(tmp_path / "run"))
+    assert pretrainax.load(str(tmp_path / "run")).end_tokens == (2, 11)
