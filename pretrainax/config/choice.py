@@ -54,7 +54,7 @@ def optional_in_json(default: object, is_free: bool = True) -> Any:
 
 
 class Choice:
-    """Base class of the alternatives for a config field, which are dataclasses; JSON stores the class name.
+    """Base class of the dataclasses that are alternatives for a config field; JSON stores the class name.
 
     A class from another package is available once it has been imported, for example by a config file. A flag or a run's
     config.json can also name a class that has not been imported yet if its package defines an entry point:

@@ -24,23 +24,23 @@ class TokenizerConfig(Choice):
 
 
 class Source(Choice):
-    """Provides the documents of a dataset; pretrainax.data.sources has the subclasses."""
+    """Provides the documents of a dataset; `data.sources` has the subclasses."""
 
 
 class Packing(Choice):
-    """Packs documents into rows of a batch; pretrainax.data.packing has the subclasses."""
+    """Packs documents into rows of a batch; `data.packing` has the subclasses."""
 
 
 class NearDuplicates(Choice):
-    """Drops near-duplicates of earlier documents; pretrainax.data.preparation.filters has the subclass."""
+    """A config that drops near-duplicates of earlier documents; data.preparation.filters implements the subclass."""
 
 
 class QualityFilter(Choice):
-    """Drops low-quality documents; pretrainax.data.preparation.filters has the subclass."""
+    """Drops low-quality documents; `data.preparation.filters` has the subclass."""
 
 
 class Objective(Choice):
-    """Converts documents to training examples; pretrainax.data.objectives has the subclasses."""
+    """Converts documents to training examples; `data.objectives` has the subclasses."""
 
 
 class Optimizer(Choice):

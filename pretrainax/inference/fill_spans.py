@@ -42,7 +42,8 @@ Ask: TypeAlias = Callable[[Sequence[Ids]], SpanPrompt]  # builds a prompt from t
 def find_spans(loaded: LoadedModel, holes: Holes, top: int, longest_span: int) -> list[list[tuple[Ids, float]]]:
     """Finds the `top` most likely spans for each hole, best first, as pairs of token ids and probability.
 
-    Holes are filled from left to right. Each previous hole contains its most likely span.
+    Holes are filled from left to right. When a hole is filled, the holes before it already contain
+    their most likely spans.
 
     Args:
       top: maximum number of spans per hole.

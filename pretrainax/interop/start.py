@@ -392,7 +392,7 @@ def record_start(workdir: str, start: Origin, name: str = START, adapted: Option
 
 
 def load_recorded_start(workdir: str, name: str = START) -> Origin:
-    """Returns the recorded location of a run's start or teacher, after verifying the recorded digest.
+    """Returns the recorded location of a run's initial model or teacher, after verifying its digest.
 
     Args:
       workdir: folder of the run.

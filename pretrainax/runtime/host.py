@@ -78,7 +78,7 @@ def start_devices() -> None:
     requested, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
 
     def is_no_failure(record: logging.LogRecord) -> bool:
-        """Drops the log record of a failed plugin, and adds the plugin's error to `reasons`, for the error message."""
+        """Drops log records of failed plugins, and collects their errors in `reasons` for the error message."""
         error = record.exc_info and record.exc_info[1]
         reasons.extend([str(error)] if error else [])
         return not error

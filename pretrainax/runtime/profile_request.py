@@ -49,7 +49,7 @@ class ProfileRequest:
 
 @contextlib.contextmanager
 def blocked_signal() -> Iterator[None]:
-    """Blocks SIGUSR1 inside the context; a child process started inside it blocks the signal until `listen`."""
+    """Blocks SIGUSR1 inside the context; a child process keeps it blocked until it calls `listen`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [SIGNAL])
     try:
         yield

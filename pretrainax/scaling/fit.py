@@ -280,7 +280,7 @@ def fit_report(pattern: str, directory: str) -> str:
 
 
 def _law_json(law_fit: Fit) -> dict[str, object]:
-    """Builds the contents of law.json (read by `power_laws.law_of`): the law's constants, their intervals, the runs."""
+    """Builds the contents of law.json (see `power_laws.law_of`): the law's constants and intervals, and the runs."""
     law = law_fit.law
     return {
         "source": law.source,

@@ -83,7 +83,7 @@ def refresh(path: str) -> None:
 
 
 def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Downloads the missing files below a folder of a local copy, or the weights of a hub model in the hub's cache.
+    """Downloads what is missing below a path: files of a local copy, or the weights of a model in the hub's cache.
 
     Does nothing for any other folder.
 
@@ -240,7 +240,7 @@ def with_urls(text: str) -> str:
 
 
 def last_uploaded_step(path: str) -> Optional[int]:
-    """Returns the newest complete checkpoint's step in the store, for the local copy that contains a path.
+    """Returns the step of the newest complete checkpoint in the store of the run whose local copy contains a path.
 
     Returns None if the store has no complete checkpoint, or if no local copy contains the path.
     """

@@ -14,7 +14,7 @@ from pretrainax.models.outputs import TOKENS, Outputs, count_tokens
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
-    """Counts each loss's predictions and the batch's tokens, {loss or TOKENS: count}; `objective` divides by them."""
+    """Returns the number of predictions for each loss, and of tokens under TOKENS, as denominators for `objective`."""
     numbers = ((head.loss_name, head.count(batch)) for head in HEADS.values())
     numbers = {name: n for name, n in numbers if n is not None} | {TOKENS: count_tokens(batch)}
     return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in numbers.items()}

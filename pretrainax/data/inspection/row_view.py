@@ -157,7 +157,7 @@ def _parts(row: Example) -> np.ndarray:
 def _masked_panels(row: Example, kinds: np.ndarray, parts: np.ndarray, words: TokenTexts) -> list[Panel]:
     """Builds both panels of a masked row: the inputs, with each target shown at its position, and the targets alone.
 
-    Sets `kinds` [T] to masked, random or kept at the predicted positions, in place.
+    Updates `kinds` [T] in place: marks each predicted position as masked, random or kept.
     """
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0

@@ -198,7 +198,7 @@ class Objective(kinds.Objective):
         return run.validation.metrics(params)
 
     def save_assets(self, tokenizer_folder: str) -> None:
-        """Writes files that users of the model need in addition to the tokenizer into a run's tokenizer folder."""
+        """Writes other files that users of the model need to the run's tokenizer folder."""
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
         """Yields warnings about likely mistakes in the config of a run that trains on `batches`."""

@@ -220,7 +220,7 @@ class ShardWriter:
         yield from written_documents
 
     def _write_long(self, document: Union[str, bytearray]) -> Iterator[Document]:
-        """Tokenizes and writes a long document in pieces, to limit memory, and yields it."""
+        """Tokenizes and writes a long document piece by piece, to limit memory; yields the written document."""
         start, part_ends = self._size, []
         for piece in split_text(document):
             encoded = [ids for ids in self._tokenizer.encode_batch(self._split(piece)) if len(ids)]

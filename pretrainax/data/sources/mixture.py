@@ -106,7 +106,7 @@ class SourceMixture(Source):
 
 
 def _weights_at(stages: WeightStages, progress: float) -> tuple[float, ...]:
-    """Returns the mixture weights at a training progress from 0 to 1, normalized to sum to 1."""
+    """Returns the mixture weights, normalized to sum to 1, at the given training progress (0 to 1)."""
     weights = [weights for start, weights in stages if start <= progress][-1]
     return tuple(weight / sum(weights) for weight in weights)
 

@@ -13,7 +13,7 @@ from pretrainax.config import Experiment, ModelConfig, kinds
 
 
 class Operation(NamedTuple):
-    """A function that an adaptation applies to a parameter to convert it, and its description for messages."""
+    """A function that converts a parameter as part of an adaptation, with a description for messages."""
 
     description: str  # description for messages, such as "8 copies"
     function: Callable[[jax.Array], jax.Array]
