@@ -173,6 +173,22 @@ def test_a_docstring_begins_with_a_sentence():
     assert without_verb == []
 
 
+def test_a_problem_of_a_config_names_its_field_or_flag():
+    """The messages of `problems` and its helpers; tasks in JSON files have fields without a path."""
+    names = re.compile(r"config\.|config_path|--|\{(path|name|message|where)|WANDB_MODE")
+    yields = [
+        (path_of(file), ast.unparse(node.value))
+        for file in FILES
+        if "scoring/tasks" not in path_of(file)
+        for function in ast.walk(tree(file))
+        if isinstance(function, ast.FunctionDef) and "problems" in function.name
+        for node in ast.walk(function)
+        if isinstance(node, ast.Yield) and isinstance(node.value, ast.JoinedStr | ast.Constant)
+    ]
+    assert len(yields) > 200
+    assert [entry for entry in yields if not names.search(entry[1])] == []
+
+
 def test_few_things_may_be_of_any_type():
     names = [node.id for file in FILES for node in ast.walk(tree(file)) if isinstance(node, ast.Name)]
     assert names.count("Any") <= MOST_ANY

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import resource
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,14 +25,15 @@ _REQUIRED_PACKAGES = ("datatrove", "spacy")
 class Filter(Choice):
     """Base class of the document filters that a config can enable."""
 
+    config_path: ClassVar[str]  # path of the config field, for messages
     language: str  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
-            yield f"{type(self).__name__} requires {' and '.join(missing)}: pip install 'pretrainax[filters]'"
+            yield f"{self.config_path} requires {' and '.join(missing)}: pip install 'pretrainax[filters]'"
         elif problem := _language_problem(self.language):
-            yield f"{type(self).__name__}.language is {self.language!r}: {problem}"
+            yield f"{self.config_path}.language is {self.language!r}: {problem}"
 
 
 @dataclasses.dataclass
@@ -43,6 +44,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
     characters of a document. All thresholds come from the papers.
     """
 
+    config_path: ClassVar[str] = "config.data.quality"
     gopher_repetition: bool = True  # repeated lines, paragraphs and n-grams (Rae et al. 2021, table A1)
     gopher_quality: bool = True  # lengths, symbols, stop words, bullets (Rae et al. 2021, section A.1.1)
     c4: bool = False  # sentences, "lorem ipsum", braces, policies (Raffel et al. 2020, section 2.2); removes no lines
@@ -107,6 +109,7 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
     are never dropped.
     """
 
+    config_path: ClassVar[str] = "config.data.near_duplicates"
     ngram: int = 5  # words per n-gram
     buckets: int = 14  # number of buckets; two documents match if all their hashes in one bucket are equal
     hashes: int = 8  # hashes per bucket

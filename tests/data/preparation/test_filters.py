@@ -80,13 +80,13 @@ def test_different_documents_are_no_near_duplicates(tmp_path):
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(filters, "_REQUIRED_PACKAGES", ("no_such_package",))
     (problem,) = QualityFilter().problems(None)
-    assert problem == "QualityFilter requires no_such_package: pip install 'pretrainax[filters]'"
+    assert problem == "config.data.quality requires no_such_package: pip install 'pretrainax[filters]'"
 
 
 def test_fields_out_of_range_are_named():
     (problem,) = NearDuplicates(ngram=0).problems(None)
     assert problem == "config.data.near_duplicates.ngram is 0, it must be at least 1"
     (problem,) = QualityFilter(language="xx").problems(None)
-    assert problem.startswith("QualityFilter.language is 'xx': datatrove has no word tokenizer for it")
+    assert problem.startswith("config.data.quality.language is 'xx': datatrove has no word tokenizer for it")
     (problem,) = QualityFilter(gopher_repetition=False, gopher_quality=False).problems(None)
     assert problem.startswith("config.data.quality enables no rules")
