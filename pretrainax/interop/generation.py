@@ -6,6 +6,7 @@ from typing import Optional
 from pretrainax.config import UserError
 from pretrainax.files.json_files import read_object
 from pretrainax.interop.directories import GENERATION, ORIGINAL
+from pretrainax.storage.store import print_message
 
 
 def end_tokens(directory: str, rows: int) -> Optional[tuple[int, ...]]:
@@ -19,10 +20,10 @@ def end_tokens(directory: str, rows: int) -> Optional[tuple[int, ...]]:
       rows: number of token ids of the model.
 
     Returns:
-      The ids, or None if no file has `eos_token_id`.
+      The ids, without ids that the model lacks; None if no such id remains, or no file has `eos_token_id`.
 
     Raises:
-      UserError: `eos_token_id` is not an id or a list of ids of the model.
+      UserError: `eos_token_id` is neither an id nor a list of ids.
     """
     for folder in (os.path.join(directory, ORIGINAL), directory):
         for name in (GENERATION, "config.json"):
@@ -30,7 +31,9 @@ def end_tokens(directory: str, rows: int) -> Optional[tuple[int, ...]]:
             value = read_object(path).get("eos_token_id") if os.path.exists(path) else None
             if value is not None:
                 ids = value if isinstance(value, list) else [value]
-                if invalid := [i for i in ids if type(i) is not int or not 0 <= i < rows]:
-                    raise UserError(f"{path}: eos_token_id has {invalid[0]!r}, the model has ids 0 to {rows - 1:,}")
-                return tuple(dict.fromkeys(ids))
+                if invalid := [i for i in ids if type(i) is not int or i < 0]:
+                    raise UserError(f"{path}: eos_token_id has {invalid[0]!r}, it must be an id or a list of ids")
+                if outside := [i for i in ids if i >= rows]:
+                    print_message(f"{path}: eos_token_id {outside[0]} is ignored: the model has ids 0 to {rows - 1:,}")
+                return tuple(dict.fromkeys(i for i in ids if i < rows)) or None
     return None

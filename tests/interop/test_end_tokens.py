@@ -38,11 +38,19 @@ def test_a_workdir_has_the_files_of_its_import(tmp_path):
     assert end_tokens(write(tmp_path, config={"model": {}}), 20) == (1, 5)
 
 
-@pytest.mark.parametrize("value", [20, [1, -1], "2", [1.0], [[1]], True])
+@pytest.mark.parametrize("value", [-1, [1, -1], "2", [1.0], [[1]], True])
 def test_what_is_not_an_id_is_refused_with_its_value(value, tmp_path):
     folder = write(tmp_path, generation_config={"eos_token_id": value})
-    with pytest.raises(UserError, match="generation_config.json: eos_token_id has .*, the model has ids 0 to 19"):
+    with pytest.raises(
+        UserError, match="generation_config.json: eos_token_id has .*, it must be an id or a list of ids"
+    ):
         end_tokens(folder, 20)
+
+
+@pytest.mark.parametrize("value, expected", [(20, None), ([3, 50256], (3,))])
+def test_an_id_that_the_model_lacks_is_ignored_with_a_message(value, expected, tmp_path, capsys):
+    assert end_tokens(write(tmp_path, config={"eos_token_id": value}), 20) == expected
+    assert "is ignored: the model has ids 0 to 19" in capsys.readouterr().err
 
 
 def test_a_loaded_model_and_its_import_end_at_each_id(tmp_path):
