@@ -267,9 +267,9 @@ def _whole_steps(tree: dict[str, bytes]) -> list[int]:
 def _heard(said: list[str]) -> Iterator[None]:
     """Collects the storage's messages in `said`; a run that lost its lease raises TakenOver."""
     modules = (store, places, mirror, copies, lease)
-    before, hook = [module.say for module in modules], threading.excepthook
+    before, hook = [module.print_message for module in modules], threading.excepthook
     for module in modules:
-        module.say = said.append
+        module.print_message = said.append
 
     def taken_over(code: int) -> None:
         raise TakenOver(code)
@@ -281,7 +281,7 @@ def _heard(said: list[str]) -> Iterator[None]:
     finally:
         lease.os, threading.excepthook = os, hook
         for module, say in zip(modules, before, strict=True):
-            module.say = say
+            module.print_message = say
 
 
 def run_trials(count: int, schemes: list[str], seed: int, only: str = "", left_out: tuple[str, ...] = ()) -> dict:

@@ -122,11 +122,11 @@ def hurried() -> Iterator[None]:
     soon = types.SimpleNamespace(**vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 50)})
     short = {
         (lease, "HEARTBEAT"): 0.5,
-        (lease, "SILENCE"): 4.0,
+        (lease, "LEASE_TIMEOUT"): 4.0,
         (store, "PATIENCE"): 3.0,
         (store, "_FIRST_PAUSE"): 0.05,
-        (places, "EVERY"): 0.1,
-        (places, "REPEATED"): 1.0,
+        (places, "UPLOAD_PERIOD"): 0.1,
+        (places, "WARNING_PERIOD"): 1.0,
         (gcsfs.retry, "asyncio"): soon,
     }
     os.environ["AWS_MAX_ATTEMPTS"] = "1"  # botocore's attempts within each attempt of s3fs
