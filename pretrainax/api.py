@@ -59,7 +59,7 @@ class OpenRun:
         return self._run.prepared.tokenizer
 
     def init(self) -> TrainState:
-        """Creates the initial training state, with random parameters or those of `config.checkpoint.init_from`."""
+        """Creates the initial training state, with random parameters, or from `config.checkpoint.init_from`."""
         run = self._run
         with jax.set_mesh(run.mesh):
             params = run.start.params(run, "")

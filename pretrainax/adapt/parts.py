@@ -22,7 +22,7 @@ class _SubsetTuning(Tuning):
 
 @dataclasses.dataclass
 class BitFit(_SubsetTuning):
-    """Trains only the biases, including those of norms and heads (Ben Zaken et al. 2021, arXiv 2106.10199)."""
+    """Trains only the biases, including the biases of norms and heads (Ben Zaken et al. 2021, arXiv 2106.10199)."""
 
     def trains(self, path, heads):
         return path.rpartition("/")[2] == "bias"

@@ -128,7 +128,7 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
 def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Array, BeamSequences]:
     """Returns the C most likely one-token extensions of each prompt's running sequences, best first.
 
-    C is K · (1 + E) for E end tokens: K extensions remain even if each of the K sequences ends in E ways.
+    C is K · max(2, 1 + E) for E end tokens, as in transformers: K extensions remain even if all sequences end.
 
     Returns:
       The index [B, C] of the running sequence that each extension continues, and the extended sequences.

@@ -20,7 +20,7 @@ _QUERIES_PER_CHUNK = 256  # number of queries whose scores are in memory at a ti
 
 @dataclasses.dataclass
 class Retrieval(Task):
-    """Finds the passage that answers a query among those of its batch (Karpukhin et al. 2020, arXiv 2004.04906).
+    """Finds the passage that answers a query among the passages of its batch (Karpukhin et al. 2020, arXiv 2004.04906).
 
     The record {"query": "who rains", "passage": "it rains"} becomes, for a BERT, one row with two segments that do not
     attend to each other. With `negatives`, additional segments contain passages that do not answer the query.
