@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pretrainax.adapt.matrices import Matrix, matching, matrices_of, pattern_problem
 from pretrainax.adapt.tuning import Tuning, abstract_params, broadcast_to_rows
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, nearest
 from pretrainax.layers.dropout import apply_dropout
 from pretrainax.layers.linear import Linear, project
 from pretrainax.sharding.param_paths import Flat, flat
@@ -37,10 +37,16 @@ class LoRA(Tuning):
     # Experts and routers of a mixture never match
     targets: tuple[str, ...] = ("query", "value")
     dora: bool = False  # trains magnitudes and directions of the outputs separately (DoRA)
+    # modules or parameters that are also trained, in full, by a part of their path: "token_embedding", "unembedding",
+    # "mlp_norm/scale", "bias"
+    fully_trained: tuple[str, ...] = ()
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+    def trains(self, path, heads):
+        return any(f"/{part}/" in f"/{path}/" for part in self.fully_trained)
 
     def added(self, params, key):
         kernels, added = flat(params), {}
@@ -102,7 +108,12 @@ class LoRA(Tuning):
             yield f"config.tuning.dropout is {self.dropout}, it must be in [0, 1)"
         if not self.alpha > 0:
             yield f"config.tuning.alpha is {self.alpha}, it must be above 0"
-        matrices = matrices_of(abstract_params(experiment.model))
+        params = abstract_params(experiment.model)
+        names = {name for path in flat(params) for name in path.split("/")}
+        for part in self.fully_trained:
+            if not any(f"/{part}/" in f"/{path}/" for path in flat(params)):
+                yield f"config.tuning.fully_trained has {part!r}, no parameter's path has it, {nearest(part, names)}"
+        matrices = matrices_of(params)
         pattern_problems = {
             pattern: problem for pattern in self.targets if (problem := pattern_problem(pattern, matrices))
         }
@@ -114,9 +125,10 @@ class LoRA(Tuning):
     def _rank_problems(self, matrices: list[Matrix]) -> Iterator[str]:
         if smaller_matrices := [matrix for matrix in matrices if matrix.rank < self.rank]:
             smallest = min(smaller_matrices, key=lambda matrix: matrix.rank)
+            inputs, outputs = smallest.size
             yield (
-                f"config.tuning.rank is {self.rank}, but {smallest.path} is a matrix of {math.prod(smallest.inputs)} × "
-                f"{math.prod(smallest.outputs)}: it must be at most {smallest.rank}"
+                f"config.tuning.rank is {self.rank}, but {smallest.path} is a matrix of {inputs} × {outputs}: it must "
+                f"be at most {smallest.rank}"
             )
 
 

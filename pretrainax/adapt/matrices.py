@@ -26,7 +26,12 @@ class Matrix(NamedTuple):
     @property
     def rank(self) -> int:
         """Returns the largest rank that the matrix of one layer can have: the smaller of its input and output sizes."""
-        return min(math.prod(self.inputs), math.prod(self.outputs))
+        return min(self.size)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Returns the numbers of inputs and outputs of one layer."""
+        return math.prod(self.inputs), math.prod(self.outputs)
 
 
 def matrices_of(params: PyTree) -> list[Matrix]:

@@ -62,6 +62,7 @@ def adapted(name, tuning, **compute):
 MERGED = {
     "bert_masked_lm": IA3(),
     "albert": LoRA(rank=3, targets=ALL),
+    "llama3_2": LoRA(rank=3, fully_trained=("token_embedding", "final_norm")),
     "t5_1_1": LoRA(rank=3, targets=ALL, dora=True),
     "t5gemma_9b_2b": LoRA(rank=3, targets=ALL),
     "llama3": IA3(),

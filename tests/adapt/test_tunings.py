@@ -53,6 +53,15 @@ def test_a_feed_forward_behind_experts_is_rescaled_and_updated_as_others_are():
         assert after < {path.rpartition("/")[0] for path in flat(trained("st_moe_l", tuning))}
 
 
+def test_low_rank_updates_with_parameters_that_are_trained_whole():
+    paths = set(flat(trained("bert_base", LoRA(fully_trained=("token_embedding", "mlp_norm/scale", "bias")))))
+    every = flat(tables.params("bert_base"))
+    parts = {
+        path for path in every if path.endswith(("/bias", "mlp_norm/scale")) or path.startswith("token_embedding/")
+    }
+    assert {path for path in paths if "/lora_" not in path} == parts and len(parts) == 16
+
+
 def test_biases_alone():
     assert {path.rpartition("/")[2] for path in flat(trained("bert_base", BitFit()))} == {"bias"}
     biases = [path for path in flat(tables.params("bert_base")) if path.endswith("/bias")]
@@ -101,6 +110,12 @@ MISTAKES = {
     "no such matrix": ("bert", LoRA(targets=("querry",)), {}, "'querry', .* the nearest is 'query'|'querry'.*'query'"),
     "no expression": ("bert", LoRA(targets=("(",)), {}, r"'\(', which is not a regular expression"),
     "no matrix": ("bert", LoRA(targets=()), {}, "config.tuning.targets is empty"),
+    "no parameter": (
+        "bert",
+        LoRA(fully_trained=("token_embeding",)),
+        {},
+        "fully_trained has 'token_embeding', no parameter's path has it, did you mean 'token_embedding'",
+    ),
     "rank too large": ("bert", LoRA(rank=33), {}, "rank is 33, but .* is a matrix of 32 × 32: it must be at most 32"),
     "rank too small": ("bert", LoRA(rank=0), {}, "rank is 0, it must be at least 1"),
     "dropout": ("bert", LoRA(dropout=1.0), {}, r"dropout is 1.0, it must be in \[0, 1\)"),

@@ -14,6 +14,10 @@ from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import matching, matrices_of
 from pretrainax.config import UserError
 from pretrainax.interop import adapters, directories
+from pretrainax.interop.adapters import lora
+from pretrainax.interop.adapters.directories import _read_trained as read_trained
+from pretrainax.interop.adapters.modules import TheirModel
+from pretrainax.interop.adapters.virtual_tokens import prefix_to_peft
 from pretrainax.interop.origin import find_origin
 from tests.golden import CASES, make
 from tests.golden.case import batch, weights
@@ -107,10 +111,10 @@ def write_adapter(directory, name, tuning, **fields):
     """A directory as peft would save it, of random updates."""
     config = CASES[name].config
     matrices = matching(matrices_of(weights(config)), tuning.targets)
-    sizes = dict(size for matrix in matrices for size in adapters._array_shapes(matrix, tuning))
+    sizes = dict(size for matrix in matrices for size in lora.array_shapes(matrix, tuning))
     draw = {path: np.random.RandomState(zlib.crc32(path.encode())) for path in sizes}
     trained = {path: draw[path].standard_normal(size).astype(np.float32) for path, size in sizes.items()}
-    described, tensors = adapters.lora_to_peft(tuning, trained, CASES[name].family.huggingface.names(config), config)
+    described, tensors = lora.lora_to_peft(tuning, trained, TheirModel(CASES[name].family.huggingface, config))
     directory.mkdir()
     safetensors.numpy.save_file({k: np.ascontiguousarray(x) for k, x in tensors.items()}, directory / adapters.WEIGHTS)
     (directory / adapters.CONFIG).write_text(json.dumps(described | fields))
@@ -125,7 +129,7 @@ def test_an_adapter_has_every_bit_of_what_was_trained(tmp_path):
     export(tmp_path / "run", tmp_path / "out")
     first, again = (safetensors.numpy.load_file(tmp_path / x / adapters.WEIGHTS) for x in ("adapter", "out"))
     assert first.keys() == again.keys() and all(np.array_equal(again[key], x) for key, x in first.items())
-    stored = adapters._read_trained(find_origin(str(tmp_path / "run")).steps[0], "params")
+    stored = read_trained(find_origin(str(tmp_path / "run")).steps[0], "params")
     assert stored.keys() == trained.keys()
     assert all(np.array_equal(stored[path], x) for path, x in trained.items())
     said = json.loads((tmp_path / "out" / adapters.CONFIG).read_text())
@@ -145,11 +149,11 @@ def test_the_export_of_a_tuned_run_is_its_merged_model(tmp_path):
 
 
 REFUSED = {
-    "another kind": ({"peft_type": "LOHA"}, "peft_type 'LOHA', it must be 'LORA' or 'PREFIX_TUNING'"),
-    "biases": ({"bias": "all"}, "adapter_config.json has bias 'all', which is not supported"),
-    "heads": ({"modules_to_save": ["classifier"]}, "has modules_to_save"),
-    "some layers": ({"layers_to_transform": [1]}, "has layers_to_transform"),
-    "magnitudes": ({"use_dora": True}, "no magnitude_vector of bert.encoder.layer"),
+    "another kind": ({"peft_type": "LOHA"}, "peft_type 'LOHA', it must be 'LORA', 'IA3', 'PREFIX_TUNING' or"),
+    "biases": ({"bias": "all"}, "lacks bert.embeddings.LayerNorm.bias, .* which modules_to_save or bias in"),
+    "heads": ({"modules_to_save": ["classifier"]}, r"modules_to_save \['classifier'\], but the model has no such"),
+    "some layers": ({"layers_to_transform": [1], "target_modules": ["query", "value"]}, "so PEFT ignores them"),
+    "magnitudes": ({"use_dora": True}, "no lora_magnitude_vector of bert.encoder.layer"),
 }
 
 
@@ -173,5 +177,5 @@ def test_an_adapter_of_another_model_names_what_is_not_there(tmp_path):
 
 
 def test_prefixes_of_models_that_peft_treats_otherwise_are_refused():
-    with pytest.raises(UserError, match="a decoder with learned positions"):
-        adapters.prefix_to_peft(PrefixTuning(2), {}, CASES["llama3"].config)
+    with pytest.raises(UserError, match="which excludes config.model.qk_norm: use LoRA"):
+        prefix_to_peft(PrefixTuning(2), {}, CASES["qwen3"].config)
