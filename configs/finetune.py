@@ -12,7 +12,7 @@ Named tasks: GLUE `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; multipl
 `--config.data.source="TFDS(name='glue/sst2')"`. For your own records, with one or two texts each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
-    --config.objective="Classification(text_field='text', label_field='label', labels=('bad', 'good'))"
+    --config.objective="Classification(text_field='text', label_field='label')"
 
 or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`, `--config=finetune:choice`
 with `--config.objective="MultipleChoice(context_fields=('passage',), choices=5)"`, or `--config=finetune:answers` with
@@ -22,7 +22,6 @@ Tagging of words: `:conll2003` (names of persons and places), `:conll2000` (chun
 files, or records with lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
 
     --config=finetune:token_classification --config.data.source="ConllFiles(path='train.conll', valid_path='dev.conll')"
-    --config.objective="TokenClassification(labels=('O', 'B-LOC', 'I-LOC'))"
 
 `--config.model.head.kind=crf` predicts the tags of a sentence jointly; `--config.model.head.follows=auto` forbids
 invalid transitions. From TFDS:
@@ -36,6 +35,11 @@ its head over the vocabulary; without `init_from` it is a T5. Instructions for d
 Passage retrieval by embeddings, with encoders and decoders: `:natural_questions`, `:msmarco`, and `:retrieval` for your
 own records, with `--config.objective="Retrieval(query_field='question', passage_field='answer')"`.
 
+Your own records train for three epochs, with a warmup of a tenth of the steps, and with a validation and a checkpoint
+after each epoch. `--config.train.epochs=2`, `--config.train.steps=500`, `--config.schedule.warmup_steps=100`,
+`--config.evaluate.every=50` and `--config.checkpoint.every=50` change this. Without `labels`, the labels are those of
+the training records, sorted.
+
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and selects the best by
 validation; this config has one of them. A model as small as in a smoke test needs ten times the learning rate.
 """
@@ -44,6 +48,7 @@ import copy
 from typing import Optional
 
 from pretrainax.config import (
+    AUTO,
     CheckpointConfig,
     DataConfig,
     EvaluateConfig,
@@ -78,15 +83,15 @@ from pretrainax.zoo.family import without_heads
 from pretrainax.zoo.gpt import gpt2
 from pretrainax.zoo.t5 import t5
 
-BATCH, EPOCHS, OWN_EXAMPLES = 32, 3, 10_000
+BATCH, EPOCHS = 32, 3
 OWN = {
-    kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "", length=length)
+    kind: NamedTask(task, JsonLines(path="records.jsonl"), 0, "", length=length)
     for kind, length, task in (
-        ("classification", 128, Classification(labels=("0", "1"))),
+        ("classification", 128, Classification()),
         ("regression", 128, Regression()),
         ("choice", 128, MultipleChoice()),
         ("answers", 384, ExtractiveQA()),
-        ("token_classification", 128, TokenClassification(labels=("O", "B-X", "I-X"))),
+        ("token_classification", 128, TokenClassification()),
         ("text_to_text", 512, TextGeneration()),
         ("instructions", 512, Instructions()),
         ("retrieval", 128, Retrieval()),
@@ -113,7 +118,8 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     model = beginning.model
     if named.task.has_head:
         model = beginning.with_head(named.task.head(model))
-    steps = EPOCHS * named.examples // BATCH
+    steps = EPOCHS * named.examples // BATCH  # 0 for your own records: the data determines it
+    every = max(steps // 10, 1) if steps else 0
     length = min(named.length, model.position.max_length or named.length)
     return Experiment(
         model=model,
@@ -121,8 +127,8 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
         data=DataConfig(source=named.source, sequence_length=length),
         objective=named.task,
         optimizer=AdamW(learning_rate=3e-5, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
-        schedule=WarmupLinear(warmup_steps=steps // 10),
+        schedule=WarmupLinear(warmup_steps=steps // 10 if steps else AUTO),  # pyright: ignore[reportArgumentType]
         train=TrainConfig(steps=steps, global_batch_size=BATCH),
-        evaluate=EvaluateConfig(every=max(steps // 10, 1), batches=0, select_by=named.select_by),
-        checkpoint=CheckpointConfig(every=max(steps // 10, 1), keep=1, init_from=init_from),
+        evaluate=EvaluateConfig(every=every, batches=0, select_by=named.select_by),
+        checkpoint=CheckpointConfig(every=every, keep=1, init_from=init_from),
     )

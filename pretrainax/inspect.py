@@ -29,13 +29,13 @@ _HTML = define_path("html", None, "HTML file to write, with the same rows and ta
 def main() -> int:
     """Prints training rows, and a table of measured and expected statistics of the rows. Returns the exit code."""
     experiment = cli.experiment()
+    if _HTML.value:
+        cli.folder("html", os.path.dirname(_HTML.value) or ".")
+    prepared = prepare(experiment)  # may determine the number of steps
     if _AT.value > experiment.train.steps:
         raise UserError(f"--at={_AT.value} is after the last step: config.train.steps is {experiment.train.steps}")
     step = _AT.value - 1  # counted from 0
     phase = phase_at(phases_of(experiment), step)
-    if _HTML.value:
-        cli.folder("html", os.path.dirname(_HTML.value) or ".")
-    prepared = prepare(experiment)
     batches = phase_batches(experiment, prepared).at(step)
     measurement = check.measure(batches, step=step)
     views = row_views(batches, TokenTexts(prepared.tokenizer), _COUNT.value, step)

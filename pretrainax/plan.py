@@ -14,7 +14,7 @@ import jax
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.config import Experiment, UserError, resolve_auto
+from pretrainax.config import Experiment, TrainConfig, UserError, resolve_auto
 from pretrainax.planning import plans_page, report, search
 from pretrainax.planning.compiled import Compiled, compile_step
 from pretrainax.planning.topologies import Topology
@@ -43,6 +43,10 @@ def main() -> int:
     experiment = cli.experiment(files=False)
     tokenizer = experiment.tokenizer
     resolve_auto(experiment, tokenizer.size if tokenizer.path is None else None)
+    if not experiment.train.steps:
+        experiment.train.steps = TrainConfig.steps
+        steps = f"config.train.steps follows from the data: the plan is for {TrainConfig.steps:,} steps"
+        print(f"pretrainax: {steps}", file=sys.stderr)
     if _TOPOLOGY.value is None:
         raise UserError("--topology is missing: the devices of the run, such as v5p:4x4x8 or h100:8")
     topology = Topology.parse(_TOPOLOGY.value)

@@ -10,8 +10,9 @@ source as in a config:
 A record needs the fields that the task reads, but no label. The output contains all records in the order of the input:
 their fields, "prediction" and "probabilities" (of all labels). A prediction is a label (classification), a list of the
 labels above 0.5 (multi-label), a number (regression), a tag for each word (token classification), a letter (multiple
-choice) or an answer (question answering). --format=csv writes a table with a column for each field. The output file
-appears only when it is complete; --output=- prints to standard output.
+choice) or an answer (question answering). --format=csv, or a file name that ends in .csv, writes a table with a column
+for each field. The output file appears only when it is complete; an existing file is replaced only with --overwrite;
+--output=- prints to standard output.
 
 Records use the field names of the training data (for a Hugging Face directory, "text"). Flags set different names:
 --config.objective.text_field=review --config.objective.pair_field=title. Texts longer than
@@ -34,7 +35,14 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.files.paths import define_path
 from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.prediction_files import STANDARD, Input, InputRecord, writing
+from pretrainax.inference.prediction_files import (
+    STANDARD,
+    Input,
+    InputRecord,
+    check_output,
+    output_format,
+    writing,
+)
 from pretrainax.inference.predictions import task_in, task_of, task_outputs
 from pretrainax.interop.origin import NAMES, find_origin
 from pretrainax.runtime import host
@@ -55,7 +63,10 @@ def main() -> None:
             "input", None, "Records to label: a file, a folder, - for standard input, or a data source"
         ),
         "output": define_path("output", None, "File for the records with their predictions; - for standard output"),
-        "format": flags.DEFINE_enum("format", "jsonl", ["jsonl", "csv"], "Format of the output"),
+        "format": flags.DEFINE_enum(
+            "format", None, ["jsonl", "csv"], "Format of the output; default: csv for a file that ends in .csv"
+        ),
+        "overwrite": flags.DEFINE_bool("overwrite", False, "Replace --output if it exists"),
         "batch": flags.DEFINE_integer("batch", 32, "Number of rows that the model reads at a time", lower_bound=1),
         "skip_bad": flags.DEFINE_bool(
             "skip_bad", False, "Skip records that cannot be read, and print their file and line"
@@ -93,6 +104,8 @@ class Prediction:
         if self["output"] != STANDARD and os.path.exists(self["output"]) and os.path.exists(self["input"]):
             if os.path.samefile(self["input"], self["output"]):
                 raise UserError(f"--output={self['output']} is the file of --input: set another file")
+        check_output(self["output"], self["overwrite"])
+        format = output_format(self["output"], self["format"])
         task_in(experiment, self.origin.description)  # raises an error before the model is loaded, which is slow
         records = Input(self["input"], experiment, self["skip_bad"])
         host.enable_compilation_cache(experiment.data.cache_dir)
@@ -101,10 +114,10 @@ class Prediction:
         dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
         mesh = make_mesh(experiment.mesh) if any(path.startswith("mesh") for path in overridden) else None
         loaded = load_origin(self.origin, dtype, mesh)
-        self._write(loaded, task_of(loaded, experiment), records)
+        self._write(loaded, task_of(loaded, experiment), records, format)
         return 0
 
-    def _write(self, loaded: LoadedModel, task: Task, records: Input) -> None:
+    def _write(self, loaded: LoadedModel, task: Task, records: Input, format: str) -> None:
         """Writes the records with their predictions to --output, and prints a summary line to stderr."""
         pending: collections.deque[InputRecord] = collections.deque()
 
@@ -114,7 +127,7 @@ class Prediction:
                 yield input_record.record
 
         start_time, num_records, num_truncated = time.monotonic(), 0, 0
-        with writing(self["output"], self["format"]) as output:
+        with writing(self["output"], format) as output:
             results = task_outputs(loaded, task, task_records(), self["batch"])
             for result in tqdm(
                 results, desc="predicting", unit=" records", leave=False, disable=not sys.stderr.isatty()

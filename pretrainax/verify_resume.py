@@ -27,6 +27,7 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import Experiment, MeshConfig, UserError, phases_of
 from pretrainax.config.choice import format_value
+from pretrainax.config.overrides import EPOCHS
 from pretrainax.files.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.resume_check import Trial, compare, record
@@ -50,7 +51,7 @@ def main() -> int:
     if _RECORD.value:
         return record(experiment, cli.WORKDIR.value, _RECORD.value)
     devices = _devices(experiment.mesh, _PROCESSES.value)
-    steps = min(_STEPS.value, experiment.train.steps)
+    steps = min(_STEPS.value, experiment.train.steps or _STEPS.value)
     arguments = [*_config_arguments(sys.argv[1:]), *_overrides(experiment, steps)]
     with tempfile.TemporaryDirectory(prefix="verify_resume-") as folder:
 
@@ -108,11 +109,12 @@ def _devices(mesh: MeshConfig, processes: int) -> int:
 
 
 def _config_arguments(words: list[str]) -> list[str]:
-    """Returns, unchanged, the command-line arguments that set --config or override its fields."""
+    """Returns, unchanged, the command-line arguments that set --config or override its fields, except the epochs."""
     arguments = []
     for word, next_word in zip(words, [*words[1:], "-"], strict=True):
         name = word.lstrip("-").split("=")[0]
-        if word.startswith("-") and (name == "config" or name.removeprefix("no").startswith("config.")):
+        is_config = name == "config" or name.removeprefix("no").startswith("config.")
+        if word.startswith("-") and is_config and name != EPOCHS:  # `_overrides` sets the number of steps
             arguments += [word] if "=" in word or next_word.startswith("-") else [word, next_word]
     return arguments
 

@@ -79,6 +79,9 @@ def mistakes(folder) -> list[tuple[list[str], str]]:
         (["predict", f"--from={folder}/lm", a, out], "has no head of a task"),
         (["predict", hf, f"--workdir={folder}", a, out], "--workdir is not for this command"),
         (["predict", hf, a, out, "--format=xml"], "--format"),
+        (["predict", hf, a, f"--output={folder}/bad.jsonl"], "exists: choose another file, or add --overwrite"),
+        (["predict", hf, a, f"--output={folder}/x.csv", "--format=jsonl"], "x.csv ends in .csv, but --format is jsonl"),
+        (["predict", hf, a, f"--output={folder}/x.tsv"], "predict writes JSON lines (.jsonl) or CSV (.csv), not .tsv"),
         (["evaluate", hf, source], "a.jsonl:1: no field 'label'"),
         (["evaluate", hf, source, "--stride=3"], "--stride is for language models, and"),
         (["evaluate", hf, "--tasks=grammar"], "--tasks is for language models, and"),
@@ -89,14 +92,15 @@ def mistakes(folder) -> list[tuple[list[str], str]]:
 @pytest.fixture(scope="module")
 def said(folder):
     given, a = ["predict", f"--from={folder}/hf"], f"--input={folder}/a.jsonl"
-    table = [f"--input={folder}/b.tsv", f"--output={folder}/out.csv", "--format=csv"]
+    table = [f"--input={folder}/b.tsv", f"--output={folder}/out.csv"]
+    (folder / "short.jsonl").write_text("replaced")
     rows = [("text", "label"), *zip(TEXTS, LABELLED, strict=True)]
     (folder / "labelled.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in rows))
     figures = ["evaluate", *given[1:], f"--source=Tsv(path='{folder}/labelled.tsv')", "--split=all"]
     named = {
         "plain": [*given, a, f"--output={folder}/out.jsonl"],
         "table": [*given, *table, "--batch=1", "--config.objective.text_field=review"],
-        "short": [*given, a, f"--output={folder}/short.jsonl", "--config.data.sequence_length=12"],
+        "short": [*given, a, f"--output={folder}/short.jsonl", "--overwrite", "--config.data.sequence_length=12"],
         "skipped": [*given, f"--input={folder}/bad.jsonl", "--output=-", "--skip_bad"],
         "figures": [*figures, "--config.objective.numbered=good,bad,fair"],
     }

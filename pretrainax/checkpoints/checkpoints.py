@@ -104,6 +104,11 @@ class Checkpoints:
             with save_errors(step):
                 future.result()
 
+    def check(self) -> None:
+        """Raises RunFailed if the last save has failed by now; does not wait for a save in progress."""
+        if self._pending is not None and self._pending[1].done():
+            self.wait()
+
     def close(self) -> None:
         """Waits for the last save, stops the writer thread and deletes temporary files."""
         try:

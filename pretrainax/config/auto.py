@@ -14,6 +14,15 @@ Size = Annotated[int, AUTO]  # an integer, or 'auto' until `resolve_auto` replac
 _MULTIPLE = 128  # width of the matrix unit of a TPU; most mesh sizes divide it
 
 
+def follow_epochs(experiment: "Experiment") -> None:
+    """Lets the steps, the warmup and the intervals of validations and checkpoints follow from `config.train.epochs`.
+
+    `data.epochs.resolve_steps` computes them once the data is prepared.
+    """
+    experiment.train.steps = experiment.evaluate.every = experiment.checkpoint.every = 0
+    experiment.schedule.warmup_steps = AUTO  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
     """Sets the `auto` sizes of a config: the model's vocabulary size and the position encoding's `max_length`.
 

@@ -82,7 +82,10 @@ class MeshConfig:
 class TrainConfig:
     """Config of training: length, batch size, seeds, numerics, fault handling and performance options."""
 
-    steps: int = 1000  # total number of updates
+    steps: int = 1000  # total number of updates; 0: `epochs` passes over the training data
+    # passes over the training data, which determine `steps` and, if they are 0 or auto, evaluate.every,
+    # checkpoint.every and schedule.warmup_steps; None: 3 for fine-tuning with steps 0
+    epochs: Optional[float] = optional_in_json(None)
     global_batch_size: int = 32  # examples per update, over all devices and microbatches
     accumulate: int = 1  # microbatches per update
     seed: int = 0  # seed of parameters, data order, dropout and masks; the next four fields override it for one of them
@@ -197,7 +200,7 @@ class LayersConfig:
 class EvaluateConfig:
     """Config of validation: frequency, data, parameters and metric."""
 
-    every: int = resumable_field(500)  # steps between validations
+    every: int = resumable_field(500)  # steps between validations; 0: one epoch
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
     batches: int = resumable_field(20)  # batches of the validation split, the same in every validation; 0: all batches
@@ -217,7 +220,8 @@ class EvaluateConfig:
 class CheckpointConfig:
     """Config of checkpoints: when to save them, which of them to keep, and the initial parameters of the run."""
 
-    every: int = resumable_field(500)  # steps between checkpoints; the run also saves at the end and on SIGTERM
+    # steps between checkpoints; 0: one epoch. The run also saves at the end and on SIGTERM
+    every: int = resumable_field(500)
     keep: int = resumable_field(2)  # number of newest checkpoints to keep, in addition to the best
     # additional steps whose checkpoints are permanent; log: 0, 1, 2, 4, 8, …, to study training dynamics
     keep_at: PermanentSteps = resumable_field(())

@@ -1,6 +1,7 @@
 """Validates a config before a run; error messages state the value, the allowed values and the field to set."""
 
 import dataclasses
+import math
 import re
 import typing
 from collections.abc import Iterator
@@ -16,13 +17,13 @@ from pretrainax.files.errors import UserError, nearest
 
 _READS_FILES = ("tokenizer", "data.source")  # fields whose checks read files
 _POSITIVE = (
-    "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
-    "train.global_batch_size train.accumulate train.spike_steps evaluate.every "
-    "checkpoint.every checkpoint.keep"
+    "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length "
+    "train.global_batch_size train.accumulate train.spike_steps checkpoint.keep"
 ).split()
 _NOT_NEGATIVE = (
     "data.workers data.prepare_workers data.keep_bytes train.z_loss train.pipeline_microbatches train.scan_unroll "
-    "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
+    "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.every evaluate.batches "
+    "evaluate.average checkpoint.every"
 ).split()
 
 MAX_PROFILED_STEPS = 100  # maximum number of steps in one profile
@@ -70,6 +71,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from range_problems(e)
     yield from _literal_problems(e)
     yield from _number_problems(e)
+    yield from _length_problems(e)
     yield from _average_problems(e)
     yield from _attention_problems(e.model)
     yield from _stack_problems(e.model)
@@ -136,13 +138,27 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         )
     if e.mesh.slices < 1:
         yield f"config.mesh.slices is {e.mesh.slices}, it must be at least 1"
-    if e.checkpoint.keep_at != "log" and (invalid := [n for n in e.checkpoint.keep_at if not 0 <= n <= e.train.steps]):
+    last = e.train.steps or math.inf
+    if e.checkpoint.keep_at != "log" and (invalid := [n for n in e.checkpoint.keep_at if not 0 <= n <= last]):
         yield (
             f"config.checkpoint.keep_at has {', '.join(map(str, invalid))}: steps must be from 0 to "
             f"config.train.steps, {e.train.steps}"
         )
     if e.checkpoint.fresh_heads and not e.checkpoint.init_from:
         yield "config.checkpoint.fresh_heads requires config.checkpoint.init_from, which is not set"
+
+
+def _length_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each problem with the length of the run, `train.steps` or `train.epochs`."""
+    steps, epochs = e.train.steps, e.train.epochs
+    if epochs is not None and epochs <= 0:
+        yield f"config.train.epochs is {epochs}, it must be greater than 0"
+    if steps < 0 or (steps == 0 and epochs is None):
+        yield f"config.train.steps is {steps}, it must be at least 1, or config.train.epochs must be set"
+    if steps > 0 and epochs is not None:
+        yield f"config.train.steps is {steps} and config.train.epochs is {epochs}: set only one of them"
+    if steps == 0 and e.phases:
+        yield "config.train.epochs does not support config.phases: set config.train.steps"
 
 
 def _average_problems(e: Experiment) -> Iterator[str]:
@@ -243,7 +259,7 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
             f"config.train.rollback_skip is {train.rollback_skip}, it must be more than config.train.rollback_steps "
             f"{train.rollback_steps}, or the batches of the spike would repeat"
         )
-    if train.on_spike == "rollback" and covered_steps < train.rollback_steps:
+    if train.on_spike == "rollback" and 0 < covered_steps < train.rollback_steps:
         yield (
             f"config.checkpoint.keep {e.checkpoint.keep} covers the last {covered_steps} steps, "
             f"config.train.rollback_steps is {train.rollback_steps}: increase config.checkpoint.keep or "
@@ -265,7 +281,7 @@ def _monitoring_problems(e: Experiment) -> Iterator[str]:
     steps = e.train.profiled
     if profile_steps and not steps:
         yield f"config.train.profile_steps is {profile_steps!r}, the last step must not be before the first"
-    elif profile_steps and (steps[0] < 2 or steps[-1] > e.train.steps):
+    elif profile_steps and (steps[0] < 2 or steps[-1] > (e.train.steps or math.inf)):
         yield (
             f"config.train.profile_steps is {profile_steps!r}, steps must be from 2, because the first step compiles, "
             f"to config.train.steps, {e.train.steps}"

@@ -1,5 +1,6 @@
 """Finds the files of data sources, computes their fingerprints, opens archives, and splits large files at line ends."""
 
+import codecs
 import concurrent.futures
 import contextlib
 import glob
@@ -128,8 +129,9 @@ def settings_of(source: Any) -> dict[str, Any]:
     by earlier versions stay valid.
     """
     settings = to_json(source)
-    if settings.get("max_record_bytes") == MAX_RECORD_BYTES:
-        del settings["max_record_bytes"]
+    for name, default in (("max_record_bytes", MAX_RECORD_BYTES), ("encoding", "utf-8")):
+        if settings.get(name) == default:
+            del settings[name]
     return settings
 
 
@@ -210,7 +212,7 @@ def _open(path: str) -> Stream:
     if path.endswith(".xz"):
         return lzma.open(path, "rb")
     if path.endswith(".zst"):
-        return io.BufferedReader(_Zstandard(path), 1 << 20)
+        return io.BufferedReader(_Generated(_zstandard_frames(path)), 1 << 20)
     return open(path, "rb")
 
 
@@ -223,14 +225,11 @@ def _broken_line(path: str) -> int:
     return line
 
 
-class _Zstandard(io.RawIOBase):
-    """Reads the decompressed content of all frames in a zstandard file.
+class _Generated(io.RawIOBase):
+    """A file whose content an iterator generates, in chunks of any size."""
 
-    The reader in the `zstandard` package does not detect truncated files.
-    """
-
-    def __init__(self, path: str):
-        self._content, self._unread = self._frames(path), memoryview(b"")
+    def __init__(self, content: Iterator[bytes]):
+        self._content, self._unread = content, memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -245,22 +244,74 @@ class _Zstandard(io.RawIOBase):
         buffer[:size], self._unread = self._unread[:size], self._unread[size:]
         return size
 
-    @staticmethod
-    def _frames(path: str) -> Iterator[bytes]:
-        zstandard = import_extra("zstandard")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
-        frame, unused = None, b""
-        with open(path, "rb") as f:
-            while compressed := unused or f.read(1 << 9):  # small, because the content may be 30,000 times as large
-                frame = frame or decompressor.decompressobj()
-                try:
-                    yield frame.decompress(compressed)
-                except zstandard.ZstdError as e:
-                    raise _BrokenArchive(e) from e
-                unused = frame.unused_data
-                frame = None if frame.eof else frame
-        if frame is not None:
-            raise _BrokenArchive("the file ends inside a frame")
+
+def _zstandard_frames(path: str) -> Iterator[bytes]:
+    """Yields the decompressed content of all frames in a zstandard file.
+
+    The reader in the `zstandard` package does not detect truncated files.
+    """
+    zstandard = import_extra("zstandard")
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
+    frame, unused = None, b""
+    with open(path, "rb") as f:
+        while compressed := unused or f.read(1 << 9):  # small, because the content may be 30,000 times as large
+            frame = frame or decompressor.decompressobj()
+            try:
+                yield frame.decompress(compressed)
+            except zstandard.ZstdError as e:
+                raise _BrokenArchive(e) from e
+            unused = frame.unused_data
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise _BrokenArchive("the file ends inside a frame")
+
+
+# --- encodings -----------------------------------------------------------------------------------------------------
+
+_MARKS = {  # byte-order mark -> encoding; the mark of UTF-32 begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8",
+}
+
+
+def is_utf8(encoding: str) -> bool:
+    """Returns True if an encoding is UTF-8, with or without a byte-order mark."""
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
+
+
+@contextlib.contextmanager
+def open_as_utf8(path: str, encoding: str, advice: str) -> Iterator[Stream]:
+    """Opens a file like `open_decompressed`, and converts its text from `encoding` to UTF-8.
+
+    A byte that the encoding does not define becomes a byte that is not UTF-8, so that it makes only its own record
+    invalid.
+
+    Args:
+      advice: the end of error messages about a wrong encoding.
+
+    Raises:
+      UserError: the file is damaged, begins with the byte-order mark of another encoding, or ends inside a character.
+    """
+    encoding = codecs.lookup(encoding).name
+    with open_decompressed(path) as f:
+        start = f.peek(4) if hasattr(f, "peek") else b""  # standard input may be any stream
+        mark = next((name for mark, name in _MARKS.items() if start.startswith(mark)), "")
+        if mark and not encoding.startswith(mark):
+            raise UserError(f"{path} begins with the byte-order mark of {mark.upper()}; {advice}")
+        try:
+            yield f if is_utf8(encoding) else io.BufferedReader(_Generated(_utf8_chunks(f, encoding)))
+        except UnicodeError as e:  # such as half a character of UTF-16
+            raise UserError(f"{path}: {e}; {advice}") from e
+
+
+def _utf8_chunks(f: Stream, encoding: str) -> Iterator[bytes]:
+    decoder, is_end = codecs.getincrementaldecoder(encoding)("surrogateescape"), False
+    while not is_end:
+        is_end = not (chunk := f.read(1 << 16))
+        yield decoder.decode(chunk, is_end).encode("utf-8", "surrogatepass")
 
 
 # --- lines and characters ------------------------------------------------------------------------------------------

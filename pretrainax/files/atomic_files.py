@@ -1,6 +1,7 @@
 """Writes files and folders atomically: they get their final name only when they are complete."""
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pretrainax.files.errors import UserError
 
 _UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # names from `_temporary_path`: host name and PID
 _DAY = 86_400.0  # seconds
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, no quota, or a file larger than its limit
 
 
 @contextlib.contextmanager
@@ -23,19 +25,21 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
     Raises:
       UserError: `path` is a folder.
+      OSError: the file cannot be written. The error of a full disk contains `path` and the number of written bytes.
     """
     temporary = _temporary_path(path)
     try:
         with open(temporary, "wb") as f:
             yield f
         os.replace(temporary, path)
-    except IsADirectoryError as e:
+    except BaseException as e:
+        size = os.path.getsize(temporary) if os.path.exists(temporary) else 0
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
-        raise UserError(f"{path} is a folder where a file must be written: delete or move it") from e
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
+        if isinstance(e, IsADirectoryError):
+            raise UserError(f"{path} is a folder where a file must be written: delete or move it") from e
+        if isinstance(e, OSError) and e.errno in FULL_DISK:
+            raise OSError(e.errno, f"{e.strerror} after {size:,} bytes", path) from e
         raise
 
 

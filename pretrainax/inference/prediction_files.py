@@ -20,6 +20,7 @@ from pretrainax.data.sources.base import Record
 from pretrainax.data.sources.records import RecordLines
 from pretrainax.files.atomic_files import replacing
 from pretrainax.files.json_files import JsonObject
+from pretrainax.files.regular_files import check_regular
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 
@@ -150,6 +151,35 @@ class Output:
         return _format_csv_line([_format_cell(fields[name]) for name in self._columns])
 
 
+_ENDINGS = {"jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv",)}  # format -> file endings
+_OTHER_ENDINGS = (".tsv", ".parquet", ".arrow", ".xls", ".xlsx", ".zip", *files.ARCHIVES)
+
+
+def output_format(path: str, given: Optional[str]) -> str:
+    """Returns the format of the output file `path`: `given`, or, if that is None, the format of the file's ending.
+
+    Raises:
+      UserError: the ending belongs to another format.
+    """
+    ending = os.path.splitext(path)[1].lower()
+    by_ending = next((format for format, endings in _ENDINGS.items() if ending in endings), None)
+    if ending in _OTHER_ENDINGS:
+        raise UserError(f"--output={path}: predict writes JSON lines (.jsonl) or CSV (.csv), not {ending}")
+    if given and by_ending and given != by_ending:
+        raise UserError(f"--output={path} ends in {ending}, but --format is {given}: change one of them")
+    return given or by_ending or "jsonl"
+
+
+def check_output(path: str, overwrite: bool) -> None:
+    """Raises UserError if something exists at `path`, unless it is a regular file and `overwrite` is True."""
+    if path == STANDARD or not os.path.lexists(path):
+        return
+    if os.path.exists(path):
+        check_regular(path)
+    if not overwrite:
+        raise UserError(f"--output={path} exists: choose another file, or add --overwrite to replace it")
+
+
 @contextlib.contextmanager
 def writing(path: str, format: str) -> Iterator[Output]:
     """Opens an output for predictions, which replaces the file at `path` atomically on success.
@@ -166,9 +196,11 @@ def writing(path: str, format: str) -> Iterator[Output]:
         try:
             yield Output(sys.stdout.buffer, format)
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # `| head` has closed the pipe
+        except OSError as e:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit
-            sys.exit(128 + signal.SIGPIPE)
+            if isinstance(e, BrokenPipeError):  # `| head` has closed the pipe
+                sys.exit(128 + signal.SIGPIPE)
+            raise UserError(f"the standard output cannot be written: {e.strerror}") from e
         return
     try:
         with replacing(path) as file:

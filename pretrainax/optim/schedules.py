@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pretrainax.config import Experiment, kinds
+from pretrainax.config import AUTO, Experiment, kinds
+from pretrainax.config.auto import Size
 
 Rate = Callable[[jax.typing.ArrayLike], jax.Array]  # number of completed updates -> learning rate of the next update
 
@@ -26,17 +27,23 @@ class Schedule(kinds.Schedule):
     Optax computes rates in float32, which differ from those of earlier versions by at most 2e-7 of the peak.
     """
 
-    warmup_steps: int = 1000  # number of steps of the warmup
+    warmup_steps: Size = 1000  # number of steps of the warmup; auto: a tenth of train.steps (BERT's fine-tuning)
     # rate of step 0 / peak (nanoT5: 0.5); the peak is then reached one step later; None: 1 / warmup_steps
     start_fraction: Optional[float] = dataclasses.field(default=None, kw_only=True)
 
     def build(self, peak: float, steps: int) -> Rate:
         """Builds the learning-rate schedule for `steps` updates: a warmup, then the decay that `fall` builds."""
+        if self.warmup_steps == AUTO:
+            return dataclasses.replace(self, warmup_steps=self.resolved_warmup(steps)).build(peak, steps)
         start_fraction, steps_to_peak = self.start_fraction, self.warmup_steps
         if start_fraction is None:
             start_fraction, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
         warmup = optax.linear_schedule(start_fraction * peak, peak, max(steps_to_peak, 1))
         return optax.join_schedules([warmup, self.fall(peak, max(steps - self.warmup_steps, 1))], [self.warmup_steps])
+
+    def resolved_warmup(self, steps: int) -> int:
+        """Returns the number of warmup steps in a run of `steps` steps, also if `warmup_steps` is "auto"."""
+        return steps // 10 if self.warmup_steps == AUTO else self.warmup_steps
 
     @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def fall(self, peak: float, steps: int) -> optax.Schedule:
@@ -51,7 +58,7 @@ class Schedule(kinds.Schedule):
         raise NotImplementedError
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        if self.warmup_steps < 0:
+        if self.warmup_steps != AUTO and self.warmup_steps < 0:
             yield f"config.schedule.warmup_steps is {self.warmup_steps}, it must be at least 0"
         for name in ("start_fraction", "final_fraction"):
             fraction = getattr(self, name, None)
@@ -94,7 +101,7 @@ class WarmupInverseSquareRoot(Schedule):
     schedule, set start_fraction=1.
     """
 
-    warmup_steps: int = 10_000  # number of steps of the warmup
+    warmup_steps: Size = 10_000  # number of steps of the warmup; auto: a tenth of train.steps
 
     def fall(self, peak, steps):  # Optax has no inverse-square-root schedule
         return lambda step: peak * jnp.sqrt(max(self.warmup_steps, 1) / (step + self.warmup_steps + 1.0))

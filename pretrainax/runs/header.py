@@ -82,7 +82,7 @@ def print_header(
 def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row]:
     """Builds a run's (name, value) header rows, warnings last; `more` are the rows of the run's callbacks."""
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
-    optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
+    optimizer, schedule = experiment.optimizer, experiment.schedule
     epochs = _epochs(run)
     tokens = sum(part.work.tokens_per_step * part.steps for part in run.parts)
     times = " and ".join(three_digits(times) for _, times in epochs)
@@ -95,13 +95,22 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         *_validation(experiment),
         ("optimizer", f"{optimizer}, peak learning rate {scientific(optimizer.learning_rate)}"),
         ("schedule", f"{schedule}, warmup over {schedule.warmup_steps:,} steps"),
-        ("run", f"{steps:,} steps, {large_number(tokens)} tokens, {times} epochs"),
+        ("run", _length(run, f"{large_number(tokens)} tokens", f"{times} epochs")),
         *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
         *more,
         *(("WARNING", warning) for warning in objective_warnings),
     ]
     return sorted(header_rows, key=lambda row: row[0] == "WARNING")
+
+
+def _length(run: Run, tokens: str, epochs: str) -> str:
+    """Formats the length of a run; for fine-tuning, also the number of records and the intervals."""
+    experiment, steps = run.experiment, f"{run.experiment.train.steps:,} steps"
+    if experiment.objective.unit != "records":
+        return f"{steps}, {tokens}, {epochs}"
+    intervals = f"validation every {experiment.evaluate.every:,} and checkpoint every {experiment.checkpoint.every:,}"
+    return f"{epochs} of {run.prepared.train[0].num_records:,} records = {steps}, {tokens}; {intervals}"
 
 
 def _epochs(run: Run) -> list[tuple[str, float]]:

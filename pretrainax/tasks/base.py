@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Optional
 
@@ -21,12 +20,14 @@ from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
 from pretrainax.tasks.chunks import TRUNCATED, Chunks
+from pretrainax.tasks.labels import label_number, unused_label_warnings  # noqa: F401  for tasks of other packages
 
 if TYPE_CHECKING:
     from pretrainax.data.pipeline import Batches
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
     from pretrainax.training.run import Params, Run
 
+EPOCHS = 3.0  # passes over the records if neither their number nor that of the steps is set (BERT: 2 to 4)
 _MAX_SPECIAL_TOKENS = 4  # maximum number of special tokens around a text pair
 
 
@@ -184,6 +185,8 @@ class Task(Objective):
         return self.metric_names
 
     def complete(self, experiment: Experiment) -> None:
+        if experiment.train.steps == 0 and experiment.train.epochs is None:
+            experiment.train.epochs = EPOCHS
         if not self.has_head:
             return
         default = self.head(experiment.model)
@@ -433,39 +436,3 @@ def concatenate_segments(rows: Sequence[Example]) -> Example:
 def rounded(number: np.floating) -> float:
     """Rounds a number to six significant digits."""
     return float(f"{number:.6g}")
-
-
-def label_number(value: object, field: str, labels: Sequence[str], meant: Sequence[str] = ()) -> int:
-    """Converts a label in a record to its index in `labels`.
-
-    Args:
-      value: the label in the record, as a name or as a number from 0. If the name of any label is a number, the value
-        is always a name.
-      field: name of the record's field, for the error message.
-      labels: names of all labels.
-      meant: the labels that the numbers 0, 1, … in the records stand for. If empty, they are the labels in the order of
-        `labels`.
-
-    Raises:
-      ValueError: `value` is not a label of the task.
-    """
-    value, meant = value.decode() if isinstance(value, bytes) else value, meant or labels
-    if str(value) in labels and not isinstance(value, bool):
-        return labels.index(str(value))
-    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    is_number |= isinstance(value, str) and value.isdecimal()  # values in TSV and CSV files are strings
-    is_number &= not any(name.isdecimal() for name in labels)  # otherwise, numbers are names of labels
-    if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
-        return labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
-    raise ValueError(
-        f"field {field!r} holds the label {value!r}, {nearest(str(value), labels)} (config.objective.labels)"
-    )
-
-
-def unused_label_warnings(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
-    """Yields a warning if some labels have no training example; `counts` maps label indices to numbers of examples."""
-    if unused := [name for i, name in enumerate(labels) if not counts.get(i)]:
-        yield (
-            f"NO EXAMPLE OF {', '.join(map(repr, unused))} in training: the model cannot learn these labels. Check "
-            "that config.objective.labels spells the names as the records do"
-        )

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from pretrainax.config import Classify, HeadConfig, nearest
+from pretrainax.config import Classify, Experiment, HeadConfig, nearest
 from pretrainax.config.heads import Kind
 from pretrainax.data.batch import Example
 from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
-from pretrainax.tasks.base import TextTask, label_number, rounded, unused_label_warnings
+from pretrainax.tasks.base import TextTask, rounded
 from pretrainax.tasks.chunks import sigmoid, softmax
+from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, unused_label_warnings
 
 
 @dataclasses.dataclass
@@ -32,10 +33,12 @@ class Classification(TextTask):
 
     The label of a record is the name or the number (from 0) of a class. Numbers are valid only if no class name is a
     number. With `multi_label`, a record has a list of labels, which may be empty. `numbered` is for records that number
-    the labels in a different order than `labels`.
+    the labels in a different order than `labels`. Without `labels`, the classes are the different labels of the
+    training records, sorted; true, 1 and 1.0 have the names "true", "1" and "1".
     """
 
-    labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers
+    # names of the classes, in the order of their numbers; (): the labels of the training records, sorted
+    labels: tuple[str, ...] = ()
     multi_label: bool = False  # True if a text can have any number of labels
     numbered: tuple[str, ...] = ()  # the labels of the numbers 0, 1, … in the records; (): the order of `labels`
 
@@ -51,18 +54,26 @@ class Classification(TextTask):
     def kind(self) -> Kind:
         return "multi" if self.multi_label else "single"
 
+    def complete(self, experiment: Experiment) -> None:
+        self.labels = self.labels or infer_labels(experiment, self.label_field, self._label_values)
+        super().complete(experiment)
+
     def read_label(self, record: Mapping) -> Note:
+        numbers = [
+            label_number(value, self.label_field, self.labels, self.numbered) for value in self._label_values(record)
+        ]
+        return {"labels": sorted(set(numbers))} if self.multi_label else {"label": numbers[0]}
+
+    def _label_values(self, record: Mapping) -> Sequence[object]:
+        """Returns the labels of a record: one, or any number with `multi_label`."""
         value = value_of(record, self.label_field, "config.objective.label_field")
         if not self.multi_label:
-            return {"label": self._label_index(value)}
+            return [value]
         if not isinstance(value, (list, tuple, np.ndarray)):
             raise ValueError(
                 f"field {self.label_field!r} holds {value!r}, it must be a list with config.objective.multi_label"
             )
-        return {"labels": sorted({self._label_index(label) for label in value})}
-
-    def _label_index(self, value: object) -> int:
-        return label_number(value, self.label_field, self.labels, self.numbered)
+        return list(value)
 
     def label(self, note: Note) -> Example:
         if not self.multi_label:
@@ -75,17 +86,22 @@ class Classification(TextTask):
         return {"labels": []} if self.multi_label else {"label": 0}
 
     def head(self, model):
-        return Classify.usual(model, len(self.labels), self.kind)
+        return Classify.usual(model, self._num_labels, self.kind)
+
+    @property
+    def _num_labels(self) -> int:
+        return len(self.labels) or UNKNOWN
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        if not isinstance(head, Classify) or (head.kind, head.num_labels) != (self.kind, len(self.labels)):
+        if not isinstance(head, Classify) or (head.kind, head.num_labels) != (self.kind, self._num_labels):
             yield (
-                f"config.model.head is {head}, Classification of {len(self.labels)} labels needs "
-                f"Classify(num_labels={len(self.labels)}, kind={self.kind!r})"
+                f"config.model.head is {head}, Classification of {self._num_labels} labels needs "
+                f"Classify(num_labels={self._num_labels}, kind={self.kind!r})"
             )
 
     def field_problems(self):
-        if len(self.labels) < (1 if self.multi_label else 2) or len(set(self.labels)) < len(self.labels):
+        too_few = self.labels and len(self.labels) < (1 if self.multi_label else 2)
+        if too_few or len(set(self.labels)) < len(self.labels):
             yield f"config.objective.labels is {self.labels}, it must name all classes, as ('negative', 'positive')"
         for name in self.numbered:
             if name not in self.labels:

@@ -14,7 +14,8 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import text_metrics
-from pretrainax.tasks.base import label_number, text_in, unused_label_warnings
+from pretrainax.tasks.base import text_in
+from pretrainax.tasks.labels import label_number, unused_label_warnings
 from pretrainax.tasks.writing import WritingTask, decoder_example, decoder_inputs
 
 

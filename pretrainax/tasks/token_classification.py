@@ -13,7 +13,8 @@ from pretrainax.data.sources.base import Note, Record, WordError
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
-from pretrainax.tasks.base import Task, label_number, rounded, unused_label_warnings
+from pretrainax.tasks.base import Task, rounded
+from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, unused_label_warnings
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
@@ -42,7 +43,8 @@ class TokenClassification(Task):
 
     words_field: str = "tokens"  # the field of the list of words
     tags_field: str = "tags"  # the field of the list of tags, of the same length
-    labels: tuple[str, ...] = ()  # names of the tags, in the order of their numbers
+    # names of the tags, in the order of their numbers; (): the tags of the training records, sorted: O, B-X, I-X, …
+    labels: tuple[str, ...] = ()
     subword: Literal["first", "last", "mean"] = "first"  # which token of a word is classified; mean: mean of all tokens
     # span scheme of the tags. iob2: a span of type X begins with B-X and continues with I-X. iob1: a span begins with
     # I-X, or with B-X directly after a span of the same type. none: no spans. auto: iob2 if all labels are O, B-X or
@@ -168,6 +170,9 @@ class TokenClassification(Task):
     # --- the head -----------------------------------------------------------------------------------------------------
 
     def complete(self, experiment: Experiment) -> None:
+        self.labels = self.labels or infer_labels(
+            experiment, self.tags_field, lambda record: self._read_list(record, "tags_field")
+        )
         experiment.model.head = experiment.model.head or Tag()
         super().complete(experiment)
 
@@ -179,17 +184,18 @@ class TokenClassification(Task):
             else ()
             for name in self.labels
         ]
-        return Tag(len(self.labels), follows=tuple(follows))
+        return Tag(len(self.labels) or UNKNOWN, follows=tuple(follows))
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        if not isinstance(head, Tag) or head.num_labels != len(self.labels):
+        num_labels = len(self.labels) or UNKNOWN
+        if not isinstance(head, Tag) or head.num_labels != num_labels:
             yield (
-                f"config.model.head is {head}, TokenClassification of {len(self.labels)} labels needs "
-                f"Tag(num_labels={len(self.labels)})"
+                f"config.model.head is {head}, TokenClassification of {num_labels} labels needs "
+                f"Tag(num_labels={num_labels})"
             )
 
     def field_problems(self):
-        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+        if len(self.labels) == 1 or len(set(self.labels)) < len(self.labels):
             yield f"config.objective.labels is {self.labels}, it must name all tags, as ('O', 'B-LOC', 'I-LOC')"
         others = [name for name in self.labels if name != "O" and name[:2] not in ("B-", "I-")]
         if self.spans and others:

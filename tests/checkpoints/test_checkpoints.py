@@ -1,5 +1,6 @@
 """A checkpoint comes back bit for bit, or not at all."""
 
+import concurrent.futures
 import json
 import os
 import random
@@ -9,7 +10,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import types
 
 import chex
 import jax
@@ -23,6 +26,7 @@ from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.steps import find_checkpoint, list_steps
 from pretrainax.config import RunFailed, UserError
+from pretrainax.runs.save_check import SaveCheck
 from tests.support.checkpoints import abstract, make_state, restore, save_all
 from tests.support.runs import ROOT
 
@@ -350,6 +354,31 @@ def test_a_save_that_failed_does_not_keep_the_next_from_working(tmp_path, monkey
     checkpoints.save(1, make_state(1), {})
     checkpoints.close()
     assert kept(tmp_path) == [1]
+
+
+def test_a_save_that_failed_is_reported_before_the_next(tmp_path, monkeypatch):
+    """As on a full disk: without a check, a run would train on until its next checkpoint."""
+    reached, proceed = threading.Event(), threading.Event()
+
+    def fail(path):
+        reached.set()
+        proceed.wait()
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(str(tmp_path), keep=2)
+    monkeypatch.setattr("pretrainax.checkpoints.manifest.write_manifest", fail)
+    checkpoints.save(1, make_state(1), {})
+    reached.wait()
+    checkpoints.check()  # in progress
+    proceed.set()
+    concurrent.futures.wait([checkpoints._pending[1]])
+    with pytest.raises(RunFailed, match="could not save step 1: No space left on device"):
+        SaveCheck().on_step(types.SimpleNamespace(checkpoints=checkpoints), None, None)
+    checkpoints.check()  # reported once
+    monkeypatch.undo()
+    checkpoints.save(2, make_state(2), {})
+    checkpoints.close()
+    assert kept(tmp_path) == [2]
 
 
 def test_the_notes_are_json_even_where_the_loss_is_not_a_number(tmp_path):

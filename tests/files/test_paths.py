@@ -18,7 +18,7 @@ NO_PATHS = {
     "family",
     *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by", "profile_steps"),
     *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # of tasks
-    *("columns", "delimiter"),  # of tables
+    *("columns", "delimiter", "encoding"),  # of tables and lines
     *("project", "entity", "group", "tags", "experiment", "tracking_uri"),  # of trackers
     *("targets", "prompts", "data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
 }

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sys
 import pytest
 
 from pretrainax.config import UserError
-from pretrainax.inference.prediction_files import Input, InputRecord, writing
+from pretrainax.inference.prediction_files import Input, InputRecord, check_output, output_format, writing
 from pretrainax.tasks import Classification
 from tests.support import tiny
 
@@ -176,3 +177,86 @@ def test_a_reader_of_the_output_that_has_read_enough_ends_it_quietly():
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} | head -n 2; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ['{"id": 0}', '{"id": 1}', "141"] and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "name, given, wanted",
+    [
+        ("a.jsonl", None, "jsonl"),
+        ("a.json", None, "jsonl"),
+        ("a.csv", None, "csv"),
+        ("A.CSV", None, "csv"),
+        ("a.csv", "csv", "csv"),
+        ("a", None, "jsonl"),
+        ("a", "csv", "csv"),
+        ("a.txt", "csv", "csv"),
+        ("-", None, "jsonl"),
+        ("-", "csv", "csv"),
+        ("v1.2", None, "jsonl"),
+    ],
+)
+def test_the_ending_of_an_output_is_its_format(name, given, wanted):
+    assert output_format(f"some.csv/{name}" if name != "-" else name, given) == wanted
+
+
+@pytest.mark.parametrize(
+    "name, given, said",
+    [
+        ("a.csv", "jsonl", "--output=a.csv ends in .csv, but --format is jsonl: change one of them"),
+        ("a.jsonl", "csv", "--output=a.jsonl ends in .jsonl, but --format is csv: change one of them"),
+        ("a.tsv", None, r"--output=a.tsv: predict writes JSON lines \(.jsonl\) or CSV \(.csv\), not .tsv"),
+        ("a.csv.gz", None, r"predict writes JSON lines \(.jsonl\) or CSV \(.csv\), not .gz"),
+        ("a.parquet", "csv", r"not .parquet"),
+        ("a.xlsx", "csv", r"not .xlsx"),
+    ],
+)
+def test_an_ending_of_another_format_is_refused(name, given, said):
+    with pytest.raises(UserError, match=said):
+        output_format(name, given)
+
+
+def test_an_output_that_exists_is_replaced_only_if_asked(tmp_path):
+    path = tmp_path / "out.jsonl"
+    check_output(str(path), overwrite=False)
+    check_output("-", overwrite=False)
+    path.write_text("precious")
+    with pytest.raises(UserError, match=r"--output=.*out.jsonl exists: choose another file, or add --overwrite"):
+        check_output(str(path), overwrite=False)
+    check_output(str(path), overwrite=True)
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match="link exists"):
+        check_output(str(tmp_path / "link"), overwrite=False)
+    for other in (str(tmp_path), "/dev/null", "/dev/full"):  # an atomic write would replace the device by a file
+        with pytest.raises(UserError, match="it must be a regular file"):
+            check_output(other, overwrite=True)
+
+
+FULL = (
+    "import resource\n"
+    "from pretrainax import cli\n"
+    "from pretrainax.inference.prediction_files import InputRecord, writing\n"
+    "def main():\n"
+    "    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+    "    with writing({path!r}, 'jsonl') as output:\n"
+    "        for i in range(10**5): output.add(InputRecord('x', {{'id': i}}, None), {{}})\n"
+    "    print('not reached')\n"
+    "cli.run(main)\n"
+)
+
+
+def test_a_full_disk_is_one_line_with_the_file_and_its_size(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text("before")
+    done = subprocess.run([sys.executable, "-c", FULL.format(path=str(path))], capture_output=True, text=True)
+    said = rf"pretrainax: --output={path} cannot be written: File too large after \d\d,\d\d\d bytes|after 100,000 bytes"
+    assert re.search(said, done.stderr) and done.stderr.count("\n") == 1 and done.returncode == 2, done.stderr
+    assert path.read_text() == "before" and [x.name for x in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_full_standard_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL.format(path="-")], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.stderr == "pretrainax: the standard output cannot be written: No space left on device\n"
+    assert done.returncode == 2

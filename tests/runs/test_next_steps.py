@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from pretrainax.config import Phase
-from pretrainax.config.serialization import dump
+from pretrainax.config.serialization import dump, load
 from pretrainax.interop.adaptations import Layers
 from pretrainax.runs import next_steps
+from pretrainax.tasks import Classification
 from tests.support import tiny
 from tests.support.runs import ENV, ROOT, command, last_line, run
 
@@ -74,6 +75,19 @@ def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):
         workdir("run", "gpt", Phase(steps=10), last)
         found = commands(next_steps.after_training("run", []))
         assert found["train longer"][3:-1] == ["--config.train.steps=80", *flags, "--extend"]
+
+
+def test_a_longer_run_of_records_keeps_its_warmup_and_needs_no_epochs(workdir):
+    """The warmup is a tenth of the steps, and a run with another warmup is another run."""
+    workdir("run", "bert")
+    experiment = load("run/config.json")
+    experiment.objective = Classification(labels=("a", "b"))
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    words = ["--config=finetune:classification", "--config.train.epochs=3", "--config.train.epochs", "2"]
+    found = commands(next_steps.after_training("run", words))
+    flags = ["--config=finetune:classification", "--config.train.steps=80", "--config.schedule.warmup_steps=5"]
+    assert found["train longer"][3:-1] == [*flags, "--extend"]
+    assert "--config.train.epochs=3" in found["train on from here"]
 
 
 def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):

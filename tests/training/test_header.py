@@ -13,6 +13,7 @@ from pretrainax.runs import header
 from pretrainax.runs.export_check import ExportCheck
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.tasks import Classification
 from pretrainax.training.run import Run
 from tests.support import tiny
 from tests.support.built import build_run
@@ -81,6 +82,17 @@ def test_it_names_source_tokens_epochs_objective_tokenizer_optimizer_and_schedul
     assert said["optimizer"] == "AdamW(learning_rate=0.003), peak learning rate 3.0e-3"
     assert said["schedule"] == "WarmupCosine(warmup_steps=5), warmup over 5 steps"
     assert "WARNING" not in said
+
+
+def test_the_length_of_fine_tuning_is_that_of_its_records(run):
+    corpus = types.SimpleNamespace(num_records=8_551)
+    prepared = dataclasses.replace(run.prepared, train=(corpus,))
+    experiment = dataclasses.replace(run.experiment, objective=Classification(labels=("a", "b")))
+    experiment.train = dataclasses.replace(experiment.train, steps=801)
+    changed = dataclasses.replace(run, experiment=experiment, prepared=prepared)
+    assert header._length(changed, "3.3 M tokens", "3 epochs") == (
+        "3 epochs of 8,551 records = 801 steps, 3.3 M tokens; validation every 10 and checkpoint every 5"
+    )
 
 
 def test_epochs_are_those_of_the_batches_of_the_run(run):

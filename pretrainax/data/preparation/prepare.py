@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pretrainax.config import Experiment, UserError, phase_in_errors, phases_of, resolve_auto, to_json
 from pretrainax.data.corpus import Corpus
+from pretrainax.data.epochs import resolve_steps
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
 from pretrainax.data.preparation.cache import FORMAT, open_cache
@@ -91,7 +92,7 @@ def prepare(
 ) -> Prepared:
     """Loads a config's tokenizer and corpora from the cache, after preparing those that are missing.
 
-    Replaces the "auto" sizes in `experiment.model` with numbers.
+    Replaces the "auto" sizes in `experiment.model` with numbers, and the steps that follow from epochs.
 
     Args:
       experiment: the config; modified as described above.
@@ -115,7 +116,9 @@ def prepare(
     )
     corpora = dict(zip(SPLITS, zip(*by_component, strict=True), strict=True))
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {with_urls(cache)}"
-    return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
+    prepared = Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
+    resolve_steps(experiment, prepared)
+    return prepared
 
 
 def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:

@@ -1,10 +1,12 @@
 """Defines base classes of data sources with records, which handle text fields, pairs, splits and broken records."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import json
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
@@ -13,8 +15,12 @@ from pretrainax.data import files, long_lines
 from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources.base import Document, Reader, Record
 from pretrainax.files.json_files import JsonObject
+from pretrainax.reporting.visible import visible
+
+_MAX_SHOWN = 5  # maximum number of broken rows of a shard that are printed
 
 Row = TypeVar("Row")  # type of an unparsed record of a file
+Line = Union[bytes, bytearray]  # a line of UTF-8, with its line end
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -29,6 +35,8 @@ class Records:
     max_record_bytes: int = files.MAX_RECORD_BYTES  # larger records count as broken; memory use is a few times this
 
     broken: ClassVar[str] = "broken records"  # name under which skipped broken records are counted
+    config_path: ClassVar[str]  # defined by Source
+    shows_broken: ClassVar[bool] = True  # whether the first skipped broken records are printed
     _task: ClassVar[Optional[Reader]] = None  # converts records to documents; None: documents are plain text or pairs
 
     def reading(self, task: Reader) -> "Records":
@@ -69,7 +77,8 @@ class Records:
     ) -> Iterator[Document]:
         """Parses rows and yields their documents.
 
-        Counts in `skipped` the repairs made to the yielded documents and, with on_error="skip", the broken rows.
+        Counts in `skipped` the repairs made to the yielded documents and, with on_error="skip", the broken rows. Prints
+        the first broken rows to stderr.
 
         Args:
           rows: (row number, unparsed row).
@@ -82,13 +91,17 @@ class Records:
         Raises:
           UserError: a row is broken, and `on_error` is "stop".
         """
+        num_broken = 0
         for number, row in rows:
             repairs = collections.Counter()
             try:
                 document, fraction = self._document(parse(row), repairs)
             except (ValueError, RecursionError) as e:  # broken JSON and broken UTF-8 are ValueErrors
                 if self.on_error == "skip":
-                    skipped[self.broken] += split != "valid"  # counted in one split only
+                    if split != "valid":  # counted in one split only
+                        skipped[self.broken] += 1
+                        num_broken += 1
+                        self._show_broken(num_broken, f"{where(number)}: {e}")
                     continue
                 skipping = f"{type(self).__name__}(..., on_error='skip') in {self.config_path} skips and counts them"
                 raise UserError(f"{where(number)}: {e}; {skipping}") from e
@@ -96,6 +109,15 @@ class Records:
                 if repairs:
                     skipped.update(repairs)
                 yield document
+
+    def _show_broken(self, num_broken: int, message: str) -> None:
+        """Prints the message for a skipped broken row of a shard, whose broken rows are numbered from 1."""
+        if not self.shows_broken:
+            return
+        if num_broken <= _MAX_SHOWN:
+            print(visible(f"skipped {message}"), file=sys.stderr)
+        elif num_broken == _MAX_SHOWN + 1:
+            print(f"skipped more {self.broken}; the summary of the data has their number", file=sys.stderr)
 
     def _document(self, record: Mapping, repairs: collections.Counter) -> tuple[Document, float]:
         """Converts a record to a document, and returns it with a hash in [0, 1) that determines its split.
@@ -187,8 +209,48 @@ class RecordFiles(Records):
         raise NotImplementedError
 
 
+@dataclasses.dataclass
 class RecordLines(RecordFiles, Generic[Row]):
     """Base class of data sources whose records are one or more lines of text; their files are read as streams."""
+
+    # encoding of the files, by its name in Python: utf-8 (with or without a byte-order mark), latin-1, cp1252, utf-16
+    encoding: str = dataclasses.field(default="utf-8", kw_only=True)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        try:
+            "".encode(self.encoding)
+        except (LookupError, ValueError):
+            common = "'utf-8', 'latin-1', 'cp1252' or 'utf-16'"
+            yield f"{self.config_path}.encoding is {self.encoding!r}, it must be a text encoding such as {common}"
+        yield from super().problems(experiment)
+
+    @property
+    def _encoding_advice(self) -> str:
+        return f"{self.config_path}.encoding is {self.encoding!r}: set it to the encoding of the file"
+
+    def lines(self, shard: files.FileShard) -> Iterator[Line]:
+        """Yields the lines of a shard as UTF-8, truncating any line of more than `max_record_bytes` bytes.
+
+        A truncated line still has more than `max_record_bytes` bytes, so `check_size` refuses it.
+        """
+        most = self.max_record_bytes
+        with files.open_as_utf8(shard.path_or_split, self.encoding, self._encoding_advice) as f:
+            if shard.stop is not None:
+                f.seek(shard.start)
+            while (shard.stop is None or f.tell() < shard.stop) and (line := long_lines.read_line(f, most)):
+                is_truncated = len(line) > most and not line.endswith(b"\n")
+                yield line
+                if is_truncated:
+                    files.skip_line(f)
+
+    @contextlib.contextmanager
+    def named_encoding(self) -> Iterator[None]:
+        """Converts a UnicodeDecodeError in this context to a ValueError that names the field `encoding`."""
+        try:
+            yield
+        except UnicodeDecodeError as e:
+            reason = e if files.is_utf8(self.encoding) else f"a byte that {self.encoding} does not define"
+            raise ValueError(f"{reason}; {self._encoding_advice}") from e
 
     def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
         """Yields (number, row) for each record of a shard.
