@@ -153,8 +153,8 @@ def make_row_plan(
                 f"in config.data.source{', or set a larger valid_fraction' if is_valid else ''}"
             )
         return WindowPlan(corpus.num_tokens, longest, shuffle)
-    record_sizes = [objective.measure(1)] if objective.unit == "records" else []  # depends on the model
-    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *record_sizes)
+    sizes = [objective.measure(1)] if objective.has_own_sizes else []
+    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *sizes)
     directory = _find_or_write(
         os.path.join(corpus.directory, f"rows-{key}"), lambda: _make_tables(corpus, objective, packing, sequence_length)
     )

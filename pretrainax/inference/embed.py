@@ -51,7 +51,8 @@ def embed(
     pooling = pooling or "mean"
     if pooling not in _POOLINGS:
         raise UserError(f"pooling is {pooling!r}, it must be one of {', '.join(_POOLINGS)}")
-    if pooling == "cls" and frame_of(loaded).before != (loaded.tokenizer.vocabulary.cls,):
+    family, before = loaded.experiment.model.family, frame_of(loaded).before
+    if pooling == "cls" and (family == "decoder" or len(before) != 1):
         raise UserError(f"pooling is 'cls', {loaded.origin} reads no [CLS] before a text: take mean, last or max")
     return pooled(loaded, framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True"), pooling)
 

@@ -17,7 +17,13 @@ from pretrainax.data.objectives import DecoderOnly, Denoising, FillInTheMiddle, 
 from pretrainax.inference.beam_search import BeamSequences
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
 from pretrainax.inference.decoding import Generator, stepping_params
-from pretrainax.inference.framing import check_length, find_objective, leading_token_ids, max_input_length
+from pretrainax.inference.framing import (
+    check_length,
+    find_objective,
+    leading_token_ids,
+    max_input_length,
+    objective_prompt,
+)
 from pretrainax.inference.holes import Holes, with_marks
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches, bucket
@@ -141,7 +147,7 @@ def _span_objective(loaded: LoadedModel) -> Optional[Objective]:
 def _sentinel_prompts(loaded: LoadedModel, holes: Holes, objective: Objective) -> Ask:
     """Returns the input builder for T5, which reads `A <X> D <Y> F </s>` and generates `<X> B C <Y> E <Z> </s>`."""
     vocabulary, text_ids, sentinels = loaded.tokenizer.vocabulary, holes.ids(), holes.sentinels()
-    prompt = objective.prompt(with_marks(text_ids, sentinels), vocabulary)
+    prompt = objective_prompt(objective, with_marks(text_ids, sentinels), loaded.experiment, vocabulary)
     ends = [*vocabulary.sentinels[1 : len(sentinels) + 1], vocabulary.eos][: len(sentinels)]
     if not len(text_ids[-1]):  # no text follows the last hole, so no sentinel follows its span, as in training
         ends[-1] = vocabulary.eos
@@ -159,7 +165,8 @@ def _mask_prompts(loaded: LoadedModel, holes: Holes, objective: Denoising) -> As
     holes.check_masks()
     if not all(map(len, text_ids[1:-1])):
         raise UserError(f"two holes of the text stand side by side, {loaded.origin} fills them as one: leave one out")
-    prompt = objective.prompt(with_marks(text_ids, [vocabulary.mask] * len(holes)), vocabulary)
+    marked_ids = with_marks(text_ids, [vocabulary.mask] * len(holes))
+    prompt = objective_prompt(objective, marked_ids, loaded.experiment, vocabulary)
 
     def ask(spans: Sequence[Ids]) -> SpanPrompt:
         generated = [i for ids, span in zip(text_ids, spans, strict=False) for i in (*ids.tolist(), *span)]

@@ -9,6 +9,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example, is_encoder_decoder
 from pretrainax.data.framing import special_token_frame as frame_of_texts
 from pretrainax.data.objectives import CausalLM, Objective
+from pretrainax.data.objectives.spans import encoder_decoder_prompt
 from pretrainax.data.row_stream import default_packing
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.loaded import LoadedModel
@@ -33,7 +34,7 @@ def frame_of(loaded: LoadedModel) -> Frame:
     """
     model = loaded.experiment.model
     if model.family == "encoder" or model.head is not None:  # any family with a task head
-        frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary)
+        frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary).single
         return Frame(frame.before, frame.after)
     prompt = framed_prompt(np.array([_PLACEHOLDER], np.int32), loaded.experiment, loaded.tokenizer)
     row = prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"].tolist()
@@ -44,40 +45,64 @@ def frame_of(loaded: LoadedModel) -> Frame:
 def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer) -> Example:
     """Builds the input of a decoder or encoder-decoder for a prompt: an example without targets.
 
-    If the model was trained with a mixture of objectives, the first objective determines the format. The input omits
-    the mode token, which selects the objective in training.
+    The prompt of an imported model has the special tokens that its tokenizer adds, as in transformers. The prompt of
+    other models has the format of training. If a model was trained with a mixture of objectives, the first objective
+    determines the format. The input omits the mode token, which selects the objective in training.
 
     Args:
       ids: token ids of the prompt, [n].
     """
     objectives = [objective for _, objective in experiment.objective.components()]
     objective = objectives[0].adapted(experiment).bind(tokenizer) if len(objectives) == 1 else objectives[0]
+    vocabulary = tokenizer.vocabulary
     if isinstance(objective, CausalLM):
-        ids = np.concatenate([leading_token_ids(experiment, tokenizer.vocabulary, not len(ids)), ids]).astype(np.int32)
-    return objective.prompt(ids, tokenizer.vocabulary)
+        after = trailing_token_ids(experiment, vocabulary)
+        before = leading_token_ids(experiment, vocabulary, not len(ids) and not after)
+        ids = np.concatenate([before, ids, after]).astype(np.int32)
+    return objective_prompt(objective, ids, experiment, vocabulary)
+
+
+def objective_prompt(objective: Objective, ids: np.ndarray, experiment: Experiment, vocabulary: Vocabulary) -> Example:
+    """Builds the input of `Objective.prompt`; the encoder of an imported model reads the tokenizer's own frame."""
+    prompt = objective.prompt(ids, vocabulary)
+    if is_encoder_decoder(prompt) and is_imported(experiment) and vocabulary.frame is not None:
+        return encoder_decoder_prompt(vocabulary.frame.wrap([ids])[0], int(prompt["tokens"][0]))
+    return prompt
+
+
+def is_imported(experiment: Experiment) -> bool:
+    """Returns True if the model was imported, so that its tokenizer and not its training data determines the format."""
+    return isinstance(experiment.data.source, NoSource)
 
 
 def leading_token_ids(experiment: Experiment, vocabulary: Vocabulary, is_needed: bool) -> list[int]:
-    """Returns the special token ids that a causal decoder reads before a text: a list of one id, or an empty list.
+    """Returns the special token ids that a causal decoder reads before a text.
 
     A decoder that was trained with PretrainAX usually read each document after the separator of the previous document,
     so the result is this separator. The result is [] if training rows contained pieces of documents (`Packing.cuts`),
-    or if attention was masked between documents. For an imported decoder, the result is the BOS token, or [] if BOS and
-    EOS are the same token.
+    or if attention was masked between documents. For an imported decoder, the result is the tokens that its tokenizer
+    adds before a text. A workdir of an older version does not record them. Then the result is the BOS token, or [] if
+    BOS and EOS are the same token.
 
     Args:
       is_needed: whether a token must precede the first token of the text, as for scoring or for an empty prompt. If
-        True, an imported model without a separate BOS token reads its separator, such as <|endoftext|>. The separator
-        ends each document in its training data. Unlike PretrainAX, transformers does not add it before prompts.
+        True, an imported model whose tokenizer adds none reads its BOS token or, without one, its separator, such as
+        <|endoftext|>, which ends each document in its training data. transformers does not add it before prompts.
     """
-    if isinstance(experiment.data.source, NoSource):
-        if is_needed:
-            start = vocabulary.separator if vocabulary.bos is None else vocabulary.bos
-        else:
-            start = None if vocabulary.bos == vocabulary.eos else vocabulary.bos
-    else:
+    if not is_imported(experiment):
         start = vocabulary.separator if _reads_across_documents(experiment) else None
-    return [] if start is None else [start]
+        return [] if start is None else [start]
+    if vocabulary.frame is not None:
+        before = list(vocabulary.frame.single.before)
+    else:
+        before = [] if vocabulary.bos is None or vocabulary.bos == vocabulary.eos else [vocabulary.bos]
+    start = vocabulary.separator if vocabulary.bos is None else vocabulary.bos
+    return before or ([start] if is_needed and start is not None else [])
+
+
+def trailing_token_ids(experiment: Experiment, vocabulary: Vocabulary) -> list[int]:
+    """Returns the token ids that the tokenizer of an imported causal decoder adds after a text; [] for other models."""
+    return list(vocabulary.frame.single.after) if is_imported(experiment) and vocabulary.frame is not None else []
 
 
 def _reads_across_documents(experiment: Experiment) -> bool:

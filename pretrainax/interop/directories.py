@@ -157,7 +157,7 @@ def export_workdir(
         _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # encoders do not generate
-            generation = {"_from_model_config": True, **_special_ids(config_json)} | _read_imported(workdir, GENERATION)
+            generation = _generation_config(workdir, config_json, tokenizer.vocabulary)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         write_modules(staging, model)
@@ -221,6 +221,9 @@ def describe_export(
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _vocabulary_ids(config_json, vocabulary, start) | _special_ids(imported)
+    config_json = _without_new_forced_ids(config_json, imported)
+    if config_json.get("is_encoder_decoder") and config_json["decoder_start_token_id"] is None:
+        config_json["decoder_start_token_id"] = start  # the imported file has null, and generation_config.json an id
     if model.head is not None and (names := getattr(experiment.objective, "labels", ())):
         config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
         config_json["label2id"] = {name: i for i, name in enumerate(names)}
@@ -375,6 +378,26 @@ def _special_ids(config_json: ConfigJson) -> ConfigJson:
     return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
 
 
+def _without_new_forced_ids(settings: ConfigJson, imported: ConfigJson) -> ConfigJson:
+    """Leaves out the fields forced_bos_token_id and forced_eos_token_id that an imported file, if there is one, lacks.
+
+    generate() of transformers forces only tokens that a file names.
+    """
+    return {
+        name: x for name, x in settings.items() if not name.startswith("forced_") or not imported or name in imported
+    }
+
+
+def _generation_config(workdir: str, config_json: ConfigJson, vocabulary: Vocabulary) -> ConfigJson:
+    """Returns an export's generation_config.json: the imported one, with the ids of `config_json` that it lacks."""
+    imported = _read_imported(workdir, GENERATION)
+    ids = _without_new_forced_ids(_special_ids(config_json), imported)
+    generation = {"_from_model_config": True, **ids} | imported
+    if config_json.get("is_encoder_decoder") and vocabulary.decoder_start is not None:
+        generation["decoder_start_token_id"] = vocabulary.decoder_start
+    return generation
+
+
 def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
     """Raises UserError if the padding id would make transformers compute a different model.
 
@@ -389,7 +412,13 @@ def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelCon
 
 
 def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
-    """Raises UserError if the vocabulary has more token ids than the model has embedding rows."""
+    """Raises UserError if the model lacks an embedding row for a token id or for the decoder start token."""
+    start = vocabulary.decoder_start
+    if model.family == "encoder_decoder" and start is not None and start >= model.vocab_size:
+        raise UserError(
+            f"{directory}: decoder_start_token_id (or bos_token_id) is {start:,}, and the model has only "
+            f"{model.vocab_size:,} rows of embeddings: correct generation_config.json or config.json"
+        )
     if vocabulary.size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "

@@ -1,12 +1,11 @@
 """Checks that token ids have the same meaning in a run and in its teacher or the model that initializes it."""
 
-import dataclasses
 import os
 
 from pretrainax.config import UserError
 from pretrainax.interop.origin import Origin
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
-from pretrainax.tokenization.huggingface import read_tokenizer, tokenizer_file
+from pretrainax.tokenization.huggingface import FIELDS, read_tokenizer, tokenizer_file
 
 
 def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: bool = False) -> None:
@@ -37,7 +36,7 @@ def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: boo
 def _extends(ours: Tokenizer, theirs: Tokenizer) -> bool:
     """Returns True if `ours` has all ids of `theirs` with the same strings and roles, followed by additional ids."""
     base = theirs.vocabulary
-    roles = {name: i for name, i in dataclasses.asdict(base).items() if isinstance(i, int) and name != "size"}
+    roles = {name: i for name in FIELDS if (i := getattr(base, name)) is not None}
     same_roles = all(getattr(ours.vocabulary, name) == i for name, i in roles.items())
     same_sentinels = ours.vocabulary.sentinels[: len(base.sentinels)] == base.sentinels
     return same_roles and same_sentinels and ours.spellings()[: base.size] == theirs.spellings()

@@ -15,6 +15,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example
+from pretrainax.data.framing import special_token_frame
 from pretrainax.data.objectives import Objective, SequenceToSequence
 from pretrainax.data.objectives.base import ObjectiveInput
 from pretrainax.data.objectives.masking_units import WholeWords
@@ -113,25 +114,26 @@ class LeftToRight(Method):
                 f"stride={self.stride}: it must be from 1, for the most context of each token, to {self.context}, the "
                 "context, for the least compute"
             )
-        self.start = start_token(loaded)
-        first_token = "" if self.start is not None else ", the first token given"
+        self.start = leading_token_ids(loaded.experiment, self.vocabulary, is_needed=True)
+        first_token = "" if self.start else ", the first token given"
         self.description = f"{self.manner}, in windows of {self.context:,} tokens every {self.stride:,}{first_token}"
         self._spellings = self.tokenizer.spellings()
 
     def _examples_for_text(self, text, ids):
         size = len(text.encode())
-        if self.start is None and len(ids):
+        if not self.start and len(ids):
             first = self._spellings[ids[0]]  # some tokenizers add a space before a text
             size -= min(len(first if text[:1].isspace() else first.removeprefix(b" ")), size)
         return ScoringExamples(self._window_examples(ids), size, self._count_unknown(ids))
 
     def _window_examples(self, ids: np.ndarray) -> Iterator[Example]:
-        tokens = ids if self.start is None else np.concatenate([[self.start], ids]).astype(np.int32)
-        last_predicted = 0
+        tokens = np.concatenate([self.start, ids]).astype(np.int32)
+        last_predicted = max(len(self.start) - 1, 0)  # the tokens before the text are not scored
         for begin in range(0, len(tokens) - 1, self.stride):
             end = min(begin + self.context, len(tokens) - 1)
-            yield causal_example(tokens[begin : last_predicted + 1], tokens[last_predicted + 1 : end + 1])
-            last_predicted = end
+            if end > last_predicted:  # unless the tokens before the text fill the window
+                yield causal_example(tokens[begin : last_predicted + 1], tokens[last_predicted + 1 : end + 1])
+                last_predicted = end
             if end == len(tokens) - 1:
                 return
 
@@ -153,10 +155,13 @@ class PseudoLikelihood(Method):
 
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
         super().__init__(loaded, scoring)
-        if missing := [name for name in ("cls", "sep", "mask") if getattr(self.vocabulary, name) is None]:
+        needed = ("cls", "sep", "mask") if self.vocabulary.frame is None else ("mask",)
+        if missing := [name for name in needed if getattr(self.vocabulary, name) is None]:
             raise UserError(f"{loaded.origin}: the tokenizer has no {', '.join(missing)}; encoders need it for scoring")
-        if self.context < 3:
-            raise UserError(f"context={self.context}: a token between [CLS] and [SEP] needs at least 3")
+        self._frame = special_token_frame("encoder", self.vocabulary)
+        if self.max_input_length < 1:
+            least = 1 + self._frame.count(1)
+            raise UserError(f"context={self.context}: a token between [CLS] and [SEP] needs at least {least}")
         self._whole_words = WholeWords().bind(self.tokenizer) if scoring.by_word else None
         self.description = (
             f"{self.manner}, {'word by word, left to right' if scoring.by_word else 'token by token'}{self.limit}"
@@ -165,7 +170,7 @@ class PseudoLikelihood(Method):
     @property
     def max_input_length(self) -> int:
         """Returns the length in tokens of the longest text that the model can score in a single chunk."""
-        return self.context - 2
+        return self.context - self._frame.count(1)
 
     def _examples_for_text(self, text, ids):
         chunks = [ids[i : i + self.max_input_length] for i in range(0, len(ids), self.max_input_length)]
@@ -173,11 +178,10 @@ class PseudoLikelihood(Method):
         return ScoringExamples(examples, len(text.encode()), self._count_unknown(ids), max(len(chunks), 1))
 
     def _masked_examples(self, chunk: np.ndarray) -> Iterator[Example]:
-        row = np.concatenate([[self.vocabulary.cls], chunk, [self.vocabulary.sep]]).astype(np.int32)
+        row, start = self._frame.wrap([chunk])[0], len(self._frame.single.before)
         begins_word = np.ones(len(row), bool) if self._whole_words is None else self._whole_words.starts(row)
-        begins_word[-1] = True
-        word_starts = np.flatnonzero(begins_word)
-        for position in range(1, len(row) - 1):
+        word_starts = np.append(np.flatnonzero(begins_word[: start + len(chunk)]), start + len(chunk))
+        for position in range(start, start + len(chunk)):
             yield masked_example(row, position, word_starts[word_starts > position][0], self.vocabulary.mask)
 
 
@@ -202,12 +206,9 @@ class Targets(Method):
         components = [(w, o) for w, o in objective.components() if isinstance(o, Objective)]
         self.text_objectives = [(w, o) for w, o in components if o.unit not in ("pairs", "records")]
         self.pair_objectives = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
-        start = objective.components()[0][1].decoder_start(self.vocabulary)
-        if (
-            not self.pair_objectives
-            and loaded.experiment.model.family == "encoder_decoder"
-            and start == self.vocabulary.pad
-        ):
+        vocabulary = dataclasses.replace(self.vocabulary, decoder_start=None)  # the start of the objective itself
+        starts_with_pad = objective.components()[0][1].decoder_start(vocabulary) == vocabulary.pad
+        if not self.pair_objectives and loaded.experiment.model.family == "encoder_decoder" and starts_with_pad:
             self.pair_objectives = [SequenceToSequence()]  # pairs in the format of T5's pretraining
         name = type(objective).__name__
         if not self.text_objectives and not self.pair_objectives:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example
+from pretrainax.data.framing import special_token_frame
 from pretrainax.data.objectives import (
     CausalLM,
     DecoderOnly,
@@ -25,9 +26,11 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.objectives.prefix import to_decoder_example
 from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
+from pretrainax.inference.framing import leading_token_ids
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.scoring_examples import causal_example, masked_example, start_token
+from pretrainax.scoring.scoring_examples import causal_example, masked_example
 from pretrainax.tokenization.base import Vocabulary
+from pretrainax.tokenization.frames import SpecialTokenFrame
 
 LEFT, BOTH = "the left side", "both sides"
 
@@ -105,8 +108,10 @@ def span_formats(loaded: LoadedModel) -> list[SpanFormat]:
 def _encoder_forms(loaded: LoadedModel) -> Iterator[SpanFormat]:
     model, vocabulary = loaded.experiment.model, loaded.tokenizer.vocabulary
     predicts_tokens = not model.replaced_token_head or model.generator is not None
-    if predicts_tokens and None not in (vocabulary.mask, vocabulary.cls, vocabulary.sep):
-        yield SpanFormat(BOTH, 2, False, lambda ids: _masked_examples(ids, vocabulary))
+    has_frame = vocabulary.frame is not None or None not in (vocabulary.cls, vocabulary.sep)
+    if predicts_tokens and vocabulary.mask is not None and has_frame:
+        frame = special_token_frame(model.family, vocabulary)
+        yield SpanFormat(BOTH, frame.count(1), False, lambda ids: _masked_examples(ids, frame, vocabulary))
 
 
 def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[SpanFormat]:
@@ -137,14 +142,15 @@ def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[Span
 
 
 def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> SpanFormat:
-    start, separator = start_token(loaded), loaded.tokenizer.vocabulary.separator
+    experiment, vocabulary = loaded.experiment, loaded.tokenizer.vocabulary
 
     def examples_for(ids: Ids) -> list[Example]:
+        before = leading_token_ids(experiment, vocabulary, is_needed=not len(ids.left))
         # In training, a separator precedes each document, but a BOS token precedes each sequence.
-        has_start = start is not None and (ids.is_start or start != separator)
-        return [causal_example(_concatenate([start] if has_start else [], ids.left), ids.span, sees_prefix)]
+        has_start = ids.is_start or before != [vocabulary.separator]
+        return [causal_example(_concatenate(before if has_start else [], ids.left), ids.span, sees_prefix)]
 
-    return SpanFormat(LEFT, 1, False, examples_for)
+    return SpanFormat(LEFT, len(leading_token_ids(experiment, vocabulary, is_needed=True)), False, examples_for)
 
 
 # --- examples of each form ------------------------------------------------------------------------------------------
@@ -154,13 +160,13 @@ def _concatenate(*arrays: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(array, np.int32) for array in arrays])
 
 
-def _masked_examples(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
+def _masked_examples(ids: Ids, frame: SpecialTokenFrame, vocabulary: Vocabulary) -> list[Example]:
     """Builds one example per token of the span; each example predicts its token.
 
     The predicted token and all later tokens of the span are masked. All other tokens are visible.
     """
-    row = _concatenate([vocabulary.cls], *ids[:3], [vocabulary.sep])
-    start, end = 1 + len(ids.left), 1 + len(ids.left) + len(ids.span)
+    row, start = frame.wrap([_concatenate(*ids[:3])])[0], len(frame.single.before) + len(ids.left)
+    end = start + len(ids.span)
     return [masked_example(row, position, end, vocabulary.mask) for position in range(start, end)]
 
 

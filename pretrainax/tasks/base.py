@@ -11,7 +11,7 @@ import numpy as np
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.config.heads import Kind
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
-from pretrainax.data.framing import SpecialTokenFrame, decoder_start, special_token_frame, truncate_longest_first
+from pretrainax.data.framing import decoder_start, special_token_frame, truncate_longest_first
 from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.objectives.base import EveryFamily
 from pretrainax.data.preparation.shards import Encoded
@@ -21,6 +21,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
 from pretrainax.tasks.chunks import TRUNCATED, Chunks
 from pretrainax.tasks.labels import label_number, unused_label_warnings  # noqa: F401  for tasks of other packages
+from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
 if TYPE_CHECKING:
     from pretrainax.data.pipeline import Batches
@@ -60,7 +61,7 @@ class Task(Objective):
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`
     _length: ClassVar[int] = 0  # tokens per row; set by `adapted`
-    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame((), (), ())  # special tokens around texts; set by `bind`
+    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame(RowFrame(), RowFrame())  # set by `bind`
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -218,7 +219,7 @@ class Task(Objective):
         return Lengths(max(sequence_length - _MAX_SPECIAL_TOKENS, 1), sequence_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        length = raw + self._frame.count(2)
+        length = raw + self._frame.max_count
         return Lengths(raw, length, length)
 
     def decoder_start(self, vocabulary: "Vocabulary") -> Optional[int]:
@@ -263,11 +264,11 @@ class Task(Objective):
           length: number of tokens in the row. The default is config.data.sequence_length.
         """
         sizes = truncate_longest_first([len(ids) for ids in texts], self.text_capacity(len(texts), length))
-        row, text_numbers = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
+        row, types = self._frame.wrap([ids[:n] for ids, n in zip(texts, sizes, strict=True)])
         ones, positions = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": positions}
         if self._model.family == "encoder":
-            return {**example, "token_types": np.minimum(text_numbers, max(self._model.num_token_types - 1, 0))}
+            return {**example, "token_types": np.minimum(types, max(self._model.num_token_types - 1, 0))}
         if self._model.family == "encoder_decoder":
             encoder_inputs = {f"encoder_{name}": array for name, array in example.items()}
             return {

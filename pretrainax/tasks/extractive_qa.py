@@ -171,6 +171,7 @@ class ExtractiveQA(Task):
         question_ids = tokenizer.encode(question)[: self.max_question_length]
         ids, offsets = tokenizer.locate(context)
         frame = special_token_frame(self._model.family, tokenizer.vocabulary)
+        row = frame.row(2)
         capacity = self._length - frame.count(2) - len(question_ids)
         span = _token_range(offsets, *record.note["spans"][0]) if record.note.get("spans") else None
         for number, start in enumerate(_window_starts(len(ids), capacity, self.stride)):
@@ -183,7 +184,7 @@ class ExtractiveQA(Task):
                 "context": context[begin:end],
                 "starts": (offsets[start:stop, 0] - begin).tolist(),
                 "ends": (offsets[start:stop, 1] - begin).tolist(),
-                "first": len(frame.before) + len(question_ids) + len(frame.between),
+                "first": len(row.before) + len(question_ids) + len(row.between),
                 "null": len(question_ids) + stop - start + frame.count(2) - 1 if self._model.family == "decoder" else 0,
                 "span": [token - start for token in span] if span is not None and is_complete else None,
             }
@@ -198,7 +199,7 @@ class ExtractiveQA(Task):
         example = self.framed(texts, vocabulary)
         if self._model.reads_question:
             indices = np.arange(len(example["tokens"]))
-            example["question"] = (indices < len(self._frame.before) + len(texts[0])).astype(np.int32)
+            example["question"] = (indices < len(self._frame.row(2).before) + len(texts[0])).astype(np.int32)
         if "answers" not in note:
             return example
         span = [note["null"]] * 2 if note["span"] is None else [note["first"] + token for token in note["span"]]

@@ -86,16 +86,17 @@ class TextGeneration(WritingTask):
     def example(self, text, rng, vocabulary):
         source, target = self._truncate(text)
         if self._model.family == "encoder_decoder":
-            rows = [self._frame.wrap([ids])[0] for ids in (source, target)]
-            return encoder_decoder_example(*rows, self._start_token(vocabulary))
-        row = np.concatenate([self._frame.before, source, target, self._frame.after])
-        is_answer = np.arange(len(row)) >= len(self._frame.before) + len(source)
+            source_row, target_row = self._frame.wrap([source])[0], self._target_frame.wrap([target])[0]
+            return encoder_decoder_example(source_row, target_row, self._start_token(vocabulary))
+        frame = self._target_frame.single
+        row = np.concatenate([frame.before, source, target, frame.after])
+        is_answer = np.arange(len(row)) >= len(frame.before) + len(source)
         return decoder_example(row, is_answer)
 
     def prompt(self, tokens, vocabulary):
         if self._model.family == "encoder_decoder":
             return encoder_decoder_prompt(self._frame.wrap([tokens])[0], self._start_token(vocabulary))
-        return decoder_inputs(np.concatenate([self._frame.before, tokens]))
+        return decoder_inputs(np.concatenate([self._frame.single.before, tokens]))
 
     def prompt_example(self, text, vocabulary):
         return self.prompt(self._truncate(text, answer=self.answer_capacity)[0], vocabulary)
@@ -130,9 +131,9 @@ class TextGeneration(WritingTask):
         """
         if self._model.family == "encoder_decoder":
             capacity = self._length - self._frame.count(1)
-            target = min(target, (self.target_length or self._length) - self._frame.count(1))
+            target = min(target, (self.target_length or self._length) - self._target_frame.count(1))
         else:
-            capacity = self._length + 1 - self._frame.count(1)  # the last token is only a target
+            capacity = self._length + 1 - self._target_frame.count(1)  # the last token is only a target
             max_target = (
                 max(capacity // 2, capacity - body - tail) if self.target_length is None else self.target_length - 1
             )
@@ -166,7 +167,7 @@ class TextGeneration(WritingTask):
 
     def measure(self, raw: int) -> Lengths:
         """Computes upper bounds on the lengths of an example, given `raw`, the number of tokens in the document."""
-        length, maximum = raw + self._frame.count(1), self.lengths(self._length)
+        length, maximum = raw + self._target_frame.count(1), self.lengths(self._length)
         return Lengths(raw, min(length, maximum.inputs), min(length, maximum.targets))
 
     # --- metrics and messages -----------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class TokenClassification(Task):
             positions = starts if self.subword == "first" else ends - 1
             word_of_token[np.setdiff1d(np.arange(len(word_of_token)), positions[sizes > 0])] = 0
         words = np.zeros(len(example["tokens"]), np.int32)
-        words[len(self._frame.before) :][:capacity] = word_of_token[:capacity]
+        words[len(self._frame.single.before) :][:capacity] = word_of_token[:capacity]
         tags = {"word_labels": np.array(text.note["tags"], np.int32)[is_read]} if "tags" in text.note else {}
         return {**example, "words": words, **tags}
 

@@ -13,6 +13,8 @@ from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources.base import Note
 from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import Task
+from pretrainax.tokenization.base import Tokenizer
+from pretrainax.tokenization.frames import SpecialTokenFrame
 
 _VALIDATION_FIELDS = ("scores", "answers", "num_beams", "max_new_tokens")  # fields that do not affect the corpus
 
@@ -38,6 +40,16 @@ class WritingTask(Task):
 
     has_head: ClassVar[bool] = False
     select_by = "loss"
+
+    # special tokens around an answer: those of `_frame`, and the end of an answer if the tokenizer does not add it
+    _target_frame: ClassVar[SpecialTokenFrame] = Task._frame
+
+    def bind(self, tokenizer: Tokenizer) -> Task:
+        task, end = super().bind(tokenizer), (tokenizer.vocabulary.separator,)
+        frame = task._frame.single
+        row = frame if frame.after[-1:] == end or end == (None,) else frame._replace(after=frame.after + end)
+        task._target_frame = SpecialTokenFrame(row, row)  # pyright: ignore
+        return task
 
     def prompt_example(self, text: ObjectiveInput, vocabulary) -> Example:
         """Builds the model inputs of a record up to the beginning of the answer, as an example without targets."""

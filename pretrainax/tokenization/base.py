@@ -21,8 +21,9 @@ from typing import ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.files.json_files import read_object
+from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.files.regular_files import read_bytes
+from pretrainax.tokenization.frames import SpecialTokenFrame
 
 DESCRIPTION = "vocabulary.json"  # file name; saved next to the tokenizer's model file
 
@@ -40,6 +41,11 @@ class Vocabulary:
     sep: Optional[int] = None
     mask: Optional[int] = None
     sentinels: tuple[int, ...] = ()  # ids of <extra_id_0>, <extra_id_1>, … in order
+    # The last two fields affect neither the ids of a text nor the fingerprint, and equality ignores them.
+    # special tokens that the tokenizer itself adds around texts; None: the model family determines them
+    frame: Optional[SpecialTokenFrame] = dataclasses.field(default=None, compare=False)
+    # first decoder token of the encoder-decoder that has this tokenizer; None: the training objective determines it
+    decoder_start: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
@@ -51,6 +57,12 @@ class Vocabulary:
     def separator(self) -> Optional[int]:
         """The id that follows each document in a corpus: eos, or sep if there is no eos, or None without either."""
         return self.sep if self.eos is None else self.eos
+
+    @property
+    def model_tokens(self) -> JsonObject:
+        """The fields `frame` and `decoder_start` by name, without those that are None."""
+        fields = {"frame": self.frame, "decoder_start": self.decoder_start}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class TextTable(NamedTuple):
@@ -88,11 +100,12 @@ class Tokenizer:
         )  # upper bound on the number of ids, because each piece has at least one byte
         if not (type(vocabulary.size) is int and 0 < vocabulary.size <= max_ids):
             raise ValueError(f"a model of {len(model)} bytes cannot have {vocabulary.size} ids")
-        if invalid_ids := [i for i in vocabulary.special_ids if type(i) is not int or not 0 <= i < vocabulary.size]:
+        ids = vocabulary.special_ids | (set() if vocabulary.frame is None else vocabulary.frame.ids)
+        if invalid_ids := [i for i in ids if type(i) is not int or not 0 <= i < vocabulary.size]:
             raise ValueError(f"special ids {invalid_ids} are not ids below {vocabulary.size}")
         self.vocabulary, self.special_pieces, self.model = vocabulary, special_pieces, model
-        self._description = self._describe()
-        self.fingerprint = hashlib.blake2b(self._description.encode() + (decisive or model), digest_size=16).hexdigest()
+        description = self._describe().encode()
+        self.fingerprint = hashlib.blake2b(description + (decisive or model), digest_size=16).hexdigest()
         self._is_special = np.zeros(vocabulary.size, bool)
         self._is_special[list(vocabulary.special_ids - {vocabulary.unk})] = True
 
@@ -192,7 +205,8 @@ class Tokenizer:
     def save(self, directory: str) -> None:
         """Saves the model file and the vocabulary to a directory, from which `load_tokenizer` loads the tokenizer."""
         os.makedirs(directory, exist_ok=True)
-        for name, content in ((self.file, self.model), (DESCRIPTION, self._description.encode())):
+        description = self._describe(self.vocabulary.model_tokens)
+        for name, content in ((self.file, self.model), (DESCRIPTION, description.encode())):
             with open(os.path.join(directory, name), "wb") as f:
                 f.write(content)
 
@@ -202,8 +216,11 @@ class Tokenizer:
     def _decode(self, ids: list[int]) -> str:
         raise NotImplementedError
 
-    def _describe(self) -> str:
-        description = {"kind": type(self).__name__, "vocabulary": dataclasses.asdict(self.vocabulary)}
+    def _describe(self, model_tokens: Optional[JsonObject] = None) -> str:
+        """Returns the content of vocabulary.json; the fingerprint hashes it without `Vocabulary.model_tokens`."""
+        fields = dataclasses.asdict(dataclasses.replace(self.vocabulary, frame=None, decoder_start=None))
+        fields = {name: value for name, value in fields.items() if name not in ("frame", "decoder_start")}
+        description = {"kind": type(self).__name__, "vocabulary": fields | (model_tokens or {})}
         return json.dumps(description | {"special_pieces": self.special_pieces}, indent=2) + "\n"
 
 
@@ -245,7 +262,10 @@ def load_tokenizer(directory: str) -> Tokenizer:
         description = read_object(os.path.join(directory, DESCRIPTION))
         kind = {kind.__name__: kind for kind in Tokenizer.__subclasses__()}[description["kind"]]
         fields = description["vocabulary"]
-        vocabulary = Vocabulary(**fields | {"sentinels": tuple(fields["sentinels"])})
+        fields["sentinels"] = tuple(fields["sentinels"])
+        if "frame" in fields:
+            fields["frame"] = SpecialTokenFrame.from_json(fields["frame"])
+        vocabulary = Vocabulary(**fields)
         model = read_bytes(os.path.join(directory, kind.file))
         return kind(model, vocabulary, {int(i): str(p) for i, p in description["special_pieces"].items()})
     except FileNotFoundError as e:

@@ -7,6 +7,9 @@ repository.
 For text without special pieces, the ids are the same as in transformers. This module encodes a string such as "<s>" or
 "[MASK]" within a text as ordinary characters, whereas transformers encodes it as the special id unless
 `split_special_tokens=True`.
+
+The special tokens around a text (`Vocabulary.frame`) are the ones that AutoTokenizer of transformers 5 adds. The
+post-processor of tokenizer.json defines them, or the tokenizer class if it replaces the post-processor.
 """
 
 import dataclasses
@@ -16,7 +19,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import sentencepiece
 import tokenizers
@@ -28,10 +31,12 @@ from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, probe_frame
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
 from pretrainax.tokenization.subwords import SubwordTokenizer, byte_character, decisive_part
 from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json
 
+TokenizerKind = TypeVar("TokenizerKind", bound=Tokenizer)
 _MAX_SENTINELS = 1_000_000  # their strings would have about 100 MB
 FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 # Special pieces of directories that list none: the first entry whose pieces are all in the vocabulary.
@@ -55,6 +60,25 @@ _CLASSES_OF_FILE = {
     "tokenizer.model": ("Llama", "CodeLlama", "Gemma"),
     "vocab.txt": ("Bert", "DistilBert", "Electra"),
     "merges.txt": ("GPT2", "Roberta", "Bart"),
+}
+# model_type -> the tokenizer class that transformers uses if no file names one; only classes of `_CLASS_FRAMES`
+_CLASS_OF_MODEL = {
+    **dict.fromkeys(("bert", "distilbert", "electra", "big_bird"), "Bert"),
+    **dict.fromkeys(("roberta", "bart", "longformer", "deberta"), "Roberta"),
+    **dict.fromkeys(("t5", "mt5", "switch_transformers"), "T5"),
+    **{"albert": "Albert", "deberta-v2": "DebertaV2", "xlm-roberta": "XLMRoberta", "camembert": "XLMRoberta"},
+}
+# model_types for which transformers ignores the tokenizer class of the files, and obeys tokenizer.json
+_WITHOUT_CLASS = ("mistral", "mixtral", "modernbert", "olmo2", "olmo3", "phi3", "umt5")
+# Special tokens before, between and after the two texts of a pair, as fields of `Vocabulary`; token type of the second
+_BERT, _ROBERTA = (("cls",), ("sep",), ("sep",), 1), (("cls",), ("sep", "sep"), ("sep",), 0)
+_XLM_ROBERTA, _T5 = (("bos",), ("eos", "eos"), ("eos",), 0), ((), ("eos",), ("eos",), 0)
+# Tokenizer classes that replace the post-processor of tokenizer.json; they also apply to the files of older models.
+_CLASS_FRAMES = {
+    **dict.fromkeys(("Bert", "DistilBert", "Electra", "BigBird", "DebertaV2", "Albert"), _BERT),
+    **dict.fromkeys(("Roberta", "Bart", "Longformer", "Deberta"), _ROBERTA),
+    **dict.fromkeys(("XLMRoberta", "Camembert"), _XLM_ROBERTA),
+    **dict.fromkeys(("T5", "MT5", "ByT5"), _T5),
 }
 
 
@@ -98,7 +122,10 @@ def read_tokenizer(directory: str) -> Tokenizer:
         if name == DESCRIPTION:
             tokenizer = load_tokenizer(directory)
             if _is_consistent(tokenizer, directory):
-                return tokenizer
+                exported = (os.path.join(directory, file) for file in ("tokenizer.json", "tokenizer_config.json"))
+                if not all(map(os.path.exists, exported)):
+                    return tokenizer
+                return _Directory(directory).with_model_tokens(tokenizer, "tokenizer.json")
             name = "tokenizer.json"
         return _Directory(directory).read(name)
     except OSError as e:
@@ -147,13 +174,35 @@ class _Directory:
                 f"{name} does not define how {class_name}Tokenizer splits text: tokenizer.json is required"
             )
         if name.endswith(".model"):
-            return self._load_sentencepiece(name)
+            return self.with_model_tokens(self._load_sentencepiece(name), name)
         loaders = {
             "tokenizer.json": self._load_tokenizer_json,
             "vocab.txt": self._load_wordpiece,
             "merges.txt": self._load_byte_bpe,
         }
-        return loaders.get(name, self._build_byt5)()
+        return self.with_model_tokens(loaders.get(name, self._build_byt5)(), name)
+
+    def with_model_tokens(self, tokenizer: TokenizerKind, name: str) -> TokenizerKind:
+        """Sets the special tokens around a text and the decoder start token, and returns the tokenizer.
+
+        Args:
+          name: the file that defines the tokenizer.
+        """
+        frame = self._class_frame(tokenizer.vocabulary, name)
+        if frame is None and name == "tokenizer.json":
+            frame = probe_frame(tokenizers.Tokenizer.from_buffer(self._read_file(name)))
+            if frame is None:
+                raise self._error(
+                    "the post_processor of tokenizer.json must add the same special tokens before and after every text"
+                )
+        elif frame is None:
+            frame = self._flag_frame(tokenizer.vocabulary)
+        if outside := [i for i in frame.ids if i >= tokenizer.vocabulary.size]:
+            raise self._error(f"the post_processor of tokenizer.json adds id {outside[0]}, which the vocabulary lacks")
+        tokenizer.vocabulary = dataclasses.replace(
+            tokenizer.vocabulary, frame=frame, decoder_start=_decoder_start(self._directory)
+        )
+        return tokenizer
 
     def _load_tokenizer_json(self) -> SubwordTokenizer:
         """Loads a tokenizer from tokenizer.json; raises UserError if the other files contradict it."""
@@ -245,6 +294,37 @@ class _Directory:
         special_pieces |= {ids[piece]: piece for piece in appended}
         return SentencePieceTokenizer(model, vocabulary, special_pieces)
 
+    # --- special tokens around a text
+
+    def _class_frame(self, vocabulary: Vocabulary, name: str) -> Optional[SpecialTokenFrame]:
+        """Returns the frame that the tokenizer class defines, or None if the class defines none."""
+        model_type = self._read_json("config.json").get("model_type")
+        if model_type in _WITHOUT_CLASS:
+            return None
+        class_name = _tokenizer_class(self._directory) or _CLASS_OF_MODEL.get(str(model_type), "")
+        if not class_name and name != "tokenizer.json":
+            is_roberta = name == "merges.txt" and vocabulary.cls is not None
+            class_name = "Roberta" if is_roberta else _CLASSES_OF_FILE.get(name, ("ByT5",))[0]
+        if class_name == "Albert" and json.loads(self._read_file("tokenizer.json"))["post_processor"]:
+            return None  # this class has a frame only for files without one
+        if class_name not in _CLASS_FRAMES:
+            return None
+        *fields, second_type = _CLASS_FRAMES[class_name]
+        before, between, after = (tuple(getattr(vocabulary, field) for field in names) for names in fields)
+        if None in (*before, *between, *after):
+            return None
+        types = (0,) * (len(before) + 1 + len(between)) + (second_type,) * (1 + len(after))
+        return SpecialTokenFrame(RowFrame(before, (), after), RowFrame.typed(before, between, after, types))
+
+    def _flag_frame(self, vocabulary: Vocabulary) -> SpecialTokenFrame:
+        """Returns the frame of the fields add_bos_token and add_eos_token of tokenizer_config.json."""
+        flags = {"add_bos_token": _tokenizer_class(self._directory) == "CodeLlama", "add_eos_token": False}
+        flags = {name: self._config.get(name, default) for name, default in flags.items()}
+        bos = () if vocabulary.bos is None or not flags["add_bos_token"] else (vocabulary.bos,)
+        eos = () if vocabulary.eos is None or not flags["add_eos_token"] else (vocabulary.eos,)
+        types = (0,) * len((*bos, "A", *eos)) + (1,) * len((*bos, "B", *eos))
+        return SpecialTokenFrame(RowFrame(bos, (), eos), RowFrame.typed(bos, eos + bos, eos, types))
+
     # --- shared helpers
 
     def _build_subword(self, tokenizer: tokenizers.Tokenizer, model: Optional[bytes] = None) -> SubwordTokenizer:
@@ -276,7 +356,7 @@ class _Directory:
         sentinels = tuple(sentinel_ids[n] for n in sorted(sentinel_ids))
         piece_of = {i: piece for piece, i in id_of_piece.items()}
         pieces = {i: piece_of[i] for i in (*special.values(), *sentinels)}
-        return Vocabulary(len(ids), **special, sentinels=sentinels), pieces
+        return dataclasses.replace(Vocabulary(len(ids), sentinels=sentinels), **special), pieces
 
     def _add_pieces(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         """Adds the pieces in added_tokens.json and added_tokens_decoder to a tokenizer; returns the same tokenizer."""
@@ -323,6 +403,33 @@ def _tokenizer_class(directory: str) -> str:
     files = ("tokenizer_config.json", "config.json")
     name = next(filter(None, (_read_json(directory, name).get("tokenizer_class") for name in files)), "")
     return re.sub("Tokenizer(Fast)?$", "", str(name))
+
+
+def _decoder_start(directory: str) -> Optional[int]:
+    """Reads the id of the first decoder token from a model's directory, as generate() of transformers does.
+
+    generation_config.json takes precedence over config.json, and a file's `bos_token_id` replaces a missing
+    `decoder_start_token_id` if the model is an encoder-decoder.
+
+    Returns:
+      The id, or None if neither file defines it.
+
+    Raises:
+      UserError: the value is not an id.
+    """
+    config = _read_json(directory, "config.json")
+    nested = next((config[key] for key in ("decoder", "text_config") if isinstance(config.get(key), dict)), {})
+    names = ["decoder_start_token_id", *["bos_token_id"] * (config.get("is_encoder_decoder") is True)]
+    for file, settings in (
+        ("generation_config.json", [_read_json(directory, "generation_config.json")]),
+        ("config.json", [config, nested]),
+    ):
+        for name in names:
+            if (start := next((x[name] for x in settings if x.get(name) is not None), None)) is not None:
+                if type(start) is not int or start < 0:
+                    raise UserError(f"{directory}/{file}: {name} is {start!r}, it must be the id of a token")
+                return start
+    return None
 
 
 def _token_string(token: Any) -> Any:

@@ -4,10 +4,11 @@ import json
 import os
 from typing import Optional
 
-from tokenizers import processors
+import tokenizers
 
 from pretrainax.config import ModelConfig
-from pretrainax.tokenization.base import Tokenizer
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, post_processor, probe_frame
 from pretrainax.tokenization.huggingface import FIELDS
 from pretrainax.tokenization.subwords import SubwordTokenizer
 from pretrainax.tokenization.tokenizer_json import tokenizer_json
@@ -21,10 +22,9 @@ def write_tokenizer(
     The only exceptions are special pieces within a text, such as "<s>" or "[MASK]". PretrainAX encodes them as ordinary
     characters, whereas transformers encodes them as special ids unless `split_special_tokens=True`.
 
-    A tokenizer.json that already has rules for adding special tokens around a text is written unchanged. All other
-    tokenizers, such as newly trained ones, get the usual rules for `model`: [CLS] … [SEP] for an encoder, … </s> for an
-    encoder-decoder, <s> … for a decoder. Qwen 2 is the only `model_type` for which AutoTokenizer ignores these rules
-    and uses rules in its own code.
+    AutoTokenizer also adds the same special tokens around a text or a pair as the tokenizer that was imported
+    (`Vocabulary.frame`). Newly trained tokenizers get the usual special tokens for `model`: [CLS] … [SEP] for an
+    encoder, … </s> for an encoder-decoder, <s> … for a decoder.
 
     Args:
       model: config of the model that uses the tokenizer.
@@ -48,7 +48,7 @@ def write_tokenizer(
         config["model_max_length"] = model.position.max_length
     if not isinstance(tokenizer, SubwordTokenizer):
         tokenizer.save(directory)  # for `read_tokenizer`
-    _write(directory, "tokenizer.json", _with_template(tokenizer, model))
+    _write(directory, "tokenizer.json", _with_frame(tokenizer, model))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special_tokens)):
         _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
 
@@ -58,33 +58,36 @@ def _write(directory: str, name: str, content: bytes) -> None:
         f.write(content)
 
 
-def _with_template(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
-    """Returns the content of a tokenizer.json with a post-processor, which adds special tokens around a text.
+def _with_frame(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
+    """Returns the content of a tokenizer.json whose post-processor adds special tokens around a text.
 
-    An existing post-processor is left unchanged. The special tokens of a new one depend on the vocabulary and on the
-    family of `architecture`. Without suitable special ids, no post-processor is added.
+    The special tokens are `Vocabulary.frame`. If it is None, an existing post-processor is left unchanged, and a new
+    one adds the usual special tokens of `architecture`.
     """
-    model, v = tokenizer_json(tokenizer), tokenizer.vocabulary
-    description = json.loads(model)
-    if description["post_processor"] is not None:
+    model, vocabulary = tokenizer_json(tokenizer), tokenizer.vocabulary
+    converted, description = tokenizers.Tokenizer.from_buffer(model), json.loads(model)
+    frame = vocabulary.frame
+    if frame is None and description["post_processor"] is None:
+        frame = _usual_frame(vocabulary, architecture)
+    if frame is None or frame == probe_frame(converted):
         return model
-    for token in description["added_tokens"]:
-        token["lstrip"] |= token["id"] == v.mask  # in masked inputs, the mask also replaces the space before a word
-    if v.cls is not None and v.sep is not None:
-        cls, sep = tokenizer.special_pieces[v.cls], tokenizer.special_pieces[v.sep]
-        single, pair = f"{cls}:0 $A:0 {sep}:0", f" $B:1 {sep}:1"
-        if v.sep == v.eos:  # RoBERTa, BART
-            pair = f" {sep}:0 $B:0 {sep}:0"
-        pair = single + pair
-    elif architecture.family == "encoder_decoder" and v.eos is not None:
-        eos = tokenizer.special_pieces[v.eos]
-        single, pair = f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0"
-    elif v.bos is not None and v.bos != v.eos:
-        bos = tokenizer.special_pieces[v.bos]
-        single, pair = f"{bos}:0 $A:0", f"{bos}:0 $A:0 $B:1"
-    else:
-        return model
-    special_tokens = [(piece, i) for i, piece in tokenizer.special_pieces.items()]
-    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special_tokens)
-    description["post_processor"] = json.loads(template.__getstate__())
+    if description["post_processor"] is None:
+        for token in description["added_tokens"]:
+            token["lstrip"] |= token["id"] == vocabulary.mask  # in masked inputs, the mask replaces the space before it
+    description["post_processor"] = post_processor(frame, {i: converted.id_to_token(i) or "" for i in frame.ids})
     return json.dumps(description, ensure_ascii=False).encode()
+
+
+def _usual_frame(vocabulary: Vocabulary, architecture: ModelConfig) -> Optional[SpecialTokenFrame]:
+    """Returns the usual special tokens of a model; None if the vocabulary lacks them."""
+    ids = (vocabulary.cls, vocabulary.sep, vocabulary.bos, vocabulary.eos)
+    cls, sep, bos, eos = (() if i is None else (i,) for i in ids)
+    if cls and sep:
+        if sep == eos:  # RoBERTa, BART
+            return SpecialTokenFrame(RowFrame(cls, (), sep), RowFrame.typed(cls, sep + sep, sep, (0,) * 6))
+        return SpecialTokenFrame(RowFrame(cls, (), sep), RowFrame(cls, sep, sep))
+    if architecture.family == "encoder_decoder" and eos:
+        return SpecialTokenFrame(RowFrame((), (), eos), RowFrame.typed((), eos, eos, (0,) * 4))
+    if bos and bos != eos:
+        return SpecialTokenFrame(RowFrame(bos), RowFrame(bos))
+    return None

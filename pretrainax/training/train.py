@@ -61,7 +61,7 @@ def train(
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
             with places.process_zero_first(workdir):
-                prepared = prepare(experiment)
+                prepared = prepare(experiment, saved_tokenizer=os.path.join(workdir, "tokenizer"))
                 extension = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 

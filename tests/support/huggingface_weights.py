@@ -1,5 +1,6 @@
 """Hugging Face directories with the tiny models of tests/golden, as transformers would save them."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 import tokenizers
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import decoders, pre_tokenizers, processors
 
 from pretrainax import config as config_lib
 from pretrainax import models
@@ -24,8 +25,20 @@ from tests.golden.case import weights
 PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
 
 
-def write_tokenizer(directory, pad_id, sentinels=0):
-    """A letter a token; enough special ones for every objective, of sentinels as many as asked for."""
+# What the tokenizers of transformers put around a text, and around a pair, by the kind of model.
+TEMPLATES = {
+    "encoder": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+    "bart": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+    "encoder_decoder": ("$A </s>", "$A </s> $B </s>"),
+    "decoder": ("<s> $A", "<s> $A <s> $B"),
+}
+
+
+def write_tokenizer(directory, pad_id, sentinels=0, template=None):
+    """A letter a token; enough special ones for every objective, of sentinels as many as asked for.
+
+    It puts nothing around a text, or what a template of `TEMPLATES` says.
+    """
     special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
     numbered = [f"<extra_id_{n}>" for n in range(sentinels)]
     pieces = [*special, *"abcdefghijklmnopqrstuvwxyz .,", *numbered]
@@ -36,10 +49,19 @@ def write_tokenizer(directory, pad_id, sentinels=0):
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([*special, *numbered, "<pad>"])
+    if template is not None:
+        (single, pair), ids = TEMPLATES[template], [(piece, vocabulary[piece]) for piece in special]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(pad="<pad>", bos="<s>", eos="</s>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="<mask>")
     named = {f"{name}_token": piece for name, piece in names.items()}
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
+
+
+def without_frame(tokenizer):
+    """The tokenizer as those that are trained here: the model's family says what stands around a text."""
+    tokenizer.vocabulary = dataclasses.replace(tokenizer.vocabulary, frame=None, decoder_start=None)
+    return tokenizer
 
 
 def write_directory(directory, case="bert", dtype=np.float32):
@@ -52,7 +74,7 @@ def write_directory(directory, case="bert", dtype=np.float32):
     state = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in state.items()}
     safetensors.numpy.save_file(state, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(family.write_config(case.config)))
-    write_tokenizer(directory, case.pad_id)
+    write_tokenizer(directory, case.pad_id, template="bart" if case.family.name == "BART" else case.config.family)
     return directory
 
 
@@ -84,7 +106,7 @@ def write_run(workdir, config, objective=None, pad_id=0, sentinels=0):
     by_path = dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
     workdir.mkdir()
     write_tokenizer(workdir, pad_id, sentinels)
-    tokenizer = read_tokenizer(str(workdir))
+    tokenizer = without_frame(read_tokenizer(str(workdir)))
     tokenizer.save(str(workdir / "tokenizer"))
     write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
     experiment = directories.evaluation_of(config, tokenizer.vocabulary, str(workdir / "tokenizer"))

@@ -18,7 +18,7 @@ from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.golden import CASES
 from tests.golden.case import weights
-from tests.support.huggingface_weights import write_tokenizer
+from tests.support.huggingface_weights import without_frame, write_tokenizer
 
 SENTINELS = 10  # <extra_id_0> to <extra_id_9>, of models of two stacks
 
@@ -50,4 +50,4 @@ def letters(pad_id: int = 0, sentinels: int = 0) -> Tokenizer:
     """A letter a token; see `write_tokenizer`."""
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(pathlib.Path(directory), pad_id, sentinels)
-        return read_tokenizer(directory)
+        return without_frame(read_tokenizer(directory))

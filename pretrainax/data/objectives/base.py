@@ -70,6 +70,8 @@ class Objective(kinds.Objective):
 
     families: ClassVar[tuple[str, ...]] = ()  # supported values of config.model.family
     special_tokens: ClassVar[tuple[str, ...]] = ()  # required special tokens, as fields of `Vocabulary`
+    # those of `special_tokens` that are not required if the tokenizer itself adds special tokens around a text
+    replaced_by_frame: ClassVar[tuple[str, ...]] = ()
     tokenizers: ClassVar[str] = ""  # tokenizers with `special_tokens`, for error messages
     shortest: ClassVar[int] = 1  # minimum config.data.sequence_length
     # input of one example: consecutive "tokens" | whole "sentences" | one of the "pairs" of a data source | one of the
@@ -108,6 +110,11 @@ class Objective(kinds.Objective):
     def measure(self, raw: int) -> Lengths:
         """Returns the maximum lengths of an example made from `raw` corpus tokens (for pairs, see `measure_pairs`)."""
         raise NotImplementedError
+
+    @property
+    def has_own_sizes(self) -> bool:
+        """Returns True if `measure` depends on the model or the tokenizer, and so do the stored row plans."""
+        return self.unit == "records"
 
     def max_pair_lengths(self, lengths: Lengths) -> tuple[int, int]:
         """Returns the maximum source and target lengths of a pair; longer sequences are truncated.
@@ -165,7 +172,7 @@ class Objective(kinds.Objective):
 
     def decoder_start(self, vocabulary: "Vocabulary") -> Optional[int]:
         """Returns the id of an encoder-decoder's first decoder input, or None if the vocabulary lacks this token."""
-        return vocabulary.pad
+        return vocabulary.pad if vocabulary.decoder_start is None else vocabulary.decoder_start
 
     def example(self, text: ObjectiveInput, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
         """Builds the arrays of one example, without padding; a pure function of its arguments and the state of `rng`.
@@ -206,7 +213,9 @@ class Objective(kinds.Objective):
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
         """Raises UserError if the vocabulary lacks a special token for examples with `sequence_length` inputs."""
+        has_frame = vocabulary.frame is not None and vocabulary.frame.count(1) > 0
         missing = [name for name in self.special_tokens if getattr(vocabulary, name) is None]
+        missing = [name for name in missing if not (has_frame and name in self.replaced_by_frame)]
         if missing:
             raise UserError(
                 f"the tokenizer has no {' and no '.join(missing)} token, {type(self).__name__} needs "

@@ -54,7 +54,7 @@ class SequentialDenoising(Denoiser):
         max_predicted = self._max_predicted(len(tokens))
         start = len(tokens) - (int(rng.integers(1, max_predicted + 1)) if max_predicted else 0)
         inputs, targets = (np.concatenate([part, end]) for part in (tokens[:start], tokens[start:]))
-        return encoder_decoder_example(self.prepend_mode(inputs), targets, vocabulary.pad)
+        return encoder_decoder_example(self.prepend_mode(inputs), targets, self.decoder_start(vocabulary))
 
     def restore(self, example, vocabulary):
         return np.concatenate([self.without_mode(example["encoder_tokens"])[:-1], example["targets"][:-1]])

@@ -150,7 +150,7 @@ class Denoising(Objective):
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
 
     def decoder_start(self, vocabulary):
-        return vocabulary.eos
+        return vocabulary.eos if vocabulary.decoder_start is None else vocabulary.decoder_start
 
     def example(self, text, rng, vocabulary):
         tokens, bos, eos = text.tokens, vocabulary.bos, vocabulary.eos

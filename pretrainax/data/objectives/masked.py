@@ -14,13 +14,27 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
 from pretrainax.data.words import SimilarWords
+from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
+
+
+def frame_of(vocabulary) -> SpecialTokenFrame:
+    """Returns the tokenizer's own special tokens around the texts of a row, or else [CLS] A [SEP] and … B [SEP]."""
+    if vocabulary.frame is not None:
+        return vocabulary.frame
+    cls, sep = (vocabulary.cls,), (vocabulary.sep,)
+    return SpecialTokenFrame(RowFrame(cls, (), sep), RowFrame(cls, sep, sep))
+
+
+def _ordinary_ids(vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which token ids are not special, both as a mask [V] bool and as an int32 array of these ids."""
+    frame_ids = frozenset() if vocabulary.frame is None else frozenset(vocabulary.frame.ids)
+    return _ids_except(vocabulary.size, vocabulary.special_ids | frame_ids)
 
 
 @functools.lru_cache(maxsize=8)
-def _ordinary_ids(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which token ids are not special, both as a mask [V] bool and as an int32 array of these ids."""
-    is_ordinary = np.ones(vocabulary.size, bool)
-    is_ordinary[list(vocabulary.special_ids)] = False
+def _ids_except(size: int, special_ids: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+    is_ordinary = np.ones(size, bool)
+    is_ordinary[list(special_ids)] = False
     return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
 
 
@@ -70,11 +84,13 @@ class MaskedLM(Objective):
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
+    replaced_by_frame: ClassVar[tuple[str, ...]] = ("cls", "sep")
     tokenizers: ClassVar[str] = "WordPiece, ByteBPE with special_pieces roberta or bert, or Unigram with albert"
     shortest: ClassVar[int] = 3  # [CLS], a token, [SEP]
     replaced_tokens: ClassVar[bool] = False  # True: the objective requires a model with a replaced_token_head
 
     _similar_words: ClassVar[Optional[SimilarWords]] = None  # set by `bind`
+    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame(RowFrame((-1,), (), (-1,)), None)  # set by `bind`
 
     def field_problems(self):
         if not 0 < self.rate <= 1:
@@ -129,7 +145,7 @@ class MaskedLM(Objective):
 
     def bind(self, tokenizer):
         bound = copy.copy(self)
-        bound.mask_unit = self.mask_unit.bind(tokenizer)
+        bound.mask_unit, bound._frame = self.mask_unit.bind(tokenizer), frame_of(tokenizer.vocabulary)
         if self.similar_words is not None:
             bound._similar_words = SimilarWords(tokenizer, self.similar_words)
         return bound
@@ -155,19 +171,26 @@ class MaskedLM(Objective):
         return objective
 
     def lengths(self, sequence_length):
-        return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=self._max_predicted(sequence_length))
+        raw = sequence_length - self._frame.count(1)
+        return Lengths(raw, inputs=sequence_length, targets=self._max_predicted(sequence_length))
 
     def measure(self, raw):
-        return Lengths(raw, inputs=raw + 2, targets=self._max_predicted(raw))
+        return Lengths(raw, inputs=raw + self._frame.count(1), targets=self._max_predicted(raw))
+
+    @property
+    def has_own_sizes(self):
+        return self._frame.count(1) != MaskedLM._frame.count(1)
 
     def _max_predicted(self, tokens: int) -> int:
         """Returns the maximum number of predicted tokens in a sequence of `tokens` tokens, at the highest mask rate."""
         return max(math.ceil(self.rates[1] * tokens - 1e-6), 1)  # 0.07 * 100 is 7.000000000000001
 
     def example(self, text, rng, vocabulary):
-        length = len(text.tokens) + 2
+        frame = frame_of(vocabulary).single
+        start, end = len(frame.before), len(frame.before) + len(text.tokens)
+        length = end + len(frame.after)
         row = np.empty(length, np.int32)
-        row[0], row[1:-1], row[-1] = vocabulary.cls, text.tokens, vocabulary.sep
+        row[:start], row[start:end], row[end:] = frame.before, text.tokens, frame.after
         return {
             **self.mask(row, rng, vocabulary, text.progress),
             "segment_ids": np.ones(length, np.int32),
@@ -224,7 +247,17 @@ class MaskedLM(Objective):
         return replacements
 
     def restore(self, example, vocabulary):
-        return _original_tokens(example)[1:-1]
+        frame, row = frame_of(vocabulary).single, _original_tokens(example)
+        return row[len(frame.before) : len(row) - len(frame.after)]
+
+    def warnings_of(self, experiment, batches):
+        yield from super().warnings_of(experiment, batches)
+        objectives = [stream.objective for stream in batches.streams]
+        if any(isinstance(objective, MaskedLM) and not objective._frame.count(1) for objective in objectives):
+            yield (
+                "NO SPECIAL TOKENS: the tokenizer adds none around a text, so rows have no [CLS] and no [SEP]; set the "
+                "post_processor of its tokenizer.json to add them"
+            )
 
     def statistics(self, examples, vocabulary):
         yield from _rate_statistic(self, examples, vocabulary)

@@ -9,9 +9,9 @@ import numpy as np
 
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic, with_field_path
-from pretrainax.data.objectives.masked import MaskedLM
+from pretrainax.data.objectives.masked import MaskedLM, frame_of
+from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
-_NUM_SPECIAL_TOKENS = 3  # [CLS] and two [SEP] per row
 # Maximum number of draws until a segment from another document is long enough. If pairs with a random second segment
 # were shorter, their length would reveal the label.
 _MAX_DRAWS = 10
@@ -26,18 +26,24 @@ class Pair(NamedTuple):
 
 
 class SentencePairs(Objective):
-    """Base class of sentence-pair objectives: rows [CLS] A [SEP] B [SEP] with token types and masked tokens."""
+    """Base class of sentence-pair objectives: rows [CLS] A [SEP] B [SEP] with token types and masked tokens.
+
+    If the tokenizer was imported, a row has the special tokens that the tokenizer adds to a pair.
+    """
 
     masking: MaskedLM
     short_fraction: float
 
     special_tokens: ClassVar[tuple[str, ...]] = MaskedLM.special_tokens
+    replaced_by_frame: ClassVar[tuple[str, ...]] = MaskedLM.replaced_by_frame
     tokenizers: ClassVar[str] = MaskedLM.tokenizers
-    shortest: ClassVar[int] = _NUM_SPECIAL_TOKENS + 2
+    shortest: ClassVar[int] = 5  # [CLS] and two [SEP], and a token between them
     unit: ClassVar[str] = "sentences"
     packs: ClassVar[bool] = False  # one label per row
     select_by: ClassVar[str] = "total_loss"  # sum of the masked LM loss and the pair loss
     head_metrics: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
+
+    _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame(RowFrame(), RowFrame((-1,), (-1,), (-1,)))  # set by `bind`
 
     @property
     def static(self) -> bool:
@@ -71,17 +77,22 @@ class SentencePairs(Objective):
 
     def lengths(self, sequence_length):
         return Lengths(
-            sequence_length - _NUM_SPECIAL_TOKENS, sequence_length, self.masking.lengths(sequence_length).targets
+            sequence_length - self._frame.count(2), sequence_length, self.masking.lengths(sequence_length).targets
         )
 
     def measure(self, raw):
         pair = max(raw, 2)
-        return Lengths(raw, pair + _NUM_SPECIAL_TOKENS, self.masking.measure(pair).targets)
+        return Lengths(raw, pair + self._frame.count(2), self.masking.measure(pair).targets)
 
     def bind(self, tokenizer):
         bound = copy.copy(self)
         bound.masking = self.masking.bind(tokenizer)
+        bound._frame = _frame_of_pairs(tokenizer.vocabulary)  # pyright: ignore
         return bound
+
+    @property
+    def has_own_sizes(self):
+        return self._frame.count(2) != SentencePairs._frame.count(2)
 
     def with_settings_between(self, begin, end):
         objective = copy.copy(self)
@@ -93,27 +104,32 @@ class SentencePairs(Objective):
         if rng.random() < self.short_fraction:
             tokens, ends = _draw_sentences(tokens, ends, int(rng.integers(2, max(len(tokens), 3))), 2, rng)
         first, second, label = self.pair(tokens, ends, text.draw_other_document, rng, vocabulary)
-        cls, sep = np.int32(vocabulary.cls), np.int32(vocabulary.sep)
-        row = np.concatenate([[cls], first, [sep], second, [sep]])
+        row, token_types = _frame_of_pairs(vocabulary).wrap([first, second])
         length = len(row)
         return {
             **self.masking.mask(row, rng, vocabulary, text.progress),
             "segment_ids": np.ones(length, np.int32),
             "positions": np.arange(length, dtype=np.int32),
-            "token_types": np.repeat(np.arange(2, dtype=np.int32), [len(first) + 2, len(second) + 1]),
+            "token_types": token_types,
             "pair_labels": np.array(label, np.int32),
         }
 
     def segments(self, example) -> tuple[np.ndarray, np.ndarray]:
         """Returns the two segments of an example as they were before masking, in the order of the row."""
-        row = example["tokens"].copy()
+        row, (before, between, after, _) = example["tokens"].copy(), self._frame.row(2)
         row[example["masked_positions"]] = example["targets"]
         middle = int(np.count_nonzero(example["token_types"] == 0))
-        return row[1 : middle - 1], row[middle:-1]
+        return row[len(before) : middle - len(between)], row[middle : len(row) - len(after)]
 
     def statistics(self, examples, vocabulary):
         yield from self.masking.statistics(examples, vocabulary)
-        yield Statistic("tokens of a pair", float(np.mean([len(e["tokens"]) - _NUM_SPECIAL_TOKENS for e in examples])))
+        yield Statistic("tokens of a pair", float(np.mean([len(e["tokens"]) for e in examples])) - self._frame.count(2))
+
+
+def _frame_of_pairs(vocabulary) -> SpecialTokenFrame:
+    """Returns the special tokens of a row, whose two segments always have different token types."""
+    frame = frame_of(vocabulary)
+    return frame._replace(pair=frame.row(2)._replace(types=()))
 
 
 def _without_separator(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:

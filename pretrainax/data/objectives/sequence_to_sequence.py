@@ -54,7 +54,7 @@ class SequenceToSequence(Objective):
 
     def example(self, text, rng, vocabulary):
         source, target = np.split(text.tokens, text.parts[:1])
-        return encoder_decoder_example(source, target, vocabulary.pad)
+        return encoder_decoder_example(source, target, self.decoder_start(vocabulary))
 
     def prompt(self, tokens, vocabulary):
         return encoder_decoder_prompt(np.append(tokens, np.int32(vocabulary.eos)), self.decoder_start(vocabulary))

@@ -257,7 +257,7 @@ class SpanCorruption(Denoiser):
     def example(self, text, rng, vocabulary):
         mask = noise_mask(len(text.tokens), self.noise_density, self.mean_span_length, rng)
         inputs, targets = corrupt(text.tokens, mask, vocabulary)
-        return encoder_decoder_example(self.prepend_mode(inputs), targets, vocabulary.pad)
+        return encoder_decoder_example(self.prepend_mode(inputs), targets, self.decoder_start(vocabulary))
 
     def restore(self, example, vocabulary):
         inputs = self.without_mode(example["encoder_tokens"])[:-1]  # without EOS

@@ -88,7 +88,10 @@ class Recipe(NamedTuple):
 
 
 def prepare(
-    experiment: Experiment, report: Callable[[str], None] = print, elsewhere: Optional[TaskRunner] = None
+    experiment: Experiment,
+    report: Callable[[str], None] = print,
+    elsewhere: Optional[TaskRunner] = None,
+    saved_tokenizer: Optional[str] = None,
 ) -> Prepared:
     """Loads a config's tokenizer and corpora from the cache, after preparing those that are missing.
 
@@ -99,13 +102,14 @@ def prepare(
       report: prints a message for the user.
       elsewhere: runs the tokenization tasks, for example on other machines. If None, this machine's worker processes
         run them.
+      saved_tokenizer: tokenizer directory of an existing run, as in `make_tokenizer`.
 
     Raises:
       UserError: data preparation failed.
     """
     started = time.perf_counter()
     with open_cache(experiment.data) as (cache, workers):
-        recipes, phase_recipes, tokenizer = _build_recipes(experiment, cache, workers, report)
+        recipes, phase_recipes, tokenizer = _build_recipes(experiment, cache, workers, report, saved_tokenizer)
         task_runner, corpora_by_key = elsewhere or workers.run, {}
         for recipe in itertools.chain(recipes, *phase_recipes):
             if recipe.key not in corpora_by_key:
@@ -136,7 +140,7 @@ def prepare_share(experiment: Experiment, index: int, count: int, report: Callab
 
 
 def _build_recipes(
-    experiment: Experiment, cache: str, workers: Workers, report: Callable
+    experiment: Experiment, cache: str, workers: Workers, report: Callable, saved: Optional[str] = None
 ) -> tuple[list[Recipe], list[list[Recipe]], Tokenizer]:
     """Builds the recipes for the source's components and for each phase; also returns the tokenizer.
 
@@ -148,7 +152,8 @@ def _build_recipes(
     fingerprints = {name: component.fingerprint() for name, component in components.items()}
     source_fingerprints = [fingerprints[str(component)] for component in source.components()]
     sampled_source = source.reading(experiment.objective) if experiment.objective.unit == "records" else source
-    directory = make_tokenizer(experiment.tokenizer, sampled_source, source_fingerprints, cache, workers, report)
+    arguments = sampled_source, source_fingerprints, cache, workers, report, saved
+    directory = make_tokenizer(experiment.tokenizer, *arguments)
     tokenizer = load_tokenizer(directory)
     resolve_auto(experiment, tokenizer.vocabulary.size)
     check_tokenizer(tokenizer, experiment)
@@ -180,6 +185,8 @@ def _component_recipes(
             source = source.reading(task)
         parts = "records" if task else "pairs" if source.pairs else "sentences" if by_sentence else None
         task_settings = [] if task is None else [task.corpus_settings()]
+        if task is not None and tokenizer.vocabulary.frame is not None:  # windows leave room for these tokens
+            task_settings.append(tokenizer.vocabulary.frame)
         key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], FORMAT, *task_settings)
         size = tokenizer.vocabulary.size
         recipes.append(Recipe(source, fingerprint, directory, parts, task, *filters, size, key, cache))

@@ -21,7 +21,7 @@ from pretrainax.data.sources.base import Shard, texts_of
 from pretrainax.files.atomic_files import replacing_folder
 from pretrainax.files.object_names import path_below
 from pretrainax.storage.places import complete
-from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
 _CHECKSUM_FILE = "checksums.json"  # file with the checksums of all other files in a tokenizer's folder
@@ -47,7 +47,13 @@ def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
 
 
 def make_tokenizer(
-    config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
+    config: TokenizerConfig,
+    source: Source,
+    fingerprints: list[str],
+    cache: str,
+    workers: Workers,
+    report: Callable,
+    saved: Optional[str] = None,
 ) -> str:
     """Returns the directory of a config's tokenizer in the cache, after adding the tokenizer if it is missing.
 
@@ -61,10 +67,19 @@ def make_tokenizer(
       cache: the directory of the cache.
       workers: processes that sample the text and train the tokenizer.
       report: prints a message for the user.
+      saved: tokenizer directory of an existing run, which continues with the special tokens around texts that are
+        recorded there; ignored if the directory is missing or has a tokenizer with other ids.
     """
     loaded = None if config.path is None else config.load()
+    if loaded is not None and saved is not None and os.path.exists(os.path.join(saved, DESCRIPTION)):
+        of_run = load_tokenizer(saved)
+        loaded = of_run if of_run.fingerprint == loaded.fingerprint else loaded
     weights = component_weights(source).tolist()
-    key = digest(fingerprints, weights, to_json(config), FORMAT) if loaded is None else loaded.fingerprint
+    if loaded is None:
+        key = digest(fingerprints, weights, to_json(config), FORMAT)
+    else:  # the fingerprint does not include the special tokens around texts
+        tokens = loaded.vocabulary.model_tokens
+        key = digest(loaded.fingerprint, tokens) if tokens else loaded.fingerprint
     directory = os.path.join(cache, "tokenizers", key)
     complete(directory)
     if not _is_intact(directory):

@@ -23,9 +23,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from pretrainax.config import UserError, nearest
-from pretrainax.data.sources import NoSource
 from pretrainax.inference.decoding import generate
-from pretrainax.inference.framing import leading_token_ids
+from pretrainax.inference.framing import is_imported, leading_token_ids, trailing_token_ids
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import score_examples
@@ -67,10 +66,13 @@ class PretrainAX(TemplateLM):
             )
         self.loaded = loaded
         self.max_length = max_length or model.position.max_length or context_length(loaded)
-        before, start = leading_token_ids(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
-        # _begin_tokens: added before a text by an imported model's tokenizer. _start_tokens: as in PretrainAX training.
-        is_imported = isinstance(loaded.experiment.data.source, NoSource)
-        self._begin_tokens, self._start_tokens = (before, []) if is_imported else ([], before)
+        before = leading_token_ids(loaded.experiment, vocabulary, is_needed=False)
+        # _begin_tokens and _end_tokens: added around a text by an imported model's tokenizer.
+        # _start_tokens: as in PretrainAX training.
+        imported = is_imported(loaded.experiment)
+        self._begin_tokens, self._start_tokens = (before, []) if imported else ([], before)
+        self._end_tokens = trailing_token_ids(loaded.experiment, vocabulary)
+        start = vocabulary.bos if imported else start_token(loaded)
         self._prefix = vocabulary.separator if start is None else start
 
     @property
@@ -86,8 +88,8 @@ class PretrainAX(TemplateLM):
         return self.loaded.tokenizer.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **kwargs: object) -> Tokens:
-        begin_tokens = [] if add_special_tokens is False else self._begin_tokens
-        return [*begin_tokens, *self.loaded.tokenizer.encode(string).tolist()]
+        ids = self.loaded.tokenizer.encode(string).tolist()
+        return ids if add_special_tokens is False else [*self._begin_tokens, *ids, *self._end_tokens]
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], Tokens, Tokens]], **kwargs: object
@@ -151,7 +153,8 @@ class PretrainAX(TemplateLM):
 
         Returns shorter prompts unchanged. Raises UserError if no prompt token would remain.
         """
-        max_prompt_tokens = self.max_length - sampling.max_new_tokens - len(self._begin_tokens + self._start_tokens)
+        special_tokens = self._begin_tokens + self._start_tokens + self._end_tokens
+        max_prompt_tokens = self.max_length - sampling.max_new_tokens - len(special_tokens)
         if max_prompt_tokens < 1:
             raise UserError(
                 f"max_gen_toks is {sampling.max_new_tokens}, but the model reads {self.max_length} tokens: reduce it"

@@ -83,18 +83,23 @@ def responses(found, task):
 
 
 def write_model(directory, name: str):
-    """A directory whose tokenizer puts <s> before a text, as LLaMA's, or knows </s> alone, as GPT-2's."""
+    """A directory whose tokenizer puts <s> before a text, as LLaMA's, or knows </s> alone, as GPT-2's.
+
+    "llama2 knows" has a <s> that it does not add, and "llama2 ends" adds </s> to a text, too.
+    """
+    name, _, kind = name.partition(" ")
     write_directory(directory, name)
     write_tokenizer(directory, pad_id=98)  # with a piece for each row of the embedding
     with edited(directory / "config.json") as model, edited(directory / "tokenizer_config.json") as config:
         model |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 98}
         if name == "gpt2":
             config["bos_token"], model["bos_token_id"] = "</s>", 1
-    if name != "gpt2":
+    if name != "gpt2" and kind != "knows":
         with edited(directory / "tokenizer.json") as tokenizer:
             begin, text = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-            special = {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}
-            template = {"single": [begin, text], "pair": [begin, text, text], "special_tokens": special}
+            end = [{"SpecialToken": {"id": "</s>", "type_id": 0}}] if kind == "ends" else []
+            special = {piece: {"id": piece, "ids": [i], "tokens": [piece]} for i, piece in enumerate(("<s>", "</s>"))}
+            template = {"single": [begin, text, *end], "pair": [begin, text, text], "special_tokens": special}
             tokenizer["post_processor"] = {"type": "TemplateProcessing"} | template
     return directory
 
@@ -107,7 +112,7 @@ def edited(file):
     file.write_text(json.dumps(content))
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama2"])
+@pytest.fixture(scope="module", params=["gpt2", "llama2", "llama2 knows", "llama2 ends"])
 def both(request, tmp_path_factory, tasks):
     """The figures of both classes, for the weights of one directory."""
     for package in ("transformers", "accelerate"):
