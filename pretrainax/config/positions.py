@@ -94,7 +94,8 @@ class LongRopeScaling(RotaryScaling):
     """Divides each frequency by its own factor (LongRoPE: Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
 
     Documents longer than `original_length` use the long factors for all tokens. Other documents use the short factors.
-    In both cases, the rotated dimensions are multiplied by sqrt(1 + ln(factor) / ln(original_length)).
+    In generation, all tokens of a text are read again when the text exceeds `original_length`. In both cases, the
+    rotated dimensions are multiplied by sqrt(1 + ln(factor) / ln(original_length)).
     """
 
     short_factors: tuple[float, ...] = ()  # one factor per dimension pair of a head

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import DisentangledPositions, UserError
+from pretrainax.config import DisentangledPositions, LongRopeScaling, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.layers.cache import BlockKVCache, KVCache
@@ -25,12 +25,15 @@ from pretrainax.sharding.rules import named_sharding, tree_shardings
 
 @flax.struct.dataclass
 class State:
-    """The KV cache, and the position and segment of each row's last token."""
+    """The KV cache, the position and segment of each row's last token, and the tokens that may be read again."""
 
     memory: KVCache
     positions: jax.Array  # [B] int32, position of the last token in its document
     segment_ids: jax.Array  # [B] int32, segment of the last token
     encoded_segment_ids: Optional[jax.Array] = None  # [B, S] int32, segments of the encoder input; None: decoder
+    # The first N tokens of each row's last segment, as batch arrays [B, N]. LongRoPE changes the rotation of all tokens
+    # of a segment that reaches N tokens. None: the rotation does not change.
+    history: Optional[dict[str, jax.Array]] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,16 +127,17 @@ class CachedModel:
             encoded = self._apply(params, batch, method="encode")
             encoded_segment_ids = encoded.segment_ids
         stack, capacity = config.last_stack, length + room
-        memory = KVCache((BlockKVCache(),) * stack.num_layers, reach=capacity)
+        memory = KVCache((BlockKVCache(),) * stack.num_layers)
         logits, memory = self._decode(params, {**batch, "masked_positions": last}, encoded, memory)
         kinds = [stack.layer_pattern[i % len(stack.layer_pattern)] for i in range(stack.num_layers)]
         sizes = [min(stack.window, capacity) if kind == "local" else capacity for kind in kinds]
         at_last = lambda x: jnp.take_along_axis(x, last, axis=1, mode="clip")[:, 0]  # noqa: E731
         state = State(
-            memory.rings(lengths, sizes),
+            memory.rings(lengths, sizes, length),
             at_last(batch["positions"]),
             at_last(batch["segment_ids"]),
             encoded_segment_ids,
+            self._history(batch, lengths, capacity),
         )
         return logits, state
 
@@ -141,10 +145,63 @@ class CachedModel:
         """Reads the next token of each row, `tokens` [B]; returns the next logits [B, V] float32 and the new state."""
         positions = state.positions + 1
         batch = {"tokens": tokens, "positions": positions, "segment_ids": state.segment_ids}
+        batch = {name: x[:, None] for name, x in batch.items()}
+        logits, memory = self._decode(params, batch, self._encoded(state), state.memory)
+        state = state.replace(memory=memory, positions=positions)
+        return (logits, state) if state.history is None else self._recompute(params, state, tokens, logits)
+
+    def _history(self, batch: Batch, lengths: jax.Array, capacity: int) -> Optional[dict[str, jax.Array]]:
+        """Returns `State.history` of prompts with `lengths` [B] tokens that may grow to `capacity` tokens."""
+        scaling = getattr(self.loaded.model.config.last_stack.position, "scaling", None)
+        if not isinstance(scaling, LongRopeScaling) or capacity <= scaling.original_length:
+            return None
+        last_position = jnp.take_along_axis(batch["positions"], jnp.maximum(lengths - 1, 0)[:, None], axis=1)
+        columns = lengths[:, None] - 1 - last_position + jnp.arange(scaling.original_length + 1)[None]  # [B, N]
+        is_read = columns < lengths[:, None]  # False: a future token
+        return {
+            name: jnp.where(is_read, jnp.take_along_axis(batch[name], columns, axis=1, mode="clip"), 0)
+            for name in ("tokens", "prefix_mask")
+            if name in batch
+        }
+
+    def _recompute(self, params: PyTree, state: State, tokens: jax.Array, logits: jax.Array) -> tuple[jax.Array, State]:
+        """Reads a row again from its first token if the token in `tokens` [B] changes the rotation of all its tokens.
+
+        Keys are cached after the rotation, and all layers except the first one compute them from rotated ones.
+
+        Args:
+          state: the state after reading `tokens`, whose history lacks them.
+          logits: the logits after `tokens`, [B, V].
+
+        Returns:
+          The logits and the state. Rows whose rotation does not change have the same logits and KV cache as before.
+        """
+        memory, positions, history = state.memory, state.positions, state.history
+        assert history is not None and memory.index is not None
+        count, length = history["tokens"].shape
+        read = history["tokens"].at[jnp.arange(count), positions].set(tokens, mode="drop")
+        history = history | {"tokens": read}
+        rows = positions == length - 1
+
+        def read_again() -> tuple[jax.Array, KVCache]:
+            batch = {
+                **history,
+                "positions": jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (count, length)),
+                "segment_ids": jnp.broadcast_to(state.segment_ids[:, None], (count, length)),
+                "masked_positions": jnp.full((count, 1), length - 1, jnp.int32),
+            }
+            empty = KVCache(tuple(block.replace(self_attention=None) for block in memory.blocks))
+            new_logits, new_memory = self._decode(params, batch, self._encoded(state), empty)
+            new_memory = new_memory.rings(jnp.full(count, length), memory.sizes, memory.index)
+            return jnp.where(rows[:, None], new_logits, logits), memory.with_rows(rows, new_memory)
+
+        logits, memory = jax.lax.cond(jnp.any(rows), read_again, lambda: (logits, memory))
+        return logits, state.replace(memory=memory, history=history)
+
+    def _encoded(self, state: State) -> Optional[EncoderOutput]:
+        """Returns the encoder output for a decoder whose KV cache contains its keys and values; None: no encoder."""
         ids = state.encoded_segment_ids
-        encoded = None if ids is None else EncoderOutput(None, ids)
-        logits, memory = self._decode(params, {name: x[:, None] for name, x in batch.items()}, encoded, state.memory)
-        return logits, state.replace(memory=memory, positions=positions)
+        return None if ids is None else EncoderOutput(None, ids)
 
     def take(self, state: State, rows: jax.Array) -> State:
         """Selects the state of the rows at the indices `rows` [B'], which may repeat."""
@@ -154,6 +211,7 @@ class CachedModel:
             positions=select_rows(state.positions),
             segment_ids=select_rows(state.segment_ids),
             encoded_segment_ids=jax.tree.map(select_rows, state.encoded_segment_ids),
+            history=jax.tree.map(select_rows, state.history),
         )
 
     def _decode(

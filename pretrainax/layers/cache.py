@@ -57,18 +57,17 @@ class KeyValues:
 
     # --- the cache as a ring buffer, with length S = C ---
 
-    def ring(self, lengths: jax.Array, size: int) -> "KeyValues":
-        """Builds a ring buffer with `size` slots from the cache of prompts that are right-padded to S tokens.
-
-        The last token of each prompt gets the index S - 1, so the next token has the index S.
+    def ring(self, lengths: jax.Array, size: int, next_index: int | jax.Array) -> "KeyValues":
+        """Builds a ring buffer with `size` slots from the cache of right-padded rows.
 
         Args:
-          lengths: [B], number of tokens of each prompt.
+          lengths: [B], number of tokens of each row.
+          next_index: token index that the next token of all rows will have.
         """
-        cache = self._batched()
-        length = cache.keys.shape[2]
-        index = length - 1 - slot_distance(length - 1, size)  # [C], token index of each slot; below 0: empty
-        source_index = jnp.maximum(index[None, :] - (length - lengths)[:, None], 0)[:, None, :, None]  # [B, 1, C, 1]
+        cache, last = self._batched(), next_index - 1
+        index = last - slot_distance(last, size)  # [C], token index of each slot; below 0: empty
+        first = (next_index - lengths)[:, None]  # [B, 1], token index of each row's first token
+        source_index = jnp.maximum(index[None, :] - first, 0)[:, None, :, None]  # [B, 1, C, 1]
         ring = jax.tree.map(lambda x: jnp.take_along_axis(x, source_index, axis=2, mode="clip"), cache)
         return ring._squeezed()._sharded()
 
@@ -131,27 +130,34 @@ class KVCache:
 
     blocks: tuple[BlockKVCache, ...]
     index: Optional[jax.Array] = None  # [] int32, index of the next token of all rows; None: no ring buffers yet
-    reach: Optional[int] = flax.struct.field(pytree_node=False, default=None)  # maximum row length, in tokens
 
     @property
     def longest(self) -> int:
         """Returns the number of slots of the largest ring buffer among the blocks."""
-        return max(block.self_attention.keys.shape[-2] for block in self.blocks if block.self_attention is not None)
+        return max(self.sizes)
 
-    def rings(self, lengths: jax.Array, sizes: list[int]) -> "KVCache":
-        """Converts the cache of right-padded prompts to ring buffers, one for each block.
+    @property
+    def sizes(self) -> list[int]:
+        """Returns the number of slots of each block's ring buffer, [L]."""
+        return [block.self_attention.keys.shape[-2] for block in self.blocks if block.self_attention is not None]
+
+    def rings(self, lengths: jax.Array, sizes: list[int], next_index: int | jax.Array) -> "KVCache":
+        """Converts the cache of right-padded rows to ring buffers, one for each block.
 
         Args:
-          lengths: [B], number of tokens of each prompt.
           sizes: [L], number of slots of each block's ring buffer.
+          lengths, next_index: as in `KeyValues.ring`.
         """
-        first_cache = self.blocks[0].self_attention
-        assert first_cache is not None
         blocks = tuple(
-            block.replace(self_attention=block.self_attention.ring(lengths, size))
+            block.replace(self_attention=block.self_attention.ring(lengths, size, next_index))
             for block, size in zip(self.blocks, sizes, strict=True)
         )
-        return self.replace(blocks=blocks, index=jnp.asarray(first_cache.keys.shape[-2], jnp.int32))
+        return self.replace(blocks=blocks, index=jnp.asarray(next_index, jnp.int32))
+
+    def with_rows(self, rows: jax.Array, other: "KVCache") -> "KVCache":
+        """Returns this cache with the rows where `rows` [B] is True replaced by rows of `other`."""
+        select_rows = lambda old, new: jnp.where(rows.reshape(-1, *(1,) * (old.ndim - 1)), new, old)  # noqa: E731
+        return self.replace(blocks=jax.tree.map(select_rows, self.blocks, other.blocks))
 
     def take(self, rows: jax.Array) -> "KVCache":
         """Selects rows of the cache by index; `rows` [B'] contains indices from 0 to B - 1."""

@@ -143,7 +143,7 @@ class Stack(nn.Module):
         chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
         index = state.index if isinstance(state, KVCache) else None
         num_cached = 0 if index is None else state.longest - 1
-        token_positions = AttentionPositions(positions, num_cached, state.reach if isinstance(state, KVCache) else None)
+        token_positions = AttentionPositions(positions, num_cached, segment_ids)
         sequence_mask = Mask(self.causal, segment_ids, segment_ids, single_segment=single_segment, prefix=prefix_mask)
         mask = sequence_mask if index is None else Mask(self.causal, query_positions=positions)
         context = Context(

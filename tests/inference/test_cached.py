@@ -11,6 +11,7 @@ from pretrainax import models
 from pretrainax.config import (
     DecoderSizes,
     DisentangledPositions,
+    LatentAttention,
     LearnedPositions,
     LongRopeScaling,
     MeshConfig,
@@ -65,7 +66,7 @@ def stepped(model, texts, prompts):
       texts: whole ones, as a batch.
       prompts: tokens of each, [B]; as many steps are made in all rows as the first has left.
     """
-    real, rows = texts["segment_ids"].sum(1), len(prompts)
+    real, rows = (texts["segment_ids"] > 0).sum(1), len(prompts)
     steps = int(real[0] - prompts[0])
     of_prompt = np.arange(prompts.max() + 1)[None] < prompts[:, None]  # one of padding for all
     given = {name: x if "encoder" in name else x[:, : of_prompt.shape[1]] for name, x in texts.items()}
@@ -154,17 +155,73 @@ def test_each_step_of_a_model_that_transformers_lacks_has_the_logits_of_the_whol
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
 
 
-@pytest.mark.slow
-def test_texts_that_grow_past_the_old_context_are_turned_as_long_ones_from_the_start():
-    """Which all of them end up as; keys of the prompt are not turned again."""
-    scaling = LongRopeScaling((1.0, 2.0), (5.0, 20.0), factor=4.0, original_length=8)
-    config = dataclasses.replace(DECODER, position=RotaryPositions(32, theta=100.0, scaling=scaling))
-    expected = whole(config, texts(config))
-    short = dataclasses.replace(scaling, original_length=16, factor=4.0)
-    other = dataclasses.replace(config, position=dataclasses.replace(config.position, scaling=short))
-    assert np.abs(expected - whole(other, texts(config))).max() > 0.1
-    got = stepped(loaded(config), texts(config), PROMPTS)
-    np.testing.assert_allclose(got, places(expected, PROMPTS, STEPS), atol=1e-4)
+def long_rope(config, original_length, planes=2):
+    scaling = LongRopeScaling((1.0,) * planes, (5.0, 20.0)[:planes], factor=4.0, original_length=original_length)
+    return dataclasses.replace(config, position=RotaryPositions(32, theta=100.0, scaling=scaling))
+
+
+def prefixes(config, arrays, prompts):
+    """The logits after each prompt and each step, of a forward pass over the tokens so far alone: [B, steps + 1, V]."""
+    model, found = loaded(config), []
+    run = jax.jit(lambda batch: model.model.apply({"params": model.params}, batch, deterministic=True))
+    for step in range(STEPS + 1):
+        seen = prompts[:, None] + step > np.arange(arrays["tokens"].shape[1])
+        rows = arrays | {name: np.where(seen, arrays[name], 0) for name in ("tokens", "segment_ids", "positions")}
+        with jax.set_mesh(model.mesh), jax.default_matmul_precision("highest"):
+            logits = np.asarray(run(rows).heads["lm"].logits())
+        found.append(np.take_along_axis(logits, (prompts + step - 1)[:, None, None], axis=1)[:, 0])
+    return np.stack(found, axis=1)
+
+
+LATENT = dataclasses.replace(
+    DECODER, num_kv_heads=None, latent_attention=LatentAttention(rank=12, query_rank=14, rotary_dim=4, value_dim=6)
+)
+GLOBAL = dataclasses.replace(DECODER, layer_pattern=("global",), window=None)
+
+
+@pytest.mark.parametrize(
+    "config, original_length, mesh, prefix",
+    few(
+        [
+            *((GLOBAL, length, {}, False) for length in (2, 5, 6, 7, 8, 14)),
+            (GLOBAL, 8, {}, True),
+            (DECODER, 8, {}, False),
+            (DECODER, 8, EIGHT, True),
+            (ENCODER_DECODER, 8, {}, False),
+            (ENCODER_DECODER, 6, EIGHT, False),
+            (LATENT, 8, {}, False),
+        ],
+        [(GLOBAL, 6, {}, False), (DECODER, 8, EIGHT, True), (ENCODER_DECODER, 8, {}, False), (LATENT, 8, {}, False)],
+    ),
+)
+def test_a_row_that_outgrows_the_old_context_is_turned_again_and_no_other_row_is(config, original_length, mesh, prefix):
+    """The prompts have 6, 3, 1 and 5 tokens, and 9 follow: rows pass the old context in different steps, or never."""
+    config = long_rope(config, original_length)
+    arrays = texts(config, prefix=prefix)
+    expected = prefixes(config, arrays, PROMPTS)
+    assert np.abs(expected - prefixes(long_rope(config, 31), arrays, PROMPTS)).max() > 0.1  # never long
+    np.testing.assert_allclose(stepped(loaded(config, **mesh), arrays, PROMPTS), expected, atol=1e-4)
+
+
+def test_only_the_last_segment_of_a_row_counts():
+    """Behind another segment a text is long after as many tokens of its own as alone."""
+    config, before = long_rope(DECODER, 8), {"tokens": [7, 8, 9], "segment_ids": [1, 1, 1], "positions": [0, 1, 2]}
+    arrays = texts(config)
+    behind = arrays | {"segment_ids": 2 * arrays["segment_ids"]}
+    behind = {name: np.concatenate([np.array([before[name]] * len(x), np.int32), x], 1) for name, x in behind.items()}
+    got = stepped(loaded(config), behind, PROMPTS + 3)
+    np.testing.assert_allclose(got, prefixes(config, arrays, PROMPTS), atol=1e-4)
+
+
+def test_padding_of_a_batch_makes_no_row_long():
+    config, arrays = long_rope(GLOBAL, 8), texts(GLOBAL)
+    full = whole(config, arrays)
+    for row, length in enumerate(PROMPTS + STEPS):
+        alone = {name: x[row : row + 1, :length] for name, x in arrays.items()}
+        np.testing.assert_allclose(full[row, :length], whole(config, alone)[0], atol=1e-4)
+    few_tokens = arrays | {"segment_ids": np.where(np.arange(15) < 8, arrays["segment_ids"], 0)}
+    short = {name: x[:, :8] for name, x in arrays.items()}
+    np.testing.assert_allclose(whole(config, few_tokens)[:, :8], whole(config, short), atol=1e-4)
 
 
 @pytest.mark.slow

@@ -68,17 +68,6 @@ def theirs(model, loaded, prompt, **options):
     return [row[1 if two else ids.shape[1] :].tolist() for row in rows]
 
 
-@pytest.fixture
-def one_thread():
-    """Keeps torch to one thread: for matrices this small, several on a busy machine wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @needs_transformers
 @pytest.mark.parametrize("name", few(NAMES, ["smollm3", "t5_1_1"]))
 def test_greedy_and_beams_write_what_transformers_writes(name, one_thread):

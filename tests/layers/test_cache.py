@@ -31,16 +31,23 @@ def test_slots_stand_so_far_behind_the_newest():
 
 
 def test_rows_are_aligned_at_their_last_token():
-    ring = numbered([5, 2], 6).ring(jnp.array([5, 2]), 8)
+    ring = numbered([5, 2], 6).ring(jnp.array([5, 2]), 8, 6)
     # Six places, two free slots; the index of the last token is 5 in both rows.
     np.testing.assert_array_equal(slots(ring)[0, 1:6], [0, 1, 2, 3, 4])
     np.testing.assert_array_equal(slots(ring)[1, 4:6], [10, 11])
 
 
+def test_rows_that_are_read_again_join_the_ring_of_the_others():
+    """Whose next token has an index beyond the tokens that are read again, in a ring that has gone round."""
+    ring = numbered([5, 3], 6).ring(jnp.array([5, 3]), 4, jnp.asarray(11))
+    np.testing.assert_array_equal(slots(ring)[0], [2, 3, 4, 1])  # slots of tokens 8, 9, 10 and 7
+    np.testing.assert_array_equal(slots(ring)[1, :3], [10, 11, 12])
+
+
 @pytest.mark.parametrize("rows", (1, 2))
 def test_a_ring_keeps_the_last_tokens(variant, rows):
     lengths = jnp.array([6, 3])[:rows]
-    ring = numbered(lengths, 6).ring(lengths, 4)  # places 2 … 5 of 0 … 5, place i in slot i mod 4
+    ring = numbered(lengths, 6).ring(lengths, 4, 6)  # places 2 … 5 of 0 … 5, place i in slot i mod 4
     np.testing.assert_array_equal(slots(ring)[0], [4, 5, 2, 3])
     new = jnp.full((rows, 1, 2, 3), 7.0)
     written = variant(lambda ring, index: ring.append(KeyValues.from_arrays(new, -new), index))(ring, 6)
@@ -49,7 +56,7 @@ def test_a_ring_keeps_the_last_tokens(variant, rows):
 
 
 def test_a_query_sees_what_is_of_its_text():
-    ring = numbered([6, 2], 6).ring(jnp.array([6, 2]), 4)
+    ring = numbered([6, 2], 6).ring(jnp.array([6, 2]), 4, 6)
     # The query is token 6 of all rows, and token 6 and 2 of its text.
     mask, bias = ring.mask_for_query(
         jnp.asarray(6), Mask(True, query_positions=jnp.array([[6], [2]])), jnp.arange(8.0)[None, None, None]

@@ -20,7 +20,7 @@ class AttentionPositions(NamedTuple):
 
     queries: jax.Array  # positions of the queries in their segments, [B, T]
     before: int = 0  # number of cached keys before the first query; the T tokens of the queries are the other keys
-    reach: Optional[int] = None  # in generation: maximum segment length in tokens; None: segments do not grow
+    segment_ids: Optional[jax.Array] = None  # segments of the queries, [B, T] (0: padding); None: no padding
 
     @property
     def lengths(self) -> tuple[int, int]:

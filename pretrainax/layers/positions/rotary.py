@@ -55,7 +55,7 @@ class Rotary(Positions):
         position = self.config.position
         rotated_dims = position.rotated_dims(self.config.position_dim)
         return RotaryTerms(
-            rotary_angles(places.queries, rotated_dims, theta, scaling, places.reach), position.interleaved
+            rotary_angles(places.queries, rotated_dims, theta, scaling, places.segment_ids), position.interleaved
         )
 
     @property
@@ -69,7 +69,7 @@ def rotary_angles(
     turned: int,
     theta: float,
     scaling: Optional[RotaryScaling] = None,
-    reach: Optional[int] = None,
+    segment_ids: Optional[jax.Array] = None,
 ) -> Angles:
     """Computes the cosines and sines of the rotation angles for positions [B, T], [B, T, P] float32 each.
 
@@ -80,10 +80,11 @@ def rotary_angles(
       turned: number of rotated dimensions, 2 P.
       theta: base of the frequencies.
       scaling: optional change of the frequencies, for contexts that are longer than in pre-training.
-      reach: as in AttentionPositions.
+      segment_ids: as in AttentionPositions.
     """
     if isinstance(scaling, LongRopeScaling):
-        return _long_rope(positions, scaling, _frequencies(turned, theta), reach)
+        real_positions = positions if segment_ids is None else jnp.where(segment_ids > 0, positions, 0)
+        return _long_rope(real_positions, scaling, _frequencies(turned, theta))
     if isinstance(scaling, YarnScaling):
         frequencies = _yarn(scaling, turned, theta)
         gain = _yarn_gain(scaling, scaling.mscale) / _yarn_gain(scaling, scaling.mscale_all_dim)
@@ -93,21 +94,19 @@ def rotary_angles(
     return gain * jnp.cos(angles), gain * jnp.sin(angles)
 
 
-def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.ndarray, reach: Optional[int]) -> Angles:
+def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.ndarray) -> Angles:
     """Computes the angles with different frequencies for short and long segments (Ding et al. 2024, section 3.3).
 
-    Segments are long if they have more than `scaling.original_length` tokens.
+    Segments are long if they have more than `scaling.original_length` tokens, without padding. Each segment of a packed
+    row has its own length. In generation, the positions are those of the new tokens: a segment becomes long with the
+    token at the position `original_length`, and `inference.cached` then recomputes the previous tokens.
 
-    NOTE In transformers, the longest row of a batch selects the frequencies of all rows. During generation,
-    transformers recomputes all tokens when a row exceeds the original length.
+    NOTE In transformers, the longest row of a batch selects the frequencies of all rows.
     """
     short, long = (
         radians(positions, frequencies / np.array(factors)) for factors in (scaling.short_factors, scaling.long_factors)
     )
-    if reach is not None:  # generation: selected once by `reach`, because cached keys are not rotated again
-        angles = long if reach > scaling.original_length else short
-    else:
-        angles = jnp.where(_in_long_segment(positions, scaling.original_length)[:, :, None], long, short)
+    angles = jnp.where(_in_long_segment(positions, scaling.original_length)[:, :, None], long, short)
     gain = math.sqrt(1.0 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_length))
     return gain * jnp.cos(angles), gain * jnp.sin(angles)
 
@@ -115,13 +114,14 @@ def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.n
 def _in_long_segment(positions: jax.Array, length: int) -> jax.Array:
     """Returns a mask of the tokens whose segment has more than `length` tokens, [B, T] bool.
 
-    A segment has more than `length` tokens if it contains the position `length`.
+    A segment has more than `length` tokens if it contains the position `length`. In generation, `positions` lacks the
+    cached tokens, so a token with a larger position is sufficient too.
     """
     count = positions.shape[1]
     # Row index of the position `length` in the segment of each token, if the segment contains this position
     index = jnp.arange(count)[None] - positions + length
     position = jnp.take_along_axis(positions, index, axis=1, mode="clip")
-    return (index < count) & (position == length)
+    return (positions >= length) | (index < count) & (position == length)
 
 
 def _frequencies(head_dim: int, theta: float) -> np.ndarray:

@@ -75,10 +75,19 @@ def test_long_rope_by_hand(variant):
     np.testing.assert_allclose(cosines**2 + sines**2, GAIN**2 * np.ones((2, 9, 2)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("reach, factors", [(4, (2.0, 4.0)), (5, (10.0, 20.0))])
-def test_what_is_written_turns_all_tokens_as_the_longest_text_that_it_may_become(reach, factors):
-    cosines, _ = rotary_angles(jnp.array([[0, 1, 2]]), 4, 100.0, LONG_ROPE, reach)
-    np.testing.assert_allclose(cosines[0, 2], GAIN * np.cos([2 / factors[0], 0.2 / factors[1]]), rtol=1e-6)  # float32
+def test_padding_makes_no_segment_long():
+    """Its positions may go on counting, or start at the number of virtual tokens, which may be the old context."""
+    for padding in ([4, 5, 6], [4, 4, 4]):
+        positions, segment_ids = jnp.array([[0, 1, 2, 3, *padding]]), jnp.array([[1, 1, 1, 1, 0, 0, 0]])
+        cosines, _ = rotary_angles(positions, 4, 100.0, LONG_ROPE, segment_ids)
+        np.testing.assert_allclose(cosines[0, 3], GAIN * np.cos([3 / 2.0, 0.3 / 4.0]), rtol=1e-6)  # float32 rounding
+
+
+@pytest.mark.parametrize("position, factors", [(3, (2.0, 4.0)), (4, (10.0, 20.0)), (9, (10.0, 20.0))])
+def test_a_new_token_is_turned_by_the_length_that_its_text_has_reached(position, factors):
+    cosines, _ = rotary_angles(jnp.array([[position]]), 4, 100.0, LONG_ROPE)
+    expected = GAIN * np.cos([position / factors[0], 0.1 * position / factors[1]])
+    np.testing.assert_allclose(cosines[0, 0], expected, rtol=1e-6)  # float32 rounding
 
 
 @pytest.mark.parametrize("is_local", (False, True))
