@@ -134,6 +134,9 @@ class RotaryPositions(Position):
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
+        for name in ("theta", "local_theta"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                yield f"config.model.position.{name} is {value}, it must be above 0"
         if self.fraction is not None and not 0 < self.fraction < 1:
             yield f"config.model.position.fraction is {self.fraction}, it must be in (0, 1); None rotates whole heads"
         for path, stack in experiment.model.sized.items():
@@ -166,6 +169,15 @@ class RelativePositionBuckets(Position):
 
     num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
     max_distance: int = 128  # larger distances share the last bucket
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        yield from super().problems(experiment)
+        family = experiment.model.family  # an encoder has half of the buckets per direction
+        lowest, exact = 2 if family == "decoder" else 4, self.num_buckets // (4 if family == "encoder" else 2)
+        if self.num_buckets < lowest:
+            yield f"config.model.position.num_buckets is {self.num_buckets}, it must be at least {lowest}"
+        elif self.max_distance <= exact:
+            yield f"config.model.position.max_distance is {self.max_distance}, it must be above {exact}"
 
 
 @dataclasses.dataclass

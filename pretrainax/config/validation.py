@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pretrainax.config.auto import AUTO
 from pretrainax.config.choice import Choice
 from pretrainax.config.experiment import Experiment, LayersConfig
+from pretrainax.config.heads import HeadConfig
 from pretrainax.config.model import FAMILIES, LayerKind, ModelConfig
 from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
@@ -48,6 +49,19 @@ def validate(experiment: Experiment, files: bool = True) -> None:
     problems = list(_problems(experiment, files))
     if problems:
         raise UserError("; ".join(problems))
+
+
+def model_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each invalid value of `e.model`, which was read from a file, except in its head."""
+    if problems := [*type_problems(e), *range_problems(e), *_literal_problems(e)]:
+        yield from problems
+        return
+    yield from _number_problems(e)
+    yield from _attention_problems(e.model)
+    yield from _stack_problems(e.model)
+    yield from _component_problems(e.model)
+    for _, choice in _choices(e.model):
+        yield from choice.problems(e) if not isinstance(choice, HeadConfig) else ()
 
 
 def complete(experiment: Experiment) -> None:
@@ -179,6 +193,9 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
     for path, stack in m.sized.items():
         if stack.head_dim is None and stack.num_heads > 0 and stack.d_model % stack.num_heads:
             yield f"{path}.d_model {stack.d_model} is not a multiple of {path}.num_heads {stack.num_heads}"
+        for name in ("num_kv_heads", "head_dim"):
+            if getattr(stack, name) == 0:  # None stands for the default
+                yield f"{path}.{name} is 0, it must be at least 1, or None"
         if stack.kv_heads < 1 or stack.num_heads % stack.kv_heads:
             yield f"{path}.num_heads {stack.num_heads} is not a multiple of {path}.num_kv_heads {stack.kv_heads}"
     kinds = set(m.layer_pattern)

@@ -1,17 +1,31 @@
 """Converts between PretrainAX model configs and the config.json files of transformers architectures."""
 
+import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from typing import Optional
 
 from pretrainax import models, zoo
-from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError, nearest
+from pretrainax.config.validation import model_problems
 from pretrainax.config.values import MAX_LAYERS
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import NoSource
 from pretrainax.files.json_files import read_object
+from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 
 _ADAPTERS = "adapter_config.json"  # file that identifies a PEFT directory
+# what a model config with wrong values raises
+DAMAGED = ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError
+
+
+ANY_EXPERIMENT = Experiment(  # any valid config, of which the model is replaced
+    ModelConfig(), PretrainedTokenizer(path="."), DataConfig(source=NoSource()), CausalLM(), AdamW(), WarmupCosine()
+)
 
 
 def families() -> list[HuggingFace]:
@@ -70,16 +84,26 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
                 config = family.read_config(config_json)
                 if (layers := max(stack.num_layers for stack in config.stacks.values())) > MAX_LAYERS:
                     raise UserError(f"config.json has {layers} layers, at most {MAX_LAYERS} are supported")
+                if problems := list(model_problems(dataclasses.replace(ANY_EXPERIMENT, model=config))):
+                    raise UserError(f"config.json describes no model: {_with_their_names(problems, family)}")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:
                 reasons.append(e)
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # "12", null, 0, a list
+            except DAMAGED as e:  # "12", null, 0, a list
                 reasons.append(UserError(f"config.json describes no model: a missing or wrong value ({e})"))
     if reasons:
         raise reasons[0]
     model_types = {family.model_type for family in families()}
     raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), model_types)}")
+
+
+def _with_their_names(problems: Sequence[str], family: HuggingFace) -> str:
+    """Joins error messages, naming the keys of config.json instead of our config fields."""
+    text = "; ".join(problems)
+    for key, path in family.fields.items():
+        text = re.sub(rf"config\.model\.{re.escape(path)}\b", key, text)
+    return text
 
 
 def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
@@ -98,14 +122,17 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
       UserError: no transformers architecture computes the model. The message lists the unsupported fields of the
         closest architecture.
     """
-    matches, reasons = [], []
+    matches, reasons, absent = [], [], None
     for family in sorted(families(), key=lambda family: family.model_type != imported):
         try:
             config_json = family.write_config(model)
+            if not family.in_transformers and family.model_type != imported:
+                absent = config_json["architectures"][0]
+                continue
             matches.append((family, config_json, family.read_as(config_json, model)))
         except UserError as e:
             reasons.append(str(e))
-        except (AttributeError, KeyError, TypeError):  # for example, the positions lack a field that the family reads
+        except (ArithmeticError, AttributeError, KeyError, TypeError):  # the positions lack a field, for example
             continue
     for family, config_json, equivalent in sorted(
         matches, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))
@@ -115,7 +142,11 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             return family, config_json, equivalent
         except ValueError as e:  # the class has tensors that the model lacks
             reasons.append(f"{config_json['architectures'][0]} of transformers cannot express this: {e}")
-    # Messages about `experts` come last, because they do not indicate the closest family.
-    sort_key = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
+    if absent is not None:
+        raise UserError(
+            f"transformers has no class for this config.model: {absent} is only in the code released with its weights"
+        )
+    # The closest class lacks the fewest fields; messages about `experts` come last, because they list no other field.
+    sort_key = lambda x: ("config.model.experts=" in x, x.count("config.model."), len(x))  # noqa: E731
     closest = min((reason for reason in reasons if "cannot express config" in reason), key=sort_key, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

@@ -23,12 +23,13 @@ from pretrainax.checkpoints.params import TRAINED, Initializer, Params, load_ste
 from pretrainax.checkpoints.run_json import stored_shapes
 from pretrainax.checkpoints.steps import find_checkpoint, parameter_files, step_of
 from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, config_at_checkpoint
+from pretrainax.config.validation import model_problems
 from pretrainax.distill.distilled import PROJECTIONS, without_projections
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
 from pretrainax.files.paths import is_hub
 from pretrainax.interop import weights
-from pretrainax.interop.architectures import describe_model, described_model, read_config_json
+from pretrainax.interop.architectures import DAMAGED, describe_model, described_model, read_config_json
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
@@ -112,9 +113,11 @@ def experiment_of(origin: Origin) -> Experiment:
     """
     experiment = config.load(path := os.path.join(origin.directory, "config.json"))
     experiment = config_at_checkpoint(experiment, list(map(step_of, origin.steps)))
+    if problems := list(model_problems(experiment)):
+        raise UserError(f"{path} describes no model: {'; '.join(problems)}")
     try:
         models.abstract_params(experiment.model)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+    except DAMAGED as e:
         raise UserError(f"{path} describes no model: a wrong value in config.model ({e})") from e
     return experiment
 

@@ -161,6 +161,7 @@ class DirectoryWeights:
         self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
         self._family, self.config = described_model(config_json)
+        self._ignored_keys = self._family.notes(config_json)
         architectures = config_json.get("architectures")
         self.architecture = (
             str(architectures[0])
@@ -306,6 +307,7 @@ class DirectoryWeights:
         num_converted = sum(dtype == "float64" for dtype in self.dtypes.values())
         has_both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
         return [
+            *self._ignored_keys,
             *([f"{num_converted} tensors of float64 were converted to float32"] if num_converted else []),
             *([f"{SINGLE} was read, as in transformers; the files of {INDEX} were ignored"] if has_both else []),
         ]

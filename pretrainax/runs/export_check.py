@@ -1,18 +1,24 @@
-"""Warns at the start of a run if its model cannot be exported to transformers."""
+"""Shows at the start of a run as which class of transformers its model can be exported."""
 
+from typing import cast
+
+from pretrainax.adapt.tuning import Tuning
 from pretrainax.config import UserError
 from pretrainax.interop.directories import describe_export
 from pretrainax.training.callbacks import Callback
 
 
 class ExportCheck(Callback):
-    """Adds a warning to the run's header if the model cannot be exported to transformers."""
+    """Adds the transformers class of the export to the run's header, or a warning if there is no such class."""
 
     part = "starting"
 
     def rows(self, run):
+        trained = run.parts[-1].trained
         try:
-            describe_export(run.parts[-1].trained, run.prepared.tokenizer.vocabulary)
+            if trained.tuning is not None and not cast(Tuning, trained.tuning).is_mergeable:
+                raise UserError(f"{trained.tuning} cannot be merged into the model")
+            _, config_json, _ = describe_export(trained, run.prepared.tokenizer.vocabulary)
         except UserError as reason:
-            return [("WARNING", f"cannot be exported to transformers: {reason}")]
-        return []
+            return [("WARNING", f"exports as a PretrainAX directory only: {reason}")]
+        return [("exports as", f"{config_json['architectures'][0]} of transformers")]

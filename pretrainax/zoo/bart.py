@@ -105,6 +105,13 @@ CONSTANTS = {
 }
 
 
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+}
+
+
 def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
     """Sets the number of decoder layers from config.json, and checks the other decoder sizes.
 
@@ -167,6 +174,8 @@ FAMILIES = (
             ),
             question_answering_class=question_answering_class("BartForConditionalGeneration"),
             constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},
+            aliases=ALIASES,
+            default_labels=3,
             read=read_decoder,
             write=write_decoder,
             tied=tied,

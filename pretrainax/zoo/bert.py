@@ -236,6 +236,7 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
         "initializer_range": "init_stddev",
         "max_position_embeddings": "position.max_length",
     },
+    aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
     table=distilbert_names,
     sequence_classification_class=TaskClass(
         "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"

@@ -233,7 +233,12 @@ HUGGINGFACE = HuggingFace(
     fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
     table=huggingface_names,
     sequence_classification_class=TaskClass(
-        "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
+        "DebertaV2ForSequenceClassification",
+        Classify(hidden="gelu"),
+        "classifier",
+        "pooler.dense",
+        prefix="deberta.",
+        constants={"pooler_hidden_act": "gelu"},
     ),
     multiple_choice_class=TaskClass(
         "DebertaV2ForMultipleChoice",
@@ -241,6 +246,7 @@ HUGGINGFACE = HuggingFace(
         "classifier",
         "pooler.dense",
         prefix="deberta.",
+        constants={"pooler_hidden_act": "gelu"},
     ),
     token_classification_class=token_classification_class("DebertaV2ForMaskedLM", prefix="deberta."),
     question_answering_class=question_answering_class("DebertaV2ForMaskedLM", prefix="deberta."),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pretrainax.config import LatentAttention, MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
 from pretrainax.layers.feed_forward import layer_groups
-from pretrainax.zoo import experts, llama
+from pretrainax.zoo import experts, llama, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -142,7 +142,7 @@ _FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}
     "moe_intermediate_size": "experts.d_ff",
     "norm_topk_prob": "experts.normalized",
 }
-_LATENT_FIELDS = _FIELDS | {
+_LATENT_FIELDS = {key: path for key, path in _FIELDS.items() if key != "rms_norm_eps"} | {
     "kv_lora_rank": "latent_attention.rank",
     "q_lora_rank": "latent_attention.query_rank",
     "qk_rope_head_dim": "latent_attention.rotary_dim",
@@ -156,19 +156,49 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     assert mixture is not None
     if json.get("moe_layer_freq", 1) != 1:
         raise UserError(f"config.json has moe_layer_freq {json['moe_layer_freq']}; only 1 is supported")
-    llama.read_rotary(json, config)
+    rotary.read(json, config)
     if latent is not None:
         config.head_dim = json.get("qk_nope_head_dim", 128) + latent.rotary_dim
-    experts.read(json, config)
     mixture.balance_weight = json.get("aux_loss_alpha", mixture.balance_weight)
     mixture.shared_experts = json.get("n_shared_experts", mixture.shared_experts) or None
-    if (scale := json.get("routed_scaling_factor", mixture.scale)) is not None:
-        mixture.scale = None if scale == 1 else scale
+    scale = json.get("routed_scaling_factor", mixture.scale)
+    mixture.scale = None if scale == 1 else scale
     mixture.first_dense = json.get("first_k_dense_replace", mixture.first_dense) or None
-    groups = json.get("n_group", mixture.groups), json.get("topk_group", mixture.top_groups)
-    if json.get("topk_method") == "greedy" or groups == (1, 1):
-        groups = None, None
-    mixture.groups, mixture.top_groups = groups
+
+
+_REQUIRED = "n_shared_experts", "routed_scaling_factor", "first_k_dense_replace"
+
+
+def _read_latent(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets the fields of DeepSeek-V3 from config.json, which DeepSeek-V2 shares."""
+    if nulls := [key for key in _REQUIRED if json.get(key, 0) is None]:
+        raise UserError(f"config.json has {nulls[0]} null, which transformers does not support")
+    _read(json, config)
+    assert config.experts is not None and config.latent_attention is not None
+    defaults = config.experts.groups, config.experts.top_groups
+    groups = tuple(json.get(key, value) for key, value in zip(("n_group", "topk_group"), defaults, strict=True))
+    if None in groups:
+        raise UserError(f"config.json has n_group {groups[0]} and topk_group {groups[1]}; both must be numbers")
+    config.experts.groups, config.experts.top_groups = (None, None) if groups == (1, 1) else groups
+
+
+def _read_v2(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets the fields of DeepSeek-V2 from config.json; expert groups are used only if `topk_method` says so."""
+    method = json.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise UserError(f"config.json has topk_method {method!r}; supported: greedy, group_limited_greedy")
+    if json.get("num_experts_per_tok") is None:
+        raise UserError("config.json has no num_experts_per_tok, the number of experts of a token")
+    _read_latent(json | {"n_group": 1, "topk_group": 1} if method == "greedy" else json, config)
+
+
+def _read_v3(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets the fields of DeepSeek-V3; in transformers, `head_dim` replaces `qk_rope_head_dim` in rotary positions."""
+    _read_latent(json, config)
+    assert config.latent_attention is not None
+    width = config.latent_attention.rotary_dim
+    if json.get("head_dim", width) != width:
+        raise UserError(f"config.json has head_dim {json['head_dim']}, which must be qk_rope_head_dim, {width}")
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -177,7 +207,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     assert mixture is not None
     json = {
         "num_key_value_heads": config.kv_heads,
-        "n_shared_experts": mixture.shared_experts,
+        "n_shared_experts": mixture.shared_experts or 0,
         "first_k_dense_replace": mixture.first_dense or 0,
         "routed_scaling_factor": mixture.scale or 1.0,
         "aux_loss_alpha": mixture.balance_weight,
@@ -185,7 +215,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     if latent is not None:
         json |= {"qk_nope_head_dim": config.dim_per_head - latent.rotary_dim}
         json |= {"n_group": mixture.groups or 1, "topk_group": mixture.top_groups or 1}
-    return json | llama.write_rotary(config)
+    return json | experts.width(config) | rotary.write(config)
 
 
 def _write_v2(config: ModelConfig) -> ConfigJson:
@@ -211,7 +241,34 @@ def _base(variant: str, **mixture: object) -> Callable[[], ModelConfig]:
     return base
 
 
+def _base_v2() -> ModelConfig:
+    """Builds the DeepSeek-V2 config with transformers' defaults, which apply to keys missing from config.json."""
+    config = _base("v2", first_dense=None, groups=None, top_groups=None, scale=None, num_experts=64, d_ff=1407)()
+    config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 11008, 32, None
+    config.position.max_length = 2048
+    return config
+
+
+def _base_v3() -> ModelConfig:
+    """Builds the DeepSeek-V3 config with transformers' defaults, which apply to keys missing from config.json."""
+    config = _base("v3")()
+    config.position.max_length = 4096
+    return config
+
+
+def _zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the empty tensors that transformers has for the shared experts of a model without shared experts."""
+    assert config.experts is not None
+    if config.experts.shared_experts:
+        return {}
+    layers = layer_groups(config, config.num_layers)[1].numbers
+    shapes = {"gate": (0, config.d_model), "up": (0, config.d_model), "down": (config.d_model, 0)}
+    names = {f"{llama.LAYER}.mlp.shared_experts.{name}_proj.weight": shape for name, shape in shapes.items()}
+    return {name.format(layer=layer): shape for layer in layers for name, shape in names.items()}
+
+
 _CONSTANTS: ConfigJson = {"attention_bias": False}
+_LATENT_CONSTANTS = _CONSTANTS | {"mlp_bias": False, "rms_norm_eps": 1e-6}  # the norms of latents always have 1e-6
 FAMILIES = (
     Family(
         name="DeepSeekMoE",
@@ -223,7 +280,8 @@ FAMILIES = (
         configs=config_variants("deepseek", SIZES_MOE),
         huggingface=HuggingFace(
             model_type="deepseek",
-            architecture="DeepseekForCausalLM",  # a class of the released code, not of transformers
+            architecture="DeepseekForCausalLM",
+            in_transformers=False,
             base=_base("moe_16b", first_dense=None),
             fields=_FIELDS,
             table=_names,
@@ -244,12 +302,15 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="deepseek_v2",
             architecture="DeepseekV2ForCausalLM",
-            base=_base("v2", first_dense=None, groups=None, top_groups=None, scale=None),
+            base=_base_v2,
+            divisible=True,
+            aliases={"num_experts": "n_routed_experts"},
             fields={key: path for key, path in _LATENT_FIELDS.items() if key != "norm_topk_prob"},
             table=_names,
-            constants=_CONSTANTS | {"mlp_bias": False, "norm_topk_prob": False, "scoring_func": "softmax"},
-            read=_read,
+            constants=_LATENT_CONSTANTS | {"norm_topk_prob": False, "scoring_func": "softmax"},
+            read=_read_v2,
             write=_write_v2,
+            zeros=_zeros,
             tied=llama.tied,
             sequence_classification_class=TaskClass("DeepseekV2ForSequenceClassification", LAST),
         ),
@@ -265,13 +326,15 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="deepseek_v3",
             architecture="DeepseekV3ForCausalLM",
-            base=_base("v3"),
+            base=_base_v3,
+            aliases={"num_local_experts": "n_routed_experts"},
             fields=_LATENT_FIELDS,
             table=_names,
-            constants=_CONSTANTS
-            | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_interleave": True, "mlp_bias": False},
-            read=_read,
+            constants=_LATENT_CONSTANTS
+            | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_interleave": True},
+            read=_read_v3,
             write=_write,
+            zeros=_zeros,
             tied=llama.tied,
             sequence_classification_class=TaskClass("DeepseekV3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("DeepseekV3ForCausalLM", "score"),

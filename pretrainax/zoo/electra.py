@@ -94,6 +94,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.masked_lm_head = architecture == "ElectraForMaskedLM"
     config.replaced_token_head = not config.masked_lm_head
     width = json.get("embedding_size", config.embedding_dim)
+    if width is None:
+        raise UserError("config.json has embedding_size null; it must be a number, or absent")
     config.embedding_dim = None if width == config.d_model else width  # a projection exists only if the widths differ
     check_tied(json, config)
     if config.masked_lm_head and config.activation != "gelu":  # the head in transformers always uses GELU
@@ -123,7 +125,11 @@ HUGGINGFACE = HuggingFace(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
     ),
     multiple_choice_class=TaskClass(
-        "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
+        "ElectraForMultipleChoice",
+        Classify(hidden="gelu", kind="choice"),
+        "classifier",
+        "sequence_summary.summary",
+        constants={"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
     ),
     token_classification_class=token_classification_class("ElectraForPreTraining"),
     question_answering_class=question_answering_class("ElectraForPreTraining"),

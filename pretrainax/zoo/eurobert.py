@@ -3,8 +3,16 @@
 import dataclasses
 
 from pretrainax.config import ModelConfig, RotaryPositions
-from pretrainax.zoo import llama
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, NameRow, config_variants, token_classification_class
+from pretrainax.zoo import llama, rotary
+from pretrainax.zoo.family import (
+    NULLABLE,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    NameRow,
+    config_variants,
+    token_classification_class,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -41,7 +49,7 @@ def _base() -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return llama.write_heads(config) | llama.write_rotary(config) | llama.NO_TOKENS
+    return llama.write_heads(config) | rotary.write(config) | llama.NO_TOKENS
 
 
 FAMILIES = (
@@ -63,7 +71,9 @@ FAMILIES = (
             # tokens, and this package has no head that averages logits.
             token_classification_class=token_classification_class("EuroBertForMaskedLM"),
             constants={"attention_bias": False, "mlp_bias": False},
-            read=llama.read_rotary,
+            nullable=(*NULLABLE, "head_dim"),
+            divisible=True,
+            read=rotary.read,
             write=_write,
             tied=llama.tied,
             ignored=llama.IGNORED,

@@ -46,18 +46,26 @@ def rows_of_kind(kind: LayerGroup, stack: str, rows: list[NameRow]) -> list[Name
     return group_rows if kind.numbers else []
 
 
-def read(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the number of experts and the weight of the balance loss from config.json.
+# Files written by transformers 5 give the number of experts as `num_local_experts`.
+ALIASES = {"num_local_experts": "num_experts"}
 
-    Files written by transformers 5 give the number of experts as `num_local_experts`. transformers counts each of a
-    token's top_k experts in the balance loss, so our weight is top_k times `router_aux_loss_coef`.
+
+def read(json: ConfigJson, config: ModelConfig, coefficient: float = 0.001) -> None:
+    """Sets the weight of the balance loss from config.json.
+
+    transformers counts each of a token's top_k experts in the balance loss, so our weight is top_k times
+    `router_aux_loss_coef`, whose default is `coefficient`.
     """
     assert config.experts is not None
-    config.experts.num_experts = json.get("num_local_experts", config.experts.num_experts)
-    if "router_aux_loss_coef" in json:
-        config.experts.balance_weight = json["router_aux_loss_coef"] * config.experts.top_k
+    config.experts.balance_weight = json.get("router_aux_loss_coef", coefficient) * config.experts.top_k
 
 
 def write(config: ModelConfig) -> ConfigJson:
     assert config.experts is not None
     return {"router_aux_loss_coef": config.experts.balance_weight / config.experts.top_k}
+
+
+def width(config: ModelConfig) -> ConfigJson:
+    """Returns the config.json key for the width of an expert, which may be that of the dense feed-forward."""
+    assert config.experts is not None
+    return {"moe_intermediate_size": config.experts.d_ff or config.d_ff}

@@ -10,25 +10,22 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Optional, TypeAlias, TypeVar
+from typing import NamedTuple, Optional, TypeAlias
 
 from pretrainax.config import (
     Classify,
-    DecoderSizes,
     Embed,
     Extract,
     HeadConfig,
-    MixtureOfExperts,
     ModelConfig,
-    SparseAttention,
     Tag,
     UserError,
 )
 from pretrainax.files.json_files import JsonObject
+from pretrainax.zoo.differences import biases, differences, without_training
 
 # The contents of a config.json, not validated. `HuggingFace.read` of each family checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject
-_Part = TypeVar("_Part", HeadConfig, MixtureOfExperts, SparseAttention)
 
 # our name of an activation -> its name in config.json; transformers may have several names for the same activation
 _ACTIVATIONS = {
@@ -41,6 +38,11 @@ _ACTIVATIONS = {
 _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"} | {
     theirs: ours for ours, theirs in _ACTIVATIONS.items()
 }
+
+
+# Keys that may be null in most families: the number of key heads is then that of heads; others disable a feature.
+NULLABLE = ("num_key_value_heads", "sliding_window", "q_lora_rank")
+NULLABLE += ("final_logit_softcapping", "attn_logit_softcapping")
 
 
 class FusedPart(NamedTuple):
@@ -133,6 +135,7 @@ class TaskClass(NamedTuple):
     base: str = ""  # replaces the first component of the tensor names outside the head; "": no replacement
     family: str = ""  # "encoder": the class uses only the encoder of an encoder-decoder; "": all stacks
     changes: Mapping[str, object] = MappingProxyType({})  # ModelConfig fields that this class overrides
+    constants: Mapping[str, object] = MappingProxyType({})  # key of config.json -> the only supported value
     extra_rows: tuple[NameRow, ...] = ()  # additional name-table rows of the head
 
     def apply_to(self, config: ModelConfig) -> ModelConfig:
@@ -221,8 +224,15 @@ class HuggingFace:
     fields: Mapping[str, str]  # key of config.json -> path of a ModelConfig field, such as "position.max_length"
     table: Callable[[ModelConfig], list[NameRow]]  # builds the name table of a pretraining model; see `names`
     constants: ConfigJson = dataclasses.field(default_factory=dict)  # key of config.json -> the only supported value
+    # other name of a key, which has priority -> key
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    nullable: tuple[str, ...] = NULLABLE  # keys of `fields` that may be null
+    default_labels: int = 2  # transformers' number of labels for a config.json without labels
+    divisible: bool = False  # whether transformers requires hidden_size to be a multiple of num_attention_heads
+    in_transformers: bool = True  # False: only code that was released with the weights has the class
     # Conversions that `fields` cannot express: `read` sets fields of the config, `write` returns keys of config.json.
     read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
+    notes: Callable[[ConfigJson], list[str]] = lambda json: []  # features of config.json that this package ignores
     write: Callable[[ModelConfig], ConfigJson] = _nothing_to_write
     tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # name of a tied copy -> original
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # their zero tensors: name -> shape
@@ -277,18 +287,27 @@ class HuggingFace:
         for classifier in self.classifiers:
             if architecture == classifier.architecture:
                 encoder_decoder_key = {"is_encoder_decoder": True} if classifier.family else {}  # some files have False
+                _check_constants(json, classifier.constants, architecture)
                 config = without_heads(self.read_config({**json, "architectures": None, **encoder_decoder_key}))
-                config.head = _read_head(json, classifier.head)
+                config.head = _read_head(json, classifier.head, self.default_labels)
                 config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
                 return classifier.apply_to(config)
         config = self.base()
-        for key, value in self.constants.items():
-            if json.get(key, value) != value and not (json[key] is None and _is_equivalent_to_null(value)):
-                raise UserError(f"config.json has {key} {json[key]!r}; {self.model_type!r} supports only {value!r}")
+        json = json | {key: json[alias] for alias, key in self.aliases.items() if alias in json}
+        _check_constants(json, self.constants, self.model_type)
         for key, path in self.fields.items():
             if key in json:
+                if json[key] is None and key not in self.nullable:
+                    raise UserError(f"config.json has {key} null, which {self.model_type!r} does not support")
                 _set_field(config, path, _our_value(path, key, json[key]))
         self.read(json, config)
+        if (types := json.get("layer_types")) is not None and len(types) != config.num_layers:
+            raise UserError(f"config.json has {len(types)} layer_types for {config.num_layers} layers")
+        if self.divisible and config.d_model % config.num_heads:
+            raise UserError(
+                f"config.json has hidden_size {config.d_model}, which must be a multiple of num_attention_heads, "
+                f"{config.num_heads}"
+            )
         return config
 
     def read_as(self, json: ConfigJson, config: ModelConfig) -> ModelConfig:
@@ -325,8 +344,9 @@ class HuggingFace:
           UserError: transformers cannot compute the function of `config`; the message lists the unsupported fields.
         """
         architecture = self.class_of(config)
+        cannot = f"{architecture} of transformers cannot express"
         if (config.experts is None) != (self.base().experts is None):  # `fields` would refer to fields of None
-            raise UserError(f"{architecture} of transformers cannot express config.model.experts={config.experts!r}")
+            raise UserError(f"{cannot} config.model.experts={config.experts!r}")
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
             value = _field(config, path)
@@ -334,15 +354,18 @@ class HuggingFace:
         json |= self.write(config)
         if isinstance(config.head, TaskHead):
             json |= _write_head(config.head)
-        theirs = self.read_as(json, config)
+        refused_nulls = {key for key in self.fields if json[key] is None and key not in self.nullable}
+        json = {key: value for key, value in json.items() if key not in refused_nulls}  # transformers' defaults apply
+        try:
+            theirs = self.read_as(json, config)
+        except UserError as e:
+            raise UserError(f"{architecture} of transformers does not support the model: {e}") from e
         bias_pairs = zip(biases(theirs), biases(config), strict=True)
         ignored = _BIAS_FIELDS if all(our_bias <= their_bias for their_bias, our_bias in bias_pairs) else ()
         differing_fields = [name for name in differences(theirs, config) if name not in ignored]
         if differing_fields:
-            raise UserError(
-                f"{architecture} of transformers cannot express "
-                + ", ".join(value for name in differing_fields for value in _differing_values(config, theirs, name))
-            )
+            values = (value for name in differing_fields for value in _differing_values(config, theirs, name))
+            raise UserError(f"{cannot} {', '.join(values)}")
         return json
 
 
@@ -351,9 +374,7 @@ def _differing_values(config: ModelConfig, theirs: ModelConfig, name: str) -> It
     head, their_head = config.head, theirs.head
     if name == "head" and head is not None and type(head) is type(their_head):
         fields = [
-            field
-            for field, x in vars(_without_training(head)).items()
-            if x != vars(_without_training(their_head))[field]
+            field for field, x in vars(without_training(head)).items() if x != vars(without_training(their_head))[field]
         ]
         return (f"config.model.head.{field}={getattr(head, field)!r}" for field in fields)
     return (f"config.model.{name}={getattr(config, name)!r}",)
@@ -365,16 +386,17 @@ def _is_same_kind(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
     return type(a) is type(b) and is_choice[0] == is_choice[1]
 
 
-def _read_head(json: ConfigJson, class_head: TaskHead) -> TaskHead:
+def _read_head(json: ConfigJson, class_head: TaskHead, default_labels: int) -> TaskHead:
     """Builds the config of the task head from config.json.
 
-    The number of labels is the number of entries in id2label, or two if id2label is missing. For multiple choice, the
-    labels are the choices, and their number does not affect the weights.
+    The number of labels is `num_labels`, or the number of entries in id2label. For multiple choice, the labels are the
+    choices, and their number does not affect the weights.
 
     Args:
       class_head: the default head config of the class that config.json names.
+      default_labels: number of labels if config.json has neither key.
     """
-    labels = len(json.get("id2label") or ()) or 2
+    labels = json.get("num_labels") or (default_labels if json.get("id2label") is None else len(json["id2label"]))
     if isinstance(class_head, Extract):
         return dataclasses.replace(class_head)
     if isinstance(class_head, Tag):
@@ -401,56 +423,19 @@ def _write_head(head: TaskHead) -> ConfigJson:
     return {**json, "problem_type": _PROBLEM_TYPES.get(head.kind), **pooling}
 
 
+def _check_constants(json: ConfigJson, constants: Mapping[str, object], name: str) -> None:
+    """Raises UserError if a key of config.json has another value than the only one that the class `name` supports."""
+    for key, value in constants.items():
+        if json.get(key, value) != value and not (json[key] is None and _is_equivalent_to_null(value)):
+            raise UserError(f"config.json has {key} {json[key]!r}; {name!r} supports only {value!r}")
+
+
 def _is_equivalent_to_null(value: object) -> bool:
     """Returns whether null in config.json means the same as `value`; it does if `value` is False or a string."""
     return value is False or isinstance(value, str)
 
 
-# Fields that matter only in training. They do not affect the logits, so config.json need not contain them.
-_TRAINING_FIELDS = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
-
-
 _BIAS_FIELDS = ("use_bias", "qkv_bias")
-
-
-def biases(config: ModelConfig) -> tuple[bool, bool]:
-    """Returns whether linear layers have biases, and whether query, key and value projections do."""
-    return config.use_bias, config.use_bias if config.qkv_bias is None else config.qkv_bias
-
-
-def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
-    """Lists the fields that differ between two model configs, except fields that affect only training."""
-    return [f.name for f in dataclasses.fields(a) if _differ(a, b, f.name)]
-
-
-def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
-    """Returns whether two model configs differ in the field `name` in a way that affects the logits."""
-    if name == "num_kv_heads":  # None is equivalent to the number of query heads
-        return a.kv_heads != b.kv_heads
-    if name == "head_dim":
-        return a.dim_per_head != b.dim_per_head
-    value_a, value_b = getattr(a, name), getattr(b, name)
-    if name in ("head", "experts", "sparse_attention") and value_a is not None and value_b is not None:
-        return _without_training(value_a) != _without_training(value_b)
-    if name == "num_decoder_layers":
-        return "encoder_decoder" in (a.family, b.family) and a.last_stack.num_layers != b.last_stack.num_layers
-    if name == "decoder" and value_a != value_b:
-        return any(_differ(a.last_stack, b.last_stack, size) for size in DecoderSizes.__dataclass_fields__)
-    return name not in _TRAINING_FIELDS and value_a != value_b
-
-
-def _without_training(module_config: _Part) -> _Part:
-    """Copies a head, experts or sparse-attention config, setting its training-only fields to fixed values.
-
-    Two configs then differ only if their logits do.
-    """
-    fixed_values = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
-    fixed_values |= {"balance_over": "batch", "longest_question": 0}
-    if getattr(module_config, "bias_rate", None) is not None:  # logits depend on the bias but not on its update rate
-        fixed_values["bias_rate"] = 0.0
-    return dataclasses.replace(
-        module_config, **{name: x for name, x in fixed_values.items() if name in vars(module_config)}
-    )
 
 
 def _field(config: ModelConfig, path: str) -> object:

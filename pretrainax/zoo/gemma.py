@@ -8,9 +8,10 @@ float32, the embeddings are equal.
 from collections.abc import Mapping
 
 from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
-from pretrainax.zoo import llama, patterns
+from pretrainax.zoo import llama, patterns, rotary
 from pretrainax.zoo.family import (
     LAST,
+    NULLABLE,
     ConfigJson,
     Family,
     HuggingFace,
@@ -123,7 +124,7 @@ def _check_causal(json: ConfigJson) -> None:
 
 def _read_gemma1(json: ConfigJson, config: ModelConfig) -> None:
     _check_causal(json)
-    llama.read_rotary(json, config)
+    rotary.read(json, config)
     if json.get("hidden_act") == "gelu":  # the first released files use this value for the tanh approximation
         config.activation = "gelu_tanh"
     if json.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
@@ -144,7 +145,7 @@ def _write_scale(config: ModelConfig) -> ConfigJson:
 
 def _read_gemma2(json: ConfigJson, config: ModelConfig) -> None:
     _check_causal(json)
-    llama.read_rotary(json, config)
+    rotary.read(json, config)
     _read_scale(json, config)
     patterns.read(json, config, json.get("sliding_window", config.window), otherwise=patterns.kinds(config))
 
@@ -160,32 +161,12 @@ def _read_gemma3(json: ConfigJson, config: ModelConfig) -> None:
     period = json.get("sliding_window_pattern", 6)
     kinds = ["local" if (i + 1) % period else "global" for i in range(config.num_layers)]
     patterns.read(json, config, json.get("sliding_window", config.window), otherwise=kinds)
-    _read_rotary_gemma3(json, config)
-
-
-def _read_rotary_gemma3(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets theta and the scaling of global layers, and theta of local layers, from config.json.
-
-    Files written by transformers 4 have separate keys; those written by transformers 5 have `rope_parameters`.
-    """
-    parameters, position = json.get("rope_parameters") or {}, config.position
-    if unknown := set(parameters) - {"full_attention", "sliding_attention"}:
-        raise UserError(
-            f"config.json has rope_parameters {sorted(unknown)}; supported: full_attention, sliding_attention"
-        )
-    full = {**(parameters.get("full_attention") or {}), **(json.get("rope_scaling") or {})}
-    local = parameters.get("sliding_attention") or {}
-    position.theta = full.get("rope_theta", json.get("rope_theta", 1_000_000.0))
-    position.local_theta = local.get("rope_theta", json.get("rope_local_base_freq", 10_000.0))
-    position.scaling = llama.read_scaling(json, full, position.max_length)
-    if llama.read_scaling(json, local, position.max_length) is not None:
-        raise UserError(
-            f"config.json scales the positions of sliding_attention, {local}; only full_attention supports it"
-        )
+    theta, local_theta = json.get("rope_theta", 1_000_000.0), json.get("rope_local_base_freq", 10_000.0)
+    rotary.read_both(json, config, theta, local_theta)
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return llama.write_heads(config) | llama.write_rotary(config)
+    return llama.write_heads(config) | rotary.write(config)
 
 
 def _write_gemma2(config: ModelConfig) -> ConfigJson:
@@ -219,6 +200,7 @@ def _family(release: str, sizes: Mapping[str, object], paper: str, *, architectu
             table=llama.huggingface_names,
             sequence_classification_class=TaskClass(classifier, LAST),
             token_classification_class=None if release == "3" else token_classification_class(architecture, "score"),
+            nullable=tuple(key for key in NULLABLE if key != "num_key_value_heads"),
             tied=llama.tied,
             ignored=llama.IGNORED,
             **huggingface,
@@ -245,6 +227,7 @@ FAMILIES = (
         "Gemma team 2024, arXiv 2408.00118",
         model_type="gemma2",
         architecture="Gemma2ForCausalLM",
+        divisible=True,
         base=lambda: gemma("2_2b"),
         fields=_FIELDS | {"attn_logit_softcapping": "attention_logit_cap"},
         constants={"attention_bias": False},
@@ -257,6 +240,7 @@ FAMILIES = (
         "Gemma team 2025, arXiv 2503.19786",
         model_type="gemma3_text",
         architecture="Gemma3ForCausalLM",
+        divisible=True,
         base=_base_gemma3,
         fields=_FIELDS,
         constants={"attention_bias": False, "attn_logit_softcapping": None},  # transformers ignores the second key

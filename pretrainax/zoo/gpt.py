@@ -192,6 +192,12 @@ _FIELDS = {  # key in config.json of GPT-1 and GPT-2 -> field of ModelConfig
     "initializer_range": "init_stddev",
     "tie_word_embeddings": "tie_embeddings",
 }
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
 _GPT1_ACTIVATIONS = {
     "gelu": "gelu_tanh",
     "relu": "relu",
@@ -218,16 +224,16 @@ def _write_gpt1(config: ModelConfig) -> ConfigJson:
 
 
 def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
-    config.d_ff = json.get("n_inner") or 4 * config.d_model
+    config.d_ff = 4 * config.d_model if json.get("n_inner") is None else json["n_inner"]
 
 
 def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
-    config.d_ff = json.get("intermediate_size") or 4 * config.d_model
+    config.d_ff = 4 * config.d_model if json.get("intermediate_size") is None else json["intermediate_size"]
     types = json.get("attention_types") or [[["global", "local"], 12]]
     layers = [kind for period, repeats in types for kind in period * repeats]
     if len(layers) != config.num_layers or set(layers) - {"global", "local"}:
         raise UserError(f"config.json has attention_types {types}: not {config.num_layers} layers, 'global' or 'local'")
-    if json.get("attention_layers") not in (None, layers):
+    if json.get("attention_layers", layers) != layers:
         raise UserError(f"config.json has attention_types {types}, and other attention_layers")
     config.layer_pattern = shortest(layers, usual=config.layer_pattern)
     config.window = json.get("window_size", 256) if "local" in layers else None
@@ -260,6 +266,7 @@ FAMILIES = (
             fields=_FIELDS,
             table=gpt1_names,
             sequence_classification_class=TaskClass("OpenAIGPTForSequenceClassification", LAST),
+            aliases=_ALIASES,
             read=_read_gpt1,
             write=_write_gpt1,
             tied=_tied("transformer.tokens_embed.weight"),
@@ -288,6 +295,7 @@ FAMILIES = (
                 "scale_attn_by_inverse_layer_idx": False,
                 "add_cross_attention": False,
             },
+            aliases=_ALIASES,
             read=_read_gpt2,
             write=lambda config: {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate},
             tied=_tied("transformer.wte.weight"),
@@ -334,6 +342,7 @@ FAMILIES = (
             sequence_classification_class=TaskClass("GPTNeoForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GPTNeoForCausalLM"),
             question_answering_class=question_answering_class("GPTNeoForCausalLM"),
+            aliases={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
             read=_read_gpt_neo,
             write=_write_gpt_neo,
             tied=_tied("transformer.wte.weight"),

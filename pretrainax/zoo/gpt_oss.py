@@ -1,7 +1,7 @@
 """gpt-oss (OpenAI 2025, arXiv 2508.10925): biased experts, attention sinks, local attention in every second layer."""
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, YarnScaling
-from pretrainax.zoo import experts, llama, patterns
+from pretrainax.zoo import experts, llama, patterns, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -58,19 +58,26 @@ def _names(config: ModelConfig) -> list[NameRow]:
 def _base() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = gpt_oss("120b")
-    assert config.experts is not None
-    config.experts.balance_weight = 4 * 0.001
+    assert isinstance(config.position, RotaryPositions)
+    config.position.scaling = None
     return config
 
 
+_YARN: ConfigJson = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+_YARN |= {"original_max_position_embeddings": 4096}  # transformers' default, also for rope_scaling null
+
+
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    llama.read_rotary(json, config)
+    rotary.read(json, config, default=_YARN)
     experts.read(json, config)
     patterns.read(json, config, json.get("sliding_window", 128), otherwise=patterns.kinds(config))
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return llama.write_heads(config) | llama.write_rotary(config) | experts.write(config) | patterns.write(config)
+    json = llama.write_heads(config) | rotary.write(config) | experts.write(config) | patterns.write(config)
+    if json["rope_scaling"] is None:  # transformers 5 reads null as YaRN, transformers 4 as no scaling
+        json["rope_parameters"] = {"rope_type": "default", "rope_theta": config.position.theta}
+    return json
 
 
 FAMILIES = (
@@ -96,6 +103,8 @@ FAMILIES = (
             sequence_classification_class=TaskClass("GptOssForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GptOssForCausalLM", "score"),
             constants={"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702},
+            aliases={"num_experts": "num_local_experts"},
+            nullable=(),
             read=_read,
             write=_write,
             tied=llama.tied,

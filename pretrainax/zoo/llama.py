@@ -3,23 +3,14 @@ arXiv 2407.21783), and the config.json keys that derived decoders share."""
 
 import copy
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeAlias
 
-from pretrainax.config import (
-    LinearScaling,
-    LongContextScaling,
-    LongRopeScaling,
-    ModelConfig,
-    RotaryPositions,
-    RotaryScaling,
-    UserError,
-    YarnScaling,
-    nearest,
-)
+from pretrainax.config import LongContextScaling, ModelConfig, RotaryPositions
+from pretrainax.zoo import rotary
 from pretrainax.zoo.family import (
     LAST,
+    NULLABLE,
     ConfigJson,
     Family,
     HuggingFace,
@@ -211,173 +202,6 @@ def write_heads(config: ModelConfig) -> ConfigJson:
     return {"num_key_value_heads": config.kv_heads, "head_dim": config.dim_per_head}
 
 
-# --- rotary positions ----------------------------------------------------------------------------------------------
-
-_SCALINGS = {  # rope_type of config.json -> (our class, {key of config.json: field of our class})
-    "linear": (LinearScaling, {"factor": "factor"}),
-    "llama3": (
-        LongContextScaling,
-        {
-            "factor": "factor",
-            "low_freq_factor": "low_frequency_factor",
-            "high_freq_factor": "high_frequency_factor",
-            "original_max_position_embeddings": "original_length",
-        },
-    ),
-    "yarn": (
-        YarnScaling,
-        {
-            "factor": "factor",
-            "beta_fast": "fast",
-            "beta_slow": "slow",
-            "original_max_position_embeddings": "original_length",
-            "truncate": "rounded",
-            "mscale": "mscale",
-            "mscale_all_dim": "mscale_all_dim",
-        },
-    ),
-    "longrope": (
-        LongRopeScaling,
-        {
-            "short_factor": "short_factors",
-            "long_factor": "long_factors",
-            "factor": "factor",
-            "original_max_position_embeddings": "original_length",
-        },
-    ),
-}
-_DEFAULTS = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # rope_type -> defaults of optional keys
-
-
-def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets theta and the scaling of rotary positions from `rope_theta` and `rope_scaling` in config.json.
-
-    Files written by transformers 5 have `rope_parameters` instead of these keys.
-
-    Raises:
-      UserError: the scaling is not supported.
-    """
-    parameters = json.get("rope_scaling") or json.get("rope_parameters") or {}
-    position = config.position
-    position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
-    position.scaling = read_scaling(json, parameters, position.max_length)
-    latent, scaling = config.latent_attention, position.scaling
-    if latent is None and isinstance(scaling, YarnScaling) and scaling.mscale_all_dim:
-        raise UserError(f"config.json has mscale_all_dim {scaling.mscale_all_dim}, which only DeepSeek models support")
-
-
-_FRACTION_KEY = "partial_rotary_factor"
-
-
-def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the fraction of head dimensions to rotate from config.json, in addition to what `read_rotary` sets.
-
-    Files written by transformers 5 have the fraction in `rope_parameters`.
-    """
-    parameters = json.get("rope_parameters") or {}
-    fraction = parameters.get(_FRACTION_KEY) or json.get(_FRACTION_KEY) or config.position.fraction
-    config.position.fraction = None if fraction == 1.0 else fraction
-    read_rotary({**json, _FRACTION_KEY: None, "rope_parameters": {**parameters, _FRACTION_KEY: None}}, config)
-
-
-def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
-    """Builds the rotary scaling that `parameters` describes; returns None for the type "default".
-
-    Args:
-      json: the contents of config.json.
-      parameters: the value of `rope_scaling` or `rope_parameters` in `json`.
-      max_length: the original context length, for `parameters` that do not contain it.
-
-    Raises:
-      UserError: the scaling is not supported.
-    """
-    if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; all layers must share one")
-    for fraction in (json.get(_FRACTION_KEY), parameters.get(_FRACTION_KEY)):
-        if fraction not in (None, 1.0):
-            raise UserError(f"config.json has {_FRACTION_KEY} {fraction!r}; only 1.0 is supported")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind not in _SCALINGS:
-        raise UserError(f"config.json has rotary positions of rope_type {kind!r}; {nearest(str(kind), _SCALINGS)}")
-    cls, names = _SCALINGS[kind]
-    values = {"original_max_position_embeddings": max_length, **_DEFAULTS.get(kind, {}), **parameters}
-    if kind == "yarn":
-        values |= _yarn_mscales(parameters)
-    if kind == "longrope":
-        values |= _long_rope_values(json, parameters, max_length)
-    if missing := set(names) - set(values):
-        raise UserError(f"config.json has rotary positions of rope_type {kind!r} without {sorted(missing)}")
-    return cls(**{ours: values[theirs] for theirs, ours in names.items()})
-
-
-_FACTOR_KEYS = "short_factor", "long_factor"
-
-
-def _long_rope_values(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
-    """Returns LongRoPE's parameters: both lists of factors, the scaling factor, and the original context length.
-
-    If `parameters` has no scaling factor, the factor is `max_length` divided by the original context length.
-
-    Raises:
-      UserError: config.json has an `attention_factor`.
-    """
-    if parameters.get("attention_factor") is not None:
-        raise UserError(
-            f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's is supported"
-        )
-    top_level = json.get("original_max_position_embeddings")
-    original_length = parameters.get("original_max_position_embeddings", max_length) if top_level is None else top_level
-    factors = {name: tuple(map(float, parameters[name])) for name in _FACTOR_KEYS if parameters.get(name)}
-    factor = parameters.get("factor") or max_length / original_length
-    return {**factors, "factor": factor, "original_max_position_embeddings": original_length}
-
-
-def _yarn_mscales(parameters: ConfigJson) -> ConfigJson:
-    """Returns YaRN's mscale and mscale_all_dim: the paper's 1 and 0, unless `parameters` contains both keys.
-
-    Raises:
-      UserError: `attention_factor` differs from the paper's value.
-    """
-    factor = parameters.get("attention_factor")
-    if factor is not None and not math.isclose(factor, 0.1 * math.log(parameters["factor"]) + 1.0, rel_tol=1e-6):
-        raise UserError(
-            f"config.json has attention_factor {parameters['attention_factor']!r}; only the paper's value, or mscale "
-            "and mscale_all_dim, are supported"
-        )
-    mscales = {name: parameters.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
-    return mscales if all(mscales.values()) else {"mscale": 1.0, "mscale_all_dim": 0.0}
-
-
-def write_rotary(config: ModelConfig) -> ConfigJson:
-    """Returns the config.json keys for rotary positions, in the format of transformers 4.
-
-    Later versions of transformers read this format too.
-    """
-    scaling = config.position.scaling
-    for kind, (cls, names) in _SCALINGS.items():
-        if type(scaling) is cls:
-            scaling_keys = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
-            if isinstance(scaling, YarnScaling) and not scaling.mscale_all_dim:
-                scaling_keys = {name: x for name, x in scaling_keys.items() if not name.startswith("mscale")}
-            json: ConfigJson = {
-                "rope_theta": config.position.theta,
-                "rope_scaling": {"rope_type": kind, **scaling_keys},
-            }
-            if isinstance(scaling, LongRopeScaling):  # Phi-3 reads the length at the top level
-                json["rope_scaling"] |= {name: list(scaling_keys[name]) for name in _FACTOR_KEYS}
-                json["original_max_position_embeddings"] = scaling.original_length
-            return json
-    return {"rope_theta": config.position.theta, "rope_scaling": None}
-
-
-def write_partial_rotary(config: ModelConfig) -> ConfigJson:
-    """Returns the config.json keys for rotary positions, including the rotated fraction of the head dimensions."""
-    fraction = config.position.fraction
-    return write_rotary(config) | {_FRACTION_KEY: 1.0 if fraction is None else fraction}
-
-
 # --- the family ----------------------------------------------------------------------------------------------------
 
 
@@ -407,8 +231,10 @@ FAMILIES = (
             token_classification_class=token_classification_class("LlamaForCausalLM", "score"),
             question_answering_class=question_answering_class("LlamaForCausalLM", base="transformer"),
             constants={"attention_bias": False, "mlp_bias": False},
-            read=read_rotary,
-            write=lambda config: write_heads(config) | write_rotary(config),
+            nullable=(*NULLABLE, "head_dim"),
+            divisible=True,
+            read=rotary.read,
+            write=lambda config: write_heads(config) | rotary.write(config),
             tied=tied,
             ignored=IGNORED,
         ),

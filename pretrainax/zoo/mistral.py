@@ -1,7 +1,7 @@
 """Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): LLaMA with grouped-query attention and a sliding window."""
 
-from pretrainax.config import ModelConfig, RotaryPositions, UserError
-from pretrainax.zoo import llama
+from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.zoo import llama, patterns, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -28,15 +28,11 @@ def mistral(variant: str = "7b") -> ModelConfig:
         *sizes,
         vocab_size=vocab_size,
         position=RotaryPositions(32_768, theta=theta),  # as in the released config.json; the paper's table has 8,192
-        layer_pattern=_layer_pattern(window),
+        layer_pattern=("global",) if window is None else ("local",),
         window=window,
         norm_epsilon=1e-5,
         tie_embeddings=False,
     )
-
-
-def _layer_pattern(window: int | None) -> tuple[str, ...]:
-    return ("global",) if window is None else ("local",)
 
 
 def _base() -> ModelConfig:
@@ -47,10 +43,8 @@ def _base() -> ModelConfig:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    if json.get("layer_types") is not None:
-        raise UserError("config.json has layer_types, which a Mistral model does not read: all layers are alike")
-    llama.read_rotary(json, config)
-    config.layer_pattern = _layer_pattern(config.window)
+    rotary.read(json, config)
+    patterns.read_uniform(json, config)
 
 
 FAMILIES = (
@@ -71,8 +65,9 @@ FAMILIES = (
             sequence_classification_class=TaskClass("MistralForSequenceClassification", LAST),
             token_classification_class=token_classification_class("MistralForCausalLM", "score"),
             question_answering_class=question_answering_class("MistralForCausalLM"),
+            nullable=("sliding_window", "head_dim"),
             read=_read,
-            write=lambda config: llama.write_heads(config) | llama.write_rotary(config),
+            write=lambda config: llama.write_heads(config) | rotary.write(config),
             tied=llama.tied,
             ignored=llama.IGNORED,
         ),

@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with eight experts, two per token."""
 
-from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
-from pretrainax.zoo import experts, llama
+from pretrainax.config import LongRopeScaling, MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
+from pretrainax.zoo import experts, llama, patterns, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -38,19 +38,19 @@ def _base() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = mixtral("8x7b")
     config.position.max_length = 131_072
-    assert config.experts is not None
-    config.experts.balance_weight = 2 * 0.001
     return config
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    llama.read_rotary(json, config)
+    rotary.read(json, config)
     experts.read(json, config)
-    config.layer_pattern = ("global",) if config.window is None else ("local",)
+    if config.head_dim is None and isinstance(config.position.scaling, YarnScaling | LongRopeScaling):
+        raise UserError("config.json scales rotary positions and has no head_dim, which transformers then needs")
+    patterns.read_uniform(json, config)
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return llama.write_heads(config) | llama.write_rotary(config) | experts.write(config)
+    return llama.write_heads(config) | rotary.write(config) | experts.write(config)
 
 
 FAMILIES = (
@@ -76,6 +76,8 @@ FAMILIES = (
             sequence_classification_class=TaskClass("MixtralForSequenceClassification", LAST),
             token_classification_class=token_classification_class("MixtralForCausalLM", "score"),
             question_answering_class=question_answering_class("MixtralForCausalLM"),
+            nullable=("sliding_window", "head_dim"),
+            aliases={"num_experts": "num_local_experts"},
             read=_read,
             write=_write,
             tied=llama.tied,

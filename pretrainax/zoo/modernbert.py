@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663)."""
 
 from pretrainax.config import Classify, Extract, ModelConfig, RotaryPositions, Tag, UserError
-from pretrainax.zoo import patterns
+from pretrainax.zoo import patterns, rotary
 from pretrainax.zoo.family import (
     ConfigJson,
     Family,
@@ -87,17 +87,25 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
+    if json.get("classifier_pooling", "cls") not in ("cls", "mean"):
+        raise UserError(f"config.json has classifier_pooling {json['classifier_pooling']!r}; supported: cls, mean")
     if json.get("classifier_activation", "gelu") != json.get("hidden_activation", "gelu"):
         raise UserError(
             f"config.json has classifier_activation {json.get('classifier_activation', 'gelu')!r}; it must equal "
             f"hidden_activation, {json.get('hidden_activation', 'gelu')!r}"
         )
+    if "sliding_window" in json:  # a property of the class, which sets local_attention
+        config.window = 2 * json["sliding_window"]
     config.layer_pattern = _layer_pattern(json, config)
     if "local" not in config.layer_pattern:
         config.window = None
-    config.position.theta = _theta(json, "full_attention", json.get("global_rope_theta", config.position.theta))
-    local_theta = json.get("local_rope_theta", config.position.local_theta)
-    config.position.local_theta = _theta(json, "sliding_attention", local_theta)
+    theta, local_theta = json.get("global_rope_theta", 160_000.0), json.get("local_rope_theta", 10_000.0)
+    for parameters in (json.get("rope_parameters") or {}).values():
+        if isinstance(parameters, dict) and parameters.get("rope_type", "default") != "default":
+            raise UserError(f"config.json has rope_parameters {parameters}; only rope_type 'default' is supported")
+    rotary.read_both(json, config, theta, local_theta)
+    if config.position.local_theta == config.position.theta:
+        config.position.local_theta = None
 
 
 def _layer_pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
@@ -105,26 +113,12 @@ def _layer_pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
     types = json.get("layer_types")
     if types is None:
         return ("global", *["local"] * (json.get("global_attn_every_n_layers", 3) - 1))
-    if unknown := set(types) - set(patterns.KINDS):
-        raise UserError(f"config.json has layer_types {sorted(unknown)}; supported: {', '.join(patterns.KINDS)}")
-    if len(types) != config.num_layers:
-        raise UserError(f"config.json has {len(types)} layer_types for {config.num_layers} num_hidden_layers")
-    return patterns.shortest([patterns.KINDS[kind] for kind in types], usual=config.layer_pattern)
-
-
-def _theta(json: ConfigJson, kind: str, default: float) -> float:
-    """Reads the rotary theta of a kind of layer, such as "full_attention", from `rope_parameters` in config.json.
-
-    Returns `default` if config.json has no theta for this kind of layer.
-    """
-    parameters = (json.get("rope_parameters") or {}).get(kind) or {}
-    if parameters.get("rope_type", "default") != "default":
-        raise UserError(f"config.json has rope_parameters {parameters}; only rope_type 'default' is supported")
-    return parameters.get("rope_theta", default)
+    return patterns.shortest(patterns.kinds_of(types), usual=config.layer_pattern)
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    thetas = {"full_attention": config.position.theta, "sliding_attention": config.position.local_theta}
+    theta, local_theta = config.position.theta, config.position.local_theta
+    thetas = {"full_attention": theta, "sliding_attention": theta if local_theta is None else local_theta}
     json = {
         "classifier_activation": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
         "layer_types": patterns.layer_types(config),
@@ -132,7 +126,7 @@ def _write(config: ModelConfig) -> ConfigJson:
         "embedding_dropout": config.dropout_rate,
         **dict.fromkeys(_SPECIAL_TOKEN_KEYS),
     }
-    return json if config.window is None else json | {"local_attention": config.window}
+    return json | {"local_attention": 128 if config.window is None else config.window}  # may not be null
 
 
 FAMILIES = (

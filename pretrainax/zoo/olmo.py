@@ -4,7 +4,7 @@
 import dataclasses
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
-from pretrainax.zoo import experts, llama, patterns
+from pretrainax.zoo import experts, llama, patterns, rotary
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, config_variants
 from pretrainax.zoo.variants import pick
 
@@ -83,7 +83,7 @@ def _base_olmo3() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = olmo3("3_7b")
     config.vocab_size, config.norm_epsilon, config.num_kv_heads = 50_304, 1e-5, None
-    config.position = RotaryPositions(2048, theta=500_000.0)
+    config.position = RotaryPositions(2048)
     return config
 
 
@@ -97,7 +97,7 @@ def _base_olmoe() -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return {"num_key_value_heads": config.kv_heads} | llama.write_rotary(config)
+    return llama.write_heads(config) | rotary.write(config)
 
 
 def _read_olmo3(json: ConfigJson, config: ModelConfig) -> None:
@@ -105,18 +105,7 @@ def _read_olmo3(json: ConfigJson, config: ModelConfig) -> None:
 
     In transformers, only the global layers scale their rotary positions.
     """
-    parameters = json.get("rope_parameters") or {}
-    if not any(isinstance(value, dict) for value in parameters.values()):  # written before transformers 5
-        llama.read_rotary(json, config)
-        config.position.local_theta = config.position.theta
-    else:
-        full, sliding = (parameters.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
-        if sliding.get("rope_type", "default") != "default":
-            raise UserError(
-                f"config.json has {sliding['rope_type']!r} positions in sliding layers; only 'default' is supported"
-            )
-        llama.read_rotary({**json, "rope_scaling": None, "rope_parameters": full}, config)
-        config.position.local_theta = sliding.get("rope_theta", 500_000.0)
+    rotary.read_both(json, config, json.get("rope_theta", 500_000.0), 500_000.0)
     default_kinds = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
     patterns.read(json, config, json.get("sliding_window", 4096), default_kinds)
     position = config.position
@@ -137,11 +126,12 @@ def _write_olmo3(config: ModelConfig) -> ConfigJson:
 
 
 def _read_olmoe(json: ConfigJson, config: ModelConfig) -> None:
-    llama.read_rotary(json, config)
-    experts.read(json, config)
+    if json.get("head_dim") not in (None, width := config.d_model // config.num_heads):
+        raise UserError(f"config.json has head_dim {json['head_dim']}; it must be {width}, as the class's norms need")
+    rotary.read(json, config)
+    experts.read(json, config, coefficient=0.01)
 
 
-_FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}  # OLMo has head_dim = width / heads
 FAMILIES = (
     Family(
         name="OLMo 2",
@@ -155,10 +145,10 @@ FAMILIES = (
             model_type="olmo2",
             architecture="Olmo2ForCausalLM",
             base=_base_olmo2,
-            fields=_FIELDS,
+            fields=llama.FIELDS,
             table=llama.huggingface_names,
             constants={"attention_bias": False},
-            read=llama.read_rotary,
+            read=rotary.read,
             write=_write,
             tied=llama.tied,
         ),
@@ -175,7 +165,7 @@ FAMILIES = (
             model_type="olmoe",
             architecture="OlmoeForCausalLM",
             base=_base_olmoe,
-            fields=_FIELDS
+            fields={key: path for key, path in llama.FIELDS.items() if key != "head_dim"}
             | {
                 "num_experts": "experts.num_experts",
                 "num_experts_per_tok": "experts.top_k",
@@ -183,6 +173,7 @@ FAMILIES = (
             },
             table=experts.names("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
             constants={"attention_bias": False, "clip_qkv": None},
+            aliases=experts.ALIASES,
             read=_read_olmoe,
             write=lambda config: _write(config) | experts.write(config),
             tied=llama.tied,
@@ -200,7 +191,7 @@ FAMILIES = (
             model_type="olmo3",
             architecture="Olmo3ForCausalLM",
             base=_base_olmo3,
-            fields=_FIELDS,
+            fields=llama.FIELDS,
             table=llama.huggingface_names,
             constants={"attention_bias": False},
             read=_read_olmo3,

@@ -17,6 +17,13 @@ def kinds(config: ModelConfig) -> list[str]:
     return [config.layer_pattern[i % len(config.layer_pattern)] for i in range(config.num_layers)]
 
 
+def kinds_of(types: Sequence[str]) -> list[str]:
+    """Converts `layer_types` to "global" or "local" for each layer; raises UserError for other kinds of layers."""
+    if unknown := set(types) - set(KINDS):
+        raise UserError(f"config.json has layer_types {sorted(unknown)}; supported: {', '.join(KINDS)}")
+    return [KINDS[kind] for kind in types]
+
+
 def shortest(kinds: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
     """Returns a `layer_pattern` that gives `kinds` when it is repeated over the layers.
 
@@ -41,21 +48,31 @@ def read(json: ConfigJson, config: ModelConfig, window: Optional[int], otherwise
     """
     types = json.get("layer_types")
     if types is not None:
-        if set(types) - set(KINDS) or len(types) != config.num_layers:
-            raise UserError(
-                f"config.json has {len(types)} layer_types of {sorted(set(types))} for {config.num_layers} layers; "
-                f"known: {', '.join(KINDS)}"
-            )
-        otherwise = [KINDS[kind] for kind in types]
+        otherwise = kinds_of(types)
     config.layer_pattern = shortest(otherwise, usual=config.layer_pattern)
     config.window = window if "local" in otherwise else None
     if "local" in otherwise and window is None:
         raise UserError("config.json has layers of sliding_attention and no sliding_window")
 
 
+def read_uniform(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets `config.layer_pattern` of a class whose layers are all local if it has a window.
+
+    Raises:
+      UserError: `layer_types`, which the class does not read, has other kinds.
+    """
+    config.layer_pattern = ("global",) if config.window is None else ("local",)
+    types = json.get("layer_types")
+    if types is not None and list(types) != layer_types(config):
+        raise UserError(f"config.json has layer_types {types}, and its class gives all layers one kind: remove the key")
+
+
 def write(config: ModelConfig) -> ConfigJson:
-    """Returns the config.json keys for the kinds of layers and the window."""
-    return {"layer_types": layer_types(config), "sliding_window": config.window}
+    """Returns the config.json keys for the kinds of layers and the window.
+
+    Some classes need a window even if no layer is local; any number works then.
+    """
+    return {"layer_types": layer_types(config), "sliding_window": 4096 if config.window is None else config.window}
 
 
 def layer_types(config: ModelConfig) -> list[str]:

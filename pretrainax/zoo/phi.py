@@ -10,8 +10,8 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.config import LongRopeScaling, ModelConfig, RotaryPositions
-from pretrainax.zoo import llama
+from pretrainax.config import LongRopeScaling, ModelConfig, RotaryPositions, UserError
+from pretrainax.zoo import llama, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -321,14 +321,20 @@ def _base_phi3() -> ModelConfig:
 
 
 def _read_phi3(json: ConfigJson, config: ModelConfig) -> None:
-    llama.read_partial_rotary(json, config)
+    scaling = json.get("rope_scaling") or json.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "longrope"):
+        raise UserError(f"config.json has rotary positions of rope_type {kind!r}; 'phi3' supports only 'longrope'")
+    rotary.read({"original_max_position_embeddings": 4096} | json, config, partial=True)
+    if kind != "default" and config.dim_per_head * config.num_heads != config.d_model:
+        raise UserError(f"config.json has head_dim {config.head_dim}; with 'longrope' it must be hidden_size / heads")
     if config.window is not None and config.window >= config.position.max_length:
         config.window = None  # a window longer than any sequence has no effect
     config.layer_pattern = _layer_pattern(config.window)
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    json = llama.write_heads(config) | llama.write_partial_rotary(config) | llama.NO_TOKENS
+    json = llama.write_heads(config) | rotary.write_partial(config) | llama.NO_TOKENS
     return json | {"embd_pdrop": config.dropout_rate}
 
 
@@ -353,7 +359,7 @@ FAMILIES = (
             sequence_classification_class=TaskClass("PhiForSequenceClassification", LAST),
             token_classification_class=token_classification_class("PhiForCausalLM", "score"),
             constants={"qk_layernorm": False},
-            read=llama.read_partial_rotary,
+            read=lambda json, config: rotary.read(json, config, partial=True),
             write=_write,
             tied=llama.tied,
             ignored=llama.IGNORED,

@@ -1,7 +1,9 @@
 """Qwen 2, 2.5 and 3 (Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388)."""
 
+from typing import Optional
+
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError
-from pretrainax.zoo import experts, llama, patterns
+from pretrainax.zoo import experts, llama, patterns, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -78,9 +80,13 @@ def _base(variant: str) -> ModelConfig:
     return config
 
 
+def _read_window(json: ConfigJson) -> Optional[int]:
+    return json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
+
+
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    llama.read_rotary(json, config)
-    window = json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
+    rotary.read(json, config)
+    window = _read_window(json)
     first_local = (
         config.num_layers if window is None else json.get("max_window_layers", 28)
     )  # index of the first local layer
@@ -89,7 +95,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    json = llama.write_heads(config) | llama.write_rotary(config) | patterns.write(config)
+    json = llama.write_heads(config) | rotary.write(config) | patterns.write(config)
     return json | {"use_sliding_window": config.window is not None}
 
 
@@ -108,7 +114,9 @@ def _read_qwen3_moe(json: ConfigJson, config: ModelConfig) -> None:
             f"config.json has decoder_sparse_step {json.get('decoder_sparse_step', 1)} and mlp_only_layers "
             f"{json.get('mlp_only_layers')}; only models with experts in all layers are supported"
         )
-    _read(json, config)
+    rotary.read(json, config)
+    config.window = _read_window(json)
+    patterns.read_uniform(json, config)
     experts.read(json, config)
 
 
@@ -185,7 +193,9 @@ FAMILIES = (
             question_answering_class=question_answering_class("Qwen3MoeForCausalLM", base="transformer"),
             constants={"attention_bias": False, "decoder_sparse_step": 1},
             read=_read_qwen3_moe,
-            write=lambda config: _write(config) | experts.write(config),
+            write=lambda config: _write(config) | experts.write(config) | experts.width(config),
+            aliases=experts.ALIASES,
+            nullable=(),
             tied=llama.tied,
             ignored=llama.IGNORED,
         ),

@@ -3,7 +3,7 @@
 from typing import Optional
 
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
-from pretrainax.zoo import llama, patterns
+from pretrainax.zoo import llama, patterns, rotary
 from pretrainax.zoo.family import (
     LAST,
     ConfigJson,
@@ -52,7 +52,7 @@ def _rotating_layers(every: Optional[int], count: int) -> list[bool]:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    llama.read_rotary(json, config)
+    rotary.read(json, config)
     every, rotating = _read_rotating_layers(json, config)
     config.position.no_rotation_every = every
     window = json.get("sliding_window") if json.get("use_sliding_window") else None
@@ -87,7 +87,7 @@ def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Option
 def _write(config: ModelConfig) -> ConfigJson:
     every = config.position.no_rotation_every
     rotating = [int(rotates) for rotates in _rotating_layers(every, config.num_layers)]
-    json = llama.write_heads(config) | llama.write_rotary(config) | patterns.write(config) | llama.NO_TOKENS
+    json = llama.write_heads(config) | rotary.write(config) | patterns.write(config) | llama.NO_TOKENS
     json |= {"no_rope_layers": rotating, "use_sliding_window": config.window is not None}
     return json if every is None else json | {"no_rope_layer_interval": every}
 

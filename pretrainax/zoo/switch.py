@@ -2,7 +2,7 @@
 
 NOTE In transformers, an expert processes at most 64 tokens per sequence (`expert_capacity`), including padding, and
 drops all other tokens. In this package, an expert processes all its tokens unless `config.model.experts.capacity` is
-set.
+set. An import reports the ignored key.
 """
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
@@ -58,18 +58,27 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     """Sets T5's fields, embedding tying and the spacing of expert layers from config.json."""
-    t5.read_common(json, config, "relu")
+    t5.read_common({"num_decoder_layers": 12} | json, config, "relu")
     config.tie_embeddings = config.scale_tied_logits = json.get("tie_word_embeddings", True)
     assert config.experts is not None
     counts = {stack: json.get(f"num_sparse_{stack}_layers", 3) for stack in config.stacks}
     layers = [stack.num_layers for stack in config.stacks.values()]
     steps = [step for step in (1, 2) if [count * step for count in counts.values()] == layers]
-    if not steps:
+    if not steps or any(json.get(f"{stack}_sparse_step", steps[0]) != steps[0] for stack in config.stacks):
         unsupported = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
         raise UserError(
             f"config.json has {unsupported}; only all layers, or every second one, of both stacks are supported"
         )
     config.experts.every = None if steps == [1] else 2
+
+
+def _notes(json: ConfigJson) -> list[str]:
+    if (capacity := json.get("expert_capacity", 64)) == _UNLIMITED_CAPACITY:
+        return []
+    return [
+        f"expert_capacity {capacity} was ignored: in transformers, each expert skips its tokens after the first "
+        f"{capacity} of a sequence, here it skips none"
+    ]
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -122,6 +131,8 @@ FAMILIES = (
             },
             table=huggingface_names,
             constants={**t5.HUGGINGFACE.constants, "router_bias": False, "router_ignore_padding_tokens": False},
+            aliases={key: name for key, name in t5.ALIASES.items() if key != "head_dim"},
+            notes=_notes,
             read=_read,
             write=_write,
             # In the files of xxl_128 and c_2048, the output matrix has a different name.

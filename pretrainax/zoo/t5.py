@@ -209,6 +209,9 @@ PROJECTIONS = {
 }
 
 
+ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "head_dim": "d_kv"}
+
+
 def _base() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     return t5("v1_0_small")
@@ -229,6 +232,8 @@ def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
     Raises:
       UserError: the feed-forward type is not supported, or its keys contradict each other.
     """
+    if json.get("num_hidden_layers", config.num_layers) != config.num_layers:
+        raise UserError(f"config.json has num_hidden_layers {json['num_hidden_layers']}, and other num_layers")
     layers = json.get("num_decoder_layers")
     config.num_decoder_layers = None if layers == config.num_layers else layers
     projection = json.get("feed_forward_proj", projection)
@@ -302,6 +307,7 @@ def _huggingface(
             "relative_attention_max_distance": "position.max_distance",
             "dropout_rate": "dropout_rate",
         },
+        aliases=ALIASES,
         table=huggingface_names,
         sequence_classification_class=TaskClass(
             architecture.replace("ConditionalGeneration", "SequenceClassification"),

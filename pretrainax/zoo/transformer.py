@@ -5,7 +5,7 @@ and the position vectors contain all sines, followed by all cosines.
 """
 
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
-from pretrainax.zoo.bart import CONSTANTS, FIELDS, block_names, read_decoder, tied, write_decoder, zeros
+from pretrainax.zoo.bart import ALIASES, CONSTANTS, FIELDS, block_names, read_decoder, tied, write_decoder, zeros
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, NameRow, config_variants
 from pretrainax.zoo.variants import pick
 
@@ -90,6 +90,7 @@ FAMILIES = (
                 "static_position_embeddings": True,
                 "share_encoder_decoder_embeddings": True,
             },
+            aliases=ALIASES,
             read=_read,
             write=_write,
             tied=tied,

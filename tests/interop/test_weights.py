@@ -370,7 +370,7 @@ def broken_config(source):
         (index_of_a_missing_file, "lists b.safetensors, which is missing"),
         (quantized_numbers, "is quantized, which is not supported: cls.predictions.bias is uint8"),
         (quantized_config, "is quantized .quantization_config of config.json."),
-        (null_in_config, "config.json describes no model"),
+        (null_in_config, "config.json has hidden_size null"),
         (text_in_config, "config.json describes no model"),
         (unknown_model, "model_type 'brt', did you mean 'bert'"),
         (no_config, "holds no config.json"),

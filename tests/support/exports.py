@@ -54,8 +54,9 @@ def assert_transformers_computes_the_same(directory: pathlib.Path, config, param
     from tests.golden.make import forward
 
     (name,) = json.loads((directory / "config.json").read_text())["architectures"]
+    experts = {} if config.experts is None else {"experts_implementation": "eager"}  # for any width
     theirs, info = getattr(transformers, name).from_pretrained(
-        directory, output_loading_info=True, attn_implementation="eager", dtype=torch.float32
+        directory, output_loading_info=True, attn_implementation="eager", dtype=torch.float32, **experts
     )
     assert_all_taken(info, directory)
     case = Case(config, None, pad_id=pad_id)

@@ -1,11 +1,13 @@
 """The header names all of a recipe, and says loudly what is likely no one's intention."""
 
 import dataclasses
+import sys
 import types
 
 import jax
 import pytest
 
+from pretrainax.adapt import LoRA, PromptTuning
 from pretrainax.config import LayersConfig, UserError
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
@@ -143,14 +145,30 @@ def test_warnings_come_last(run):
     assert names[-2:] == ["WARNING", "WARNING"] and names.count("WARNING") == 2
 
 
-@pytest.mark.parametrize("changes, wanted", [({}, []), ({"use_bias": False}, []), ({"norm": "rms"}, ["norm='rms'"])])
-def test_what_cannot_be_exported_is_said_before_the_first_step(run, changes, wanted):
+def export_rows(run, tuning=None, **changes):
     model = dataclasses.replace(run.experiment.model, **changes)
-    changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, model=model))
-    lines = [line for _, line in ExportCheck().rows(changed)]
-    assert len(lines) == len(wanted)
-    for line, words in zip(lines, wanted, strict=True):
-        assert line.startswith("cannot be exported to transformers: no architecture") and line.endswith(words)
+    return ExportCheck().rows(
+        dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, model=model, tuning=tuning))
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"use_bias": False}])
+def test_the_class_of_the_export_is_said_before_the_first_step(run, changes):
+    assert export_rows(run, **changes) == [("exports as", "GPT2LMHeadModel of transformers")]
+    assert export_rows(run, tuning=LoRA(), **changes) == export_rows(run, **changes)
+
+
+def test_what_cannot_be_exported_is_a_warning_before_the_first_step(run):
+    ((name, line),) = export_rows(run, norm="rms")
+    assert name == "WARNING" and line.endswith("GPT2LMHeadModel of transformers cannot express config.model.norm='rms'")
+    assert line.startswith("exports as a PretrainAX directory only: no architecture of transformers computes this")
+    ((name, line),) = export_rows(run, tuning=PromptTuning())
+    assert name == "WARNING" and line.endswith("cannot be merged into the model")
+
+
+def test_the_class_of_the_export_is_found_without_transformers(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # an import raises ImportError
+    assert export_rows(run)[0][0] == "exports as"
 
 
 def test_bits_per_byte_that_a_text_does_not_have_are_nothing_to_select_by(run, monkeypatch):

@@ -22,6 +22,7 @@ FAMILY = HuggingFace(
     },
     table=lambda config: [],
     constants={"use_cache_of_old": False},
+    nullable=("key_heads",),
     read=lambda json, config: setattr(config, "masked_lm_head", json["architectures"] == ["MadeUpLM"]),
 )
 JSON = {"model_type": "made-up", "architectures": ["MadeUp"], "hidden_size": 32, "act": "gelu_new", "max_positions": 9}
