@@ -14,6 +14,9 @@ The same command continues an interrupted output file. Continuing the file with 
 
 fills the masks of a text and prints 5 candidates for each mask. This also works for encoders: see docs/how-to/fill.md.
 
+The settings in the generation_config.json of a Hugging Face directory are the defaults of the flags; a line on stderr
+lists them. --ignore=FIELD ignores a field of this file, and --ignore=all ignores the file: see docs/how-to/generate.md.
+
 The last line, on stderr, reports the tokens per second.
 """
 
@@ -22,7 +25,7 @@ import os
 import sys
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 from absl import flags
 
@@ -30,11 +33,14 @@ from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.config import DataConfig, UserError
 from pretrainax.config.reference import fields_of
+from pretrainax.files.json_files import JsonObject
 from pretrainax.files.paths import define_path
 from pretrainax.inference.decoding import Generated, Rates, Sampling, generate
+from pretrainax.inference.inherited import request_of
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.load import load_origin
 from pretrainax.inference.prompt_files import Outputs, read_prompts
+from pretrainax.inference.request import EarlyStopping, invalid_values
 from pretrainax.interop.origin import NAMES, find_origin
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
@@ -58,6 +64,11 @@ def main() -> None:
         "log_probs": flags.DEFINE_bool(
             "log_probs", False, "Also print or write each token with its log-probability, in nats"
         ),
+        "ignore": flags.DEFINE_list(
+            "ignore",
+            [],
+            "Fields of the model's generation_config.json to ignore, such as top_k; all: all of its settings",
+        ),
         "dtype": flags.DEFINE_enum(
             "dtype", None, ["float32", "bfloat16"], "dtype of the computation; by default the dtype of the run"
         ),
@@ -74,7 +85,15 @@ def _define_options() -> dict[str, flags.FlagHolder]:
     for field, reference in zip(dataclasses.fields(Sampling), fields_of(Sampling), strict=True):
         hint = hints[field.name]
         default: Any = field.default
-        if typing.get_origin(hint) is tuple:
+        if field.name == "banned_sequences":
+            continue  # lists of ids, which are not for a shell: --banned_strings
+        if hint == Optional[bool]:
+            holder = flags.DEFINE_bool(field.name, default, reference.meaning)
+        elif hint == Optional[EarlyStopping]:
+            holder = flags.DEFINE_enum(field.name, default, [*_EARLY_STOPPING], reference.meaning)
+        elif hint == tuple[int, ...]:
+            holder = flags.DEFINE_multi_integer(field.name, [], reference.meaning)
+        elif typing.get_origin(hint) is tuple:
             holder = flags.DEFINE_multi_string(field.name, [], reference.meaning)
         elif str in typing.get_args(hint):
             holder = flags.DEFINE_string(field.name, default, reference.meaning)
@@ -84,6 +103,9 @@ def _define_options() -> dict[str, flags.FlagHolder]:
             holder = flags.DEFINE_float(field.name, default, reference.meaning)
         holders[field.name] = holder
     return holders
+
+
+_EARLY_STOPPING = {"true": True, "false": False, "never": "never"}  # flag -> value
 
 
 class Generation:
@@ -97,7 +119,7 @@ class Generation:
 
     def run(self, *texts: str) -> int:
         """Generates text for the prompts in the arguments or in the --input file. Returns the exit code."""
-        sampling = self._sampling()
+        given = self._given()
         for name in ("config", "workdir"):
             if flags.FLAGS[name].present:
                 raise UserError(f"--{name} is not for this command: set --from=DIR to the run or directory")
@@ -113,6 +135,9 @@ class Generation:
             raise UserError("--input=prompts.jsonl and --output=texts.jsonl need each other: give both or none")
         prompts = read_prompts(self["input"]) if self["input"] else list(texts)
         model, rates = self._load(), Rates()
+        sampling, notes = request_of(model, given, self["ignore"])
+        for note in notes:
+            print(visible(note), file=sys.stderr)
         if self["output"]:
             self._write_file(model, sampling, prompts, rates)
         else:
@@ -138,14 +163,18 @@ class Generation:
                     _print(f"  hole {number}  {candidate.probability:.4f}  {candidate.text!r}\n")
         return 0
 
-    def _sampling(self) -> Sampling:
-        values = {name: holder.value for name, holder in self._options.items()}
-        for name, value in values.items():
+    def _given(self) -> JsonObject:
+        """Returns the options that flags set; raises UserError if a value is out of range."""
+        given = {name: holder.value for name, holder in self._options.items() if holder.present}
+        for name, value in given.items():
             if isinstance(value, list):  # escapes, because line breaks are hard to type in a shell
-                values[name] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in value)
-        sampling = Sampling(**values)
-        sampling.check()
-        return sampling
+                escaped = (x.replace("\\n", "\n").replace("\\t", "\t") if isinstance(x, str) else x for x in value)
+                given[name] = tuple(escaped)
+            elif name == "early_stopping":
+                given[name] = _EARLY_STOPPING[value]
+        if problems := list(invalid_values(given)):  # before the model is loaded
+            raise UserError("; ".join(problems))
+        return given
 
     def _load(self) -> LanguageModel:
         origin = find_origin(self["from"])

@@ -57,6 +57,28 @@ def test_a_file_that_was_cut_short_is_gone_on_with(model, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_settings_of_the_model_are_the_defaults_of_the_flags(tmp_path):
+    directory = write_directory(tmp_path / "gpt2", "gpt2")
+    settings = {"do_sample": True, "temperature": 5.0, "max_new_tokens": 7, "chat_format": "a", "eos_token_id": 2}
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    own = generate(f"--from={directory}", "the cat")
+    from_file = "from generation_config.json: max_new_tokens 7, temperature 5.0, top_k 50 (default of transformers)"
+    assert own.returncode == 0 and from_file in own.stderr, own.stderr
+    assert "unknown in generation_config.json, without effect: chat_format" in own.stderr
+    plain = generate(f"--from={directory}", "the cat", "--ignore=all", "--max_new_tokens=7")
+    assert plain.stdout != own.stdout and "generation_config.json" not in plain.stderr
+    greedy = generate(f"--from={directory}", "the cat", "--temperature=0")
+    assert greedy.stdout == plain.stdout and "from generation_config.json: max_new_tokens 7\n" in greedy.stderr
+    beams = generate(
+        *(f"--from={directory}", "the cat", "--num_beams=2", "--early_stopping=never", "--renormalize_logits"),
+        *("--forced_eos_token_id=2", "--stop=zz"),
+    )
+    assert beams.returncode == 0, beams.stderr
+    wrong = generate(f"--from={directory}", "the cat", "--ignore=top_q")
+    assert wrong.returncode == 2 and "ignore has 'top_q'" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.slow
 def test_holes_are_filled_in_with_their_candidates(tmp_path):
     bert = write_directory(tmp_path / "bert", "bert_masked_lm")
     out = generate(f"--from={bert}", "--fill=2", "the [MASK]at, a[MASK]")
@@ -70,6 +92,14 @@ def test_holes_are_filled_in_with_their_candidates(tmp_path):
 
 def text_of(number):
     return Generated(number, "text\x1b", (5, 2), (-1.0, -0.5), "eos")
+
+
+def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path):
+    path, settings = str(tmp_path / "out.jsonl"), {"temperature": 0.0, "stop": ()}
+    Outputs(path, settings, ["one", "two"]).add(["one"], [text_of(0)], log_probs=True)
+    assert Outputs(path, settings | {"early_stopping": None, "banned_sequences": ()}, ["one", "two"]).done == 1
+    with pytest.raises(UserError, match="was written with num_beams None, now num_beams is 4"):
+        Outputs(path, settings | {"num_beams": 4}, ["one", "two"])
 
 
 def test_what_is_there_is_compared_before_more_is_written(tmp_path):

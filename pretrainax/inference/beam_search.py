@@ -2,9 +2,11 @@
 
 Each step extends the K most likely unfinished sequences of a prompt by one token. The score of a finished sequence is
 its total log-probability divided by length ** `length_penalty`, a common simplification of Wu et al. 2016, arXiv
-1609.08144, section 7. The score of an unfinished sequence is computed in the same way, with its current length. The
-search for a prompt ends when K sequences are finished and no unfinished sequence has a higher score than the worst of
-them. The results match transformers' `early_stopping=False` token for token.
+1609.08144, section 7. The search for a prompt ends when K sequences are finished and no unfinished sequence has a
+higher score than the worst of them. This score is computed with the current length. If `Rules.stops_at_best` is set, it
+is computed with the maximum length if that gives a higher score. If `Rules.stops_when_full` is set, the search ends
+when K sequences are finished. These are transformers' `early_stopping=False`, "never" and True; the results are the
+same token for token.
 """
 
 from typing import NamedTuple
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
+from pretrainax.inference.constraints import FORBIDDEN
 from pretrainax.inference.sampling import History, Rules, history_of, processed_logits
 from pretrainax.inference.stepper import State, Stepper
 from pretrainax.sharding.param_paths import PyTree
@@ -66,7 +69,7 @@ def begin(
     logits, state = stepper.start(params, batch, room)
     count = len(logits)
     rows = jnp.repeat(jnp.arange(count), beams)
-    history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules).take(rows)
+    history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules, limits, room).take(rows)
     tokens, lengths = jnp.zeros((count, beams, room), jnp.int32), jnp.zeros((count, beams), jnp.int32)
     scores = jnp.full((count, beams), _NEVER)
     empty = BeamSequences(tokens, jnp.zeros(tokens.shape), scores, lengths)
@@ -95,6 +98,9 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
     parents, candidates = _candidates(search, logits, rules)  # [B, C]
     new_tokens = jnp.take_along_axis(candidates.tokens, (candidates.lengths - 1)[..., None], axis=-1)[..., 0]
     ends = rules.is_end(new_tokens) | (candidates.lengths >= search.limits[:, None])
+    if rules.stops is not None and search.history.stop_states is not None:
+        states = jnp.take_along_axis(search.history.stop_states.reshape(prompts, beams), parents, axis=1)
+        ends |= rules.stops.step(states, new_tokens) == FORBIDDEN
 
     scores = candidates.scores / candidates.lengths.astype(jnp.float32) ** length_penalty
     ended = ends & (jnp.arange(ends.shape[1]) < beams)[None] & (candidates.scores > _NEVER / 2) & ~search.ended[:, None]
@@ -107,16 +113,20 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
     unfinished = candidates._replace(scores=candidates.scores + jnp.where(ends, _NEVER, 0.0))
     best = jax.lax.top_k(unfinished.scores, beams)[1]  # [B, K]
     running = unfinished.take(best)
-    rows = jnp.arange(prompts)[:, None] * beams + jnp.take_along_axis(parents, best, axis=1)
-    rows, tokens = rows.reshape(-1), jnp.take_along_axis(new_tokens, best, axis=1).reshape(-1)
+    parents, tokens = (jnp.take_along_axis(x, best, axis=1) for x in (parents, new_tokens))
+    rows = (jnp.arange(prompts)[:, None] * beams + parents).reshape(-1)
 
     count = search.count + 1
-    best_running_score = running.scores[:, 0] / count.astype(jnp.float32) ** length_penalty
-    is_full = jnp.all(finished.lengths > 0, axis=1)
-    is_final = is_full & (best_running_score <= finished.scores[:, -1])
+    is_final = jnp.all(finished.lengths > 0, axis=1)
+    if rules.stops_when_full is None:
+        length = jnp.broadcast_to(count, search.limits.shape)
+        if rules.stops_at_best is not None:
+            length = jnp.where(jnp.asarray(length_penalty) > 0, search.limits, length)
+        best_running_score = running.scores[:, 0] / length.astype(jnp.float32) ** length_penalty
+        is_final &= best_running_score <= finished.scores[:, -1]
     return Beams(
         stepper.take(search.state, rows),
-        search.history.take(rows).after(tokens, rules),
+        search.history.take_beams(parents).after(tokens.reshape(-1), rules),
         search.limits,
         count,
         running,
@@ -136,9 +146,10 @@ def _candidates(search: Beams, logits: jax.Array, rules: Rules) -> tuple[jax.Arr
     prompts, beams = search.running.scores.shape
     flatten = lambda x: x.reshape(prompts, -1)  # [B · K, V] -> [B, K · V]  # noqa: E731
     log_probs = jax.nn.log_softmax(logits)
-    total = flatten(processed_logits(log_probs, rules, search.history)) + jnp.repeat(
-        search.running.scores, logits.shape[-1], axis=1
-    )
+    scores = processed_logits(log_probs, rules, search.history)
+    if rules.renormalizes is not None:
+        scores = jnp.where(scores == -jnp.inf, scores, jax.nn.log_softmax(scores))
+    total = flatten(scores) + jnp.repeat(search.running.scores, logits.shape[-1], axis=1)
     scores, indices = jax.lax.top_k(total, min(max(2, 1 + len(rules.ends)) * beams, total.shape[1]))
     parents, tokens = jnp.divmod(indices, logits.shape[-1])
     parent_sequences = search.running.take(parents)

@@ -71,13 +71,20 @@ def allowed_ids(
         mask[_option_ids("allowed_tokens", token, tokenizer)] = True
     if allowed:
         mask[list(ends)] = True
-    for token in banned:
-        ids = _option_ids("banned_tokens", token, tokenizer)
-        if len(ids) > 1:
-            raise UserError(f"banned_tokens has {token!r}, which is {len(ids)} tokens: give it to banned_strings")
-        mask[ids] = False
+    mask &= ~mask_of("banned_tokens", banned, tokenizer, rows)
     if not mask.any():
         raise UserError("banned_tokens leaves no token to generate: ban fewer tokens, or allow more in allowed_tokens")
+    return mask
+
+
+def mask_of(option: str, tokens: Sequence[Union[int, str]], tokenizer: Tokenizer, rows: int) -> np.ndarray:
+    """Returns a bool mask [rows], True for the token ids or strings of one token of the named option."""
+    mask = np.zeros(rows, bool)
+    for token in tokens:
+        ids = _option_ids(option, token, tokenizer)
+        if len(ids) > 1:
+            raise UserError(f"{option} has {token!r}, which is {len(ids)} tokens: give it to banned_strings")
+        mask[ids] = True
     return mask
 
 
@@ -97,8 +104,25 @@ def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabular
       spellings: bytes of each token id, from `Tokenizer.spellings`.
       rows: V, number of embedding rows of the model. Ids after the vocabulary are forbidden.
     """
-    moves = over_tokens(_byte_automaton([string.encode() for string in banned]), spellings)
-    moves[:, list(vocabulary.special_ids)] = 0  # a special token separates the text before and after it
+    automaton = _completing(banned, spellings, rows)
+    # A special token separates the text before and after it.
+    return Automaton(automaton.moves.at[:, jnp.array(sorted(vocabulary.special_ids), jnp.int32)].set(0))
+
+
+def stopping(stops: Sequence[str], tokenizer: Tokenizer, rows: int, ends: Sequence[int]) -> Automaton:
+    """Builds the automaton whose forbidden moves complete one of the `stops` strings in a decoded text.
+
+    Unlike in `without_strings`, a special token is spelled as in the decoded text, such as <|im_end|>.
+    """
+    spellings = list(tokenizer.spellings())
+    for i, piece in tokenizer.special_pieces.items():
+        spellings[i] = b"" if i in ends else piece.encode()
+    return _completing(stops, spellings, rows)
+
+
+def _completing(strings: Sequence[str], spellings: Sequence[bytes], rows: int) -> Automaton:
+    """Builds the automaton that forbids completing a string; ids after the vocabulary are forbidden."""
+    moves = over_tokens(_byte_automaton([string.encode() for string in strings]), spellings)
     padding = np.full((len(moves), rows - len(spellings)), FORBIDDEN, np.int32)
     return Automaton(jnp.asarray(np.concatenate([moves, padding], axis=1)))
 

@@ -20,10 +20,11 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Example, is_encoder_decoder
 from pretrainax.inference import beam_search, token_loop
 from pretrainax.inference.cached import CachedModel
-from pretrainax.inference.constraints import allowed_ids, matching, without_strings
+from pretrainax.inference.constraints import allowed_ids, mask_of, matching, stopping, without_strings
+from pretrainax.inference.inherited import request_of
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import batch_of, generation_limit, read_prompt, tokens_of
-from pretrainax.inference.request import Sampling
+from pretrainax.inference.request import SAMPLING_ONLY, Sampling
 from pretrainax.inference.rows import bucket
 from pretrainax.inference.sampling import Rules, row_keys
 from pretrainax.inference.stops import find_stop, settled, stopped_after
@@ -67,7 +68,7 @@ class Rates:
 def generate(
     loaded: LoadedModel,
     prompts: Sequence[str],
-    sampling: Sampling = Sampling(),  # noqa: B008  it is frozen
+    sampling: Optional[Sampling] = None,
     on_text: Optional[OnText] = None,
     first: int = 0,
     batch_size: int = 16,
@@ -79,6 +80,7 @@ def generate(
     in "The <extra_id_0> walks".
 
     Args:
+      sampling: all options. If None, they are the settings of the model's generation_config.json (`request_of`).
       on_text: called with the index of a prompt and the new characters of its generated text. With beam search, it is
         called once per prompt, with the best sequence. It is not called if there are several samples per prompt.
       first: index of the first prompt. Sampled texts depend on the index of their prompt.
@@ -88,6 +90,7 @@ def generate(
     Raises:
       UserError: an option is out of range, a prompt is invalid or too long, or the model is an encoder.
     """
+    sampling = request_of(loaded, {}).sampling if sampling is None else sampling
     sampling.check()
     if isinstance(prompts, str):
         raise UserError("prompts is one string, it must be a list of strings: write [text]")
@@ -151,7 +154,8 @@ class _Job:
         self.ends = loaded.end_tokens
         self.rules = rules_of(loaded, sampling)
         max_length = loaded.experiment.model.position.max_length
-        limits = [min(sampling.max_new_tokens, generation_limit(p, loaded) or sampling.max_new_tokens) for p in prompts]
+        self.max_lengths = [_max_new_tokens(prompt, sampling) for prompt in prompts]
+        limits = [min(n, generation_limit(p, loaded) or n) for p, n in zip(prompts, self.max_lengths, strict=True)]
         self.capacity = bucket(max(limits))
         # Extra rows, so that the devices divide the number of rows.
         num_extra_rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)
@@ -267,10 +271,11 @@ class _Text:
         return decode([*self.context_ids, *ids])[len(decode(self.context_ids)) :]
 
     def generated(self, log_probs: np.ndarray, limit: int, score: Optional[float] = None) -> Generated:
-        ended: Ended = "context" if limit < self.job.sampling.max_new_tokens else "length"
+        job = self.job
+        ended: Ended = "context" if limit < job.max_lengths[self.number - job.first] else "length"
         if self.stopped:
             ended = "stop"
-        elif self.ids and self.ids[-1] in self.job.ends or len(self.ids) < limit:
+        elif len(self.ids) < limit or self.ids[-1] in job.ends and not job.sampling.forced_eos_token_id:
             ended = "eos"
         ids_log_probs = tuple(log_probs[: len(self.ids)].tolist())
         return Generated(self.number, self.text, tuple(self.ids), ids_log_probs, ended, score)
@@ -314,27 +319,53 @@ class _Clock:
         return result
 
 
+def _max_new_tokens(prompt: Example, sampling: Sampling) -> int:
+    """Returns the maximum number of tokens to generate after a prompt, without the limit of the model."""
+    if sampling.max_length is None:
+        return sampling.max_new_tokens
+    room = sampling.max_length - len(prompt["tokens"])
+    if room < 1:
+        raise UserError(
+            f"max_length is {sampling.max_length}, and the prompt has {len(prompt['tokens'])} tokens: set "
+            "max_new_tokens, which does not count the prompt"
+        )
+    return min(sampling.max_new_tokens, room)
+
+
 def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
     """Converts sampling options to `Rules` for the device; raises UserError for tokens outside the vocabulary."""
-    tokenizer, rows = loaded.tokenizer, loaded.experiment.model.vocab_size
+    tokenizer, rows, ends = loaded.tokenizer, loaded.experiment.model.vocab_size, loaded.end_tokens
     automata = []
     if sampling.banned_strings or sampling.regex:
         vocabulary_args = tokenizer.spellings(), tokenizer.vocabulary, rows
         if sampling.banned_strings:
             automata.append(without_strings(sampling.banned_strings, *vocabulary_args))
         if sampling.regex:
-            automata.append(matching(sampling.regex, *vocabulary_args, loaded.end_tokens))
-    allowed = allowed_ids(sampling.allowed_tokens, sampling.banned_tokens, tokenizer, rows, loaded.end_tokens)
+            automata.append(matching(sampling.regex, *vocabulary_args, ends))
+    allowed = allowed_ids(sampling.allowed_tokens, sampling.banned_tokens, tokenizer, rows, ends)
+    first, last = sampling.forced_bos_token_id, sampling.forced_eos_token_id
+    sequences, no_first = sampling.banned_sequences, sampling.banned_first_tokens
+    mask = lambda option, ids: jnp.asarray(mask_of(option, ids, tokenizer, rows))  # noqa: E731
+    allowed = jnp.asarray(allowed) & ~mask("banned_sequences", [s[0] for s in sequences if len(s) == 1])
+    lengths = sorted({len(sequence) for sequence in sequences if len(sequence) > 1})
     return Rules(
-        allowed=jnp.asarray(allowed),
-        ends=jnp.array(loaded.end_tokens, jnp.int32),
+        allowed=allowed,
+        ends=jnp.array(ends, jnp.int32),
         automata=tuple(automata),
         temperature=sampling.temperature or None,
+        banned_sequences=tuple(jnp.array([s for s in sequences if len(s) == n], jnp.int32) for n in lengths),
+        allowed_first=~mask("banned_first_tokens", no_first) if no_first else None,
+        forced_first=None if first is None else mask("forced_bos_token_id", [first]),
+        forced_last=mask("forced_eos_token_id", last) if last else None,
+        stops=stopping(sampling.stop, tokenizer, rows, ends) if sampling.stop and sampling.num_beams > 1 else None,
+        renormalizes=sampling.renormalize_logits or None,
+        stops_when_full=True if sampling.early_stopping is True else None,
+        stops_at_best=True if sampling.early_stopping == "never" else None,
         **{name: getattr(sampling, name) for name in _OPTIONS},
     )
 
 
 _OPTIONS = (
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-    *("top_k", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size"),
+    *("min_new_tokens", "min_length", *SAMPLING_ONLY),
 )

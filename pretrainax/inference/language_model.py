@@ -1,7 +1,8 @@
 """The Python API of loaded models: the class `LanguageModel`, which `pretrainax.load` returns."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import jax
@@ -14,11 +15,13 @@ from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.fill import Filled, Order, fill
 from pretrainax.inference.framing import framed_prompt, framed_rows, max_input_length, read_example
+from pretrainax.inference.inherited import request_of
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.predictions import predict, task_of
 from pretrainax.inference.prompts import batch_of
 from pretrainax.inference.request import Sampling
 from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.storage.store import print_message
 
 if TYPE_CHECKING:
     from pretrainax.scoring.likelihood import Score
@@ -64,13 +67,18 @@ class LanguageModel(LoadedModel):
         prompts: Union[str, Sequence[str]],
         *,
         on_text: Optional[OnText] = None,
+        ignore: Sequence[str] = (),
         **sampling: Any,
     ) -> list[Generated]:
         """Generates text after one or more prompts; returns the generated texts in the order of the prompts.
 
+        The settings in the generation_config.json of an imported model are the defaults of the options. A message on
+        stderr lists them.
+
         Args:
           prompts: a string, or a list of strings.
           on_text: called with the index of a prompt and the new characters of its generated text.
+          ignore: fields of generation_config.json to ignore, such as ("top_k",); ("all",) ignores all settings.
           sampling: fields of `inference.request.Sampling`, such as max_new_tokens=40, temperature=0.8, stop=("\\n",).
 
         Raises:
@@ -80,7 +88,14 @@ class LanguageModel(LoadedModel):
         if unknown := [name for name in sampling if name not in fields]:
             raise UserError(f"generate has no option {unknown[0]!r}, {nearest(unknown[0], fields)}")
         prompt_list = [prompts] if isinstance(prompts, str) else prompts
-        return generate(self, prompt_list, Sampling(**sampling), on_text)
+        request = request_of(self, sampling, ignore)
+        for note in request.notes:
+            self._print_once(note)
+        return generate(self, prompt_list, request.sampling, on_text)
+
+    @functools.cached_property
+    def _print_once(self) -> Callable[[str], None]:
+        return functools.cache(print_message)
 
     def fill(
         self, text: str, top: int = 5, order: Optional[Order] = None, max_new_tokens: Optional[int] = None

@@ -17,7 +17,7 @@ from pretrainax.data.sources import NoSource
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.interop import start
 from pretrainax.interop.directories import check_rows, evaluation_of
-from pretrainax.interop.generation import end_tokens
+from pretrainax.interop.generation import end_tokens, read_generation_file
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.layers.compute import Compute, resolve_auto
@@ -64,9 +64,10 @@ def load_origin(
         raise UserError(f"dtype is {dtype!r}, {nearest(str(dtype), typing.get_args(DType))}")
     experiment, tokenizer, params, mesh = (_load_run if origin.steps else _load_huggingface)(origin, mesh)
     compute = _compute(experiment, dtype, mesh)
-    ends = None
+    ends, generation = None, None
     if isinstance(experiment.data.source, NoSource):  # an imported model that was not trained further
         ends = end_tokens(origin.directory, experiment.model.vocab_size)
+        generation = read_generation_file(origin.directory)
 
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
         if config.experts is not None:  # without a capacity, outputs for a row do not depend on other rows
@@ -76,7 +77,15 @@ def load_origin(
         if experiment.tuning is not None:
             built = cast(Tuning, experiment.tuning).adapted(built, experiment)
         return LanguageModel(
-            model_experiment, built, params, tokenizer, mesh, origin.description, ends, generator=generator
+            model_experiment,
+            built,
+            params,
+            tokenizer,
+            mesh,
+            origin.description,
+            ends,
+            generation,
+            generator=generator,
         )
 
     if experiment.model.generator is None:

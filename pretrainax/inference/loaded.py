@@ -14,6 +14,7 @@ from pretrainax.adapt import Adapted
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
+from pretrainax.interop.generation import GenerationFile
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.outputs import hidden_states
 from pretrainax.reporting.units import large_number
@@ -41,6 +42,7 @@ class LoadedModel:
     mesh: jax.sharding.Mesh
     origin: str  # description for messages: "runs/mine, step 2,000"
     ends: Optional[tuple[int, ...]] = None  # ids that end a generated text; None: the separator of the vocabulary
+    generation: Optional[GenerationFile] = None  # generation settings of an imported model that was not trained further
 
     def __repr__(self) -> str:
         """Formats the class, origin, family, parameter count, vocabulary size and devices on one line."""

@@ -73,7 +73,10 @@ class Outputs:
                 f"--output={self.path} exists without its settings in {settings_path}: set another --output"
             )
         previous = read_object(settings_path)
-        changed = sorted(name for name in {*previous, *settings} if previous.get(name) != settings.get(name))
+        # A file of an earlier version lacks options; an option that is missing is not set.
+        changed = sorted(
+            name for name in {*previous, *settings} if (previous.get(name) or None) != (settings.get(name) or None)
+        )
         if changed:
             name = changed[0]
             raise UserError(

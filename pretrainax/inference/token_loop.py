@@ -49,7 +49,7 @@ def begin(
       room: N, the capacity of the arrays in tokens per row; at least the maximum of `limits`.
     """
     logits, state = stepper.start(params, batch, room)
-    history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules)
+    history = history_of(batch["tokens"], batch["segment_ids"] > 0, rules, limits[::copies], room)
     if copies > 1:
         rows = jnp.repeat(jnp.arange(len(logits)), copies)
         logits, state, history = logits[rows], stepper.take(state, rows), history.take(rows)
@@ -79,7 +79,7 @@ def _append_tokens(generation: GenerationState, logits: jax.Array, rules: Rules)
     A row ends with the end token, at its maximum number of tokens, or when no token is allowed.
     """
     position, ended = generation.count, generation.ended
-    if rules.automata:
+    if rules.may_block:
         ended |= jnp.all(processed_logits(logits, rules, generation.history) == -jnp.inf, axis=-1)
     tokens = jnp.where(ended, 0, choose(logits, rules, generation.history, generation.keys, position))
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], axis=-1)[:, 0]

@@ -48,6 +48,7 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.paths import is_hub
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
+from pretrainax.interop.generation import GENERATION, ORIGINAL, read_generation_file
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.sentence_transformers import write_modules
@@ -70,8 +71,6 @@ from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
 _DIFFERENCE = "embedding_difference/"  # path prefix of the difference between discriminator and generator embeddings
-ORIGINAL = "huggingface"  # folder in an imported workdir with the original configs, which exports reuse
-GENERATION = "generation_config.json"  # file with the start and end tokens of transformers' generate()
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
@@ -389,8 +388,10 @@ def _without_new_forced_ids(settings: ConfigJson, imported: ConfigJson) -> Confi
 
 
 def _generation_config(workdir: str, config_json: ConfigJson, vocabulary: Vocabulary) -> ConfigJson:
-    """Returns an export's generation_config.json: the imported one, with the ids of `config_json` that it lacks."""
+    """Returns an export's generation_config.json: the imported settings, with ids of `config_json` that they lack."""
     imported = _read_imported(workdir, GENERATION)
+    if not imported and (file := read_generation_file(os.path.join(workdir, ORIGINAL))) is not None:
+        imported = file.fields  # of config.json, which transformers ignores next to generation_config.json
     ids = _without_new_forced_ids(_special_ids(config_json), imported)
     generation = {"_from_model_config": True, **ids} | imported
     if config_json.get("is_encoder_decoder") and vocabulary.decoder_start is not None:

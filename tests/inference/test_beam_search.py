@@ -110,7 +110,7 @@ def test_each_beam_remembers_what_it_has_said_itself_when_beams_change_places(ru
         assert found.scores[0, place] == pytest.approx(total / len(tokens), rel=1e-5)
 
 
-def written_down(last, table, beams, penalty, limit):
+def written_down(last, table, beams, penalty, limit, early_stopping=False):
     """Beam search as its module describes it, over lists; table [V, V, V]."""
     table = np.asarray(jax.nn.log_softmax(table), np.float64)
     running, finished = [(0.0, ())], []
@@ -124,26 +124,37 @@ def written_down(last, table, beams, penalty, limit):
         finished += [(s / length**penalty, t) for (s, t), over in zip(longer[:beams], ended, strict=False) if over]
         finished = sorted(finished, reverse=True)[:beams]
         running = [text for text, over in zip(longer, ended, strict=True) if not over][:beams]
-        if len(finished) == beams and (not running or running[0][0] / length**penalty <= finished[-1][0]):
+        hypothetical = limit if early_stopping == "never" and penalty > 0 else length
+        if len(finished) < beams:
+            continue
+        if early_stopping is True or not running or running[0][0] / hypothetical**penalty <= finished[-1][0]:
             break
     return finished
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize("beams, penalty", [(1, 1.0), (2, 1.0), (2, 0.0), (3, 2.0), (4, -1.0), (4, 0.5)])
-def test_what_a_table_of_trigrams_writes_is_what_lists_write(beams, penalty):
+@pytest.mark.first(4)
+@pytest.mark.parametrize(
+    "beams, penalty, early_stopping",
+    [
+        *[(2, 1.0, False), (2, 2.0, "never"), (3, 2.0, True), (2, 0.0, False), (1, 1.0, False), (3, 2.0, False)],
+        *[(4, -1.0, False), (4, 0.5, False), (4, 0.5, "never"), (4, -1.0, "never"), (2, 0.0, "never"), (2, 1.0, True)],
+    ],
+)
+def test_what_a_table_of_trigrams_writes_is_what_lists_write(beams, penalty, early_stopping):
     """Each beam goes on from its own state, and a prompt is done neither too early nor too late."""
     begin = jax.jit(functools.partial(beam_search.begin, Trigrams(), beams=beams, room=6))
     go_on = jax.jit(functools.partial(beam_search.generate_chunk, Trigrams()))
+    flags = {True: {"stops_when_full": True}, False: {}, "never": {"stops_at_best": True}}
+    rules = RULES._replace(**flags[early_stopping])
     for seed in range(12):
         table = jnp.array(1.5 * np.random.RandomState(seed).standard_normal((SIZE, SIZE, SIZE)).astype(np.float32))
         batch, limits = prompts_of([0, 1], [3], [2]), [6, 5, 1]
-        found = begin(table, batch, RULES, penalty, jnp.array(limits))
+        found = begin(table, batch, rules, penalty, jnp.array(limits))
         while not found.ended.all():
-            found = go_on(table, found, RULES, penalty, 2)
+            found = go_on(table, found, rules, penalty, 2)
         found = jax.device_get(found)
         for row, (last, limit) in enumerate(zip([1, 3, 2], limits, strict=True)):
-            expected = written_down(last, table, beams, penalty, limit)
+            expected = written_down(last, table, beams, penalty, limit, early_stopping)
             lengths = found.finished.lengths[row][: len(expected)].tolist()
             texts = [tuple(found.finished.tokens[row, n, :size].tolist()) for n, size in enumerate(lengths)]
             assert texts == [tokens for _, tokens in expected], (seed, row)

@@ -60,6 +60,37 @@ def test_a_string_stops_a_text_across_tokens_and_is_not_shown(alphabet, watched)
         assert len(shown) > 4
 
 
+def test_a_string_stops_beams_across_tokens(alphabet):
+    sampling = Sampling(max_new_tokens=30, num_beams=2, stop=("nop", "klx"))
+    first, second = generate(alphabet, ["ab", "n"], sampling)
+    assert (first.text, first.ended) == ("cdefghijklm", "stop")
+    assert alphabet.tokenizer.decode(first.ids) == "cdefghijklmnop" and len(first.log_probs) == len(first.ids)
+    assert (second.text, second.ended) == ("opqrstuvwxyz", "eos")
+
+
+def test_a_special_token_is_a_stop_string_of_beams_as_of_one_text(alphabet):
+    piece = alphabet.tokenizer.special_pieces[alphabet.tokenizer.vocabulary.bos]
+    only = (alphabet.tokenizer.vocabulary.bos, "b")
+    for beams in (1, 3):
+        options = dict(max_new_tokens=9, allowed_tokens=only, banned_tokens=(alphabet.tokenizer.vocabulary.eos,))
+        texts = generate(alphabet, ["a"], Sampling(num_beams=beams, num_return=beams, stop=(f"b{piece}",), **options))
+        for text in texts:
+            decoded = alphabet.tokenizer.decode(text.ids)
+            assert (text.ended == "stop") == (f"b{piece}" in decoded) and f"b{piece}" not in text.text
+
+
+def test_lengths_count_the_prompt_where_they_are_asked_to(alphabet):
+    def texts(**options):
+        return [(x.text, x.ended) for x in generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=9, **options))]
+
+    assert texts(max_length=6) == [("cde", "length"), ("wxyz", "length")]  # with <s> and the prompt
+    assert texts(min_new_tokens=6)[1][0][:4] == "wxyz" and len(texts(min_new_tokens=6)[1][0]) >= 6
+    forced = alphabet.tokenizer.vocabulary.eos
+    assert texts(forced_eos_token_id=(forced,)) == [("cdefghij", "length"), ("wxyz", "eos")]
+    with pytest.raises(UserError, match="max_length is 3, and the prompt has 3 tokens: set max_new_tokens"):
+        texts(max_length=3)
+
+
 def test_a_text_does_not_depend_on_the_batch(alphabet):
     sampling = Sampling(max_new_tokens=12, temperature=1.5, seed=3, num_return=2)
     prompts = ["ab", "hello there, ", "x", "m", "a"]

@@ -37,7 +37,18 @@ WRONG = [
     (dict(length_penalty=2.0), "length_penalty is 2.0 and num_beams 1: set num_beams above 1"),
     (dict(num_beams=2, num_return=3), "num_return is 3, it must be at most num_beams, 2"),
     (dict(num_return=3), "num_return is 3 and all would be equal: set temperature above 0, or num_beams"),
-    (dict(num_beams=2, stop=("a",)), "stop is ('a',) and num_beams 2: beam search supports no stop strings"),
+    (dict(max_length=0), "max_length is 0, it must be a whole number from 1"),
+    (dict(min_new_tokens=5, max_new_tokens=4), "min_new_tokens is 5, it must be at most max_new_tokens, 4"),
+    (dict(no_repeat_ngram_size=0), "no_repeat_ngram_size is 0, it must be a whole number from 1"),
+    (dict(early_stopping="always", num_beams=2), "early_stopping is 'always', it must be True, False or 'never'"),
+    (dict(early_stopping=1, num_beams=2), "early_stopping is 1, it must be True, False or 'never'"),
+    (dict(early_stopping=True), "early_stopping is True and num_beams 1: set num_beams above 1"),
+    (dict(renormalize_logits=True), "renormalize_logits is True and num_beams 1: set num_beams above 1"),
+    (dict(eta_cutoff=0.5), "eta_cutoff is 0.5 and temperature 0, which is greedy: set temperature above 0"),
+    (dict(banned_sequences=((),)), "banned_sequences is ((),), it must be a tuple of tuples of ids"),
+    (dict(forced_bos_token_id=-1), "forced_bos_token_id is -1, it must be an id"),
+    (dict(forced_eos_token_id=2), "forced_eos_token_id is 2, it must be a tuple of ids"),
+    (dict(forced_eos_token_id=(5,), banned_tokens=(5,)), "forced_eos_token_id is 5, which banned_tokens has"),
 ]
 
 

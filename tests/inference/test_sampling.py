@@ -87,6 +87,9 @@ OPTIONS = [
     dict(temperature=0.9, top_p=0.8),
     dict(temperature=1.0, min_p=0.05),
     dict(temperature=1.0, typical_p=0.6),
+    dict(temperature=1.0, epsilon_cutoff=0.02),
+    dict(temperature=1.0, epsilon_cutoff=0.999),
+    dict(temperature=1.0, eta_cutoff=0.03),
     dict(temperature=0.8, top_k=12, top_p=0.9, min_p=0.02, typical_p=0.8, repetition_penalty=1.4),
 ]
 
@@ -104,6 +107,8 @@ def test_what_is_drawn_from_is_what_transformers_draws_from(options):
         ("top_p", theirs.TopPLogitsWarper),
         ("min_p", theirs.MinPLogitsWarper),
         ("typical_p", theirs.TypicalLogitsWarper),
+        ("epsilon_cutoff", theirs.EpsilonLogitsWarper),
+        ("eta_cutoff", theirs.EtaLogitsWarper),
     ]
     expected = torch.from_numpy(LOGITS.copy())
     for name, make in makers:
@@ -138,3 +143,73 @@ def test_a_draw_follows_from_the_numbers_of_prompt_copy_and_token():
     assert draw(0, [3, 5], [0, 1], 2) == draw(0, [5, 3], [1, 0], 2)[::-1]
     others = [(0, [3, 4], [0, 0], 2), (0, [3, 3], [1, 2], 2), (0, [3, 3], [0, 0], 3), (1, [3, 3], [0, 0], 2)]
     assert len({token for numbers in others for token in draw(*numbers)}) == 6  # the last two have two equal rows each
+
+
+def after(prompts, said, asked, limits=None):
+    """The history of prompts [[id]] of different lengths, which have all generated the tokens said [N, B]."""
+    length = max(map(len, prompts))
+    tokens = jnp.array([[*row, *[7] * (length - len(row))] for row in prompts])
+    is_read = jnp.array([[i < len(row) for i in range(length)] for row in prompts])
+    history = history_of(tokens, is_read, asked, None if limits is None else jnp.array(limits), room=len(said))
+    for tokens in said:
+        history = history.after(jnp.array(tokens), asked)
+    return history
+
+
+@needs_transformers
+@pytest.mark.parametrize("length", [1, 2, 3, 9])
+def test_what_follows_the_previous_tokens_is_banned_as_in_transformers(length):
+    """N-grams of 1 to 4 tokens and words of 2 and 3, for prompts of different lengths: 28 rows for each length."""
+    import torch
+    from transformers.generation import logits_process as theirs
+
+    random = np.random.RandomState(length)
+    prompts = [random.randint(0, 4, 1 + row % 7).tolist() for row in range(7)]
+    said = random.randint(0, 4, (length, 7))
+    words = [[0, 1], [3, 3], [1, 2, 3], [2, 0, 0], [9, 1]]
+    logits = random.standard_normal((7, SIZE)).astype(np.float32)
+    sequences = tuple(jnp.array([word for word in words if len(word) == n]) for n in (2, 3))
+    for asked, processor in (
+        *((rules(no_repeat_ngram_size=n), theirs.NoRepeatNGramLogitsProcessor(n)) for n in (1, 2, 3, 4)),
+        (rules(banned_sequences=sequences), theirs.NoBadWordsLogitsProcessor(words)),
+    ):
+        got = processed_logits(logits, asked, after(prompts, said, asked))
+        for row, prompt in enumerate(prompts):
+            ids = torch.tensor([[*prompt, *said[:, row].tolist()]])
+            expected = processor(ids, torch.from_numpy(logits[row : row + 1].copy()))
+            np.testing.assert_array_equal(got[row], expected[0].numpy())
+
+
+def test_ends_wait_for_the_minimum_and_tokens_are_forced_at_both_ends():
+    asked = rules(
+        min_length=3,
+        allowed_first=jnp.arange(SIZE) != 5,
+        forced_first=jnp.arange(SIZE) == 6,
+        forced_last=(jnp.arange(SIZE) == 8) | (jnp.arange(SIZE) == 9),
+    )._replace(ends=jnp.array([2]))
+    prompts, steps = [[1], [1, 1]], []
+    for length in range(4):
+        said = np.full((length, 2), 3)
+        steps.append(kept(processed_logits(LOGITS[:2], asked, after(prompts, said, asked, limits=[4, 3]))))
+    only = lambda *ids: np.isin(np.arange(SIZE), ids)  # noqa: E731
+    np.testing.assert_array_equal(steps[0], [only(6), ~only(2, 5)])  # a prompt of one token, and a longer one
+    np.testing.assert_array_equal(steps[1], [~only(2, 5), ~only()])  # 5 is not the first behind the forced token
+    np.testing.assert_array_equal(steps[2], [~only(), only(8, 9)])
+    np.testing.assert_array_equal(steps[3][0], only(8, 9))
+
+
+def test_rows_on_different_devices_do_not_wait_for_each_other():
+    """Constraints on the rows of a prompt read only these rows, so that decoding steps need no communication."""
+    rows, beams = 16, 2
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    asked = rules(no_repeat_ngram_size=2, banned_sequences=(jnp.array([[1, 2]]),), min_length=9, repetition_penalty=1.2)
+    history = history_of(jnp.ones((rows, 3), int), jnp.ones((rows, 3), bool), asked, room=4)
+
+    def step(logits, history, parents, tokens):
+        history = history.take_beams(parents).after(tokens, asked)
+        return processed_logits(logits, asked, history), history
+
+    inputs = jnp.zeros((rows, SIZE)), history, jnp.zeros((rows // beams, beams), int), jnp.zeros(rows, int)
+    text = jax.jit(step).lower(*jax.device_put(inputs, sharding)).compile().as_text()
+    assert "all-gather" not in text and "all-reduce" not in text and "collective-permute" not in text

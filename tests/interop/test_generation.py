@@ -93,6 +93,24 @@ def test_ids_of_an_import_are_exported_as_they_came(name, tmp_path):
     assert export(tmp_path / "again", tmp_path / "third") == (config, generation)
 
 
+@needs_transformers
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_the_settings_of_an_import_are_exported_wherever_they_came_from(file, tmp_path):
+    from transformers import GenerationConfig
+
+    source = write_directory(tmp_path / "source", "bart")
+    settings = {"num_beams": 4, "no_repeat_ngram_size": 3, "early_stopping": True, "forced_bos_token_id": 0}
+    settings |= {"length_penalty": 2.0, "max_length": 142, "min_length": 56, "bad_words_ids": [[3]]}
+    content = described(source) if file == "config.json" else {"eos_token_id": 2}
+    (source / file).write_text(json.dumps(content | settings))
+    assert not (source / "generation_config.json").exists() or file == "generation_config.json"
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    _, generation = export(tmp_path / "run", tmp_path / "out")
+    theirs = GenerationConfig.from_pretrained(str(tmp_path / "out"))
+    assert generation.items() >= settings.items()
+    assert {name: getattr(theirs, name) for name in settings} == settings
+
+
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", ["bart", "t5", "opus-mt", "gpt2", "gemma-3"])
 def test_a_released_model_goes_through_with_its_ids(name, tmp_path):

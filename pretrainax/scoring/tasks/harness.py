@@ -25,6 +25,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pretrainax.config import UserError, nearest
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.framing import is_imported, leading_token_ids, trailing_token_ids
+from pretrainax.inference.inherited import request_of
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import score_examples
@@ -118,7 +119,9 @@ class PretrainAX(TemplateLM):
             by_options[json.dumps(request.args[1], sort_keys=True)].append(number)
         generated = [""] * len(requests)
         for options, numbers in by_options.items():
-            sampling = _sampling(json.loads(options))
+            sampling, notes = request_of(self.loaded, _given(json.loads(options)))
+            for note in notes:
+                _log.info("%s", note)
             for batch in (numbers[i : i + _BATCH_SIZE] for i in range(0, len(numbers), _BATCH_SIZE)):
                 prompts = [self._truncate_prompt(requests[i].args[0], sampling) for i in batch]
                 for i, text in zip(batch, generate(self.loaded, prompts, sampling), strict=True):
@@ -166,12 +169,16 @@ class PretrainAX(TemplateLM):
         return self.loaded.tokenizer.decode(ids[-max_prompt_tokens:])
 
 
-def _sampling(options: dict[str, object]) -> Sampling:
-    """Converts the harness's `generation_kwargs` to `Sampling`; raises UserError for unsupported options."""
+def _given(options: dict[str, object]) -> dict[str, object]:
+    """Converts the harness's `generation_kwargs` to fields of `Sampling`; raises UserError for unsupported options.
+
+    As in `hf`, the model's generation_config.json sets the other fields, except sampling if `do_sample` is false.
+    """
     settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
     stop, max_new_tokens, do_sample = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
     for name in settings.keys() - set(_OPTIONS):
         raise UserError(f"generation_kwargs has {name}={settings[name]!r}, {nearest(name, _OPTIONS)}")
     if not do_sample:
         settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
-    return Sampling(max_new_tokens=max_new_tokens, stop=tuple(filter(None, stop)), **settings)
+        settings["temperature"] = 0.0
+    return {"max_new_tokens": max_new_tokens, "stop": tuple(filter(None, stop)), **settings}

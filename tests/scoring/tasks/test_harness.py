@@ -120,6 +120,8 @@ def both(request, tmp_path_factory, tasks):
     from lm_eval.models.huggingface import HFLM  # which imports these
 
     directory = write_model(tmp_path_factory.mktemp("hf") / "model", request.param)
+    settings = {"no_repeat_ngram_size": 2, "eos_token_id": 1, "do_sample": True, "temperature": 0.5}
+    (directory / "generation_config.json").write_text(json.dumps(settings))
     theirs = HFLM(pretrained=str(directory), device="cpu", dtype="float32", batch_size=2)
     return evaluated(PretrainAX(load(directory)), tasks), evaluated(theirs, tasks)
 
