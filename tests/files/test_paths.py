@@ -20,7 +20,17 @@ NO_PATHS = {
     *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # of tasks
     *("columns", "delimiter", "encoding"),  # of tables and lines
     *("project", "entity", "group", "tags", "experiment", "tracking_uri"),  # of trackers
-    *("targets", "prompts", "data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
+    *(
+        "targets",
+        "fully_trained",
+        "prompts",
+        "data_dir",
+        "revision",
+        "data_files",
+        "valid_data_files",
+        "train_split",
+        "valid_split",
+    ),
 }
 
 
