@@ -6,6 +6,7 @@ import pathlib
 import runpy
 import sys
 
+import pretrainax
 from pretrainax.config import UserError, nearest
 from pretrainax.config.reference import docstring_of, first_sentence
 from pretrainax.reporting.tables import text_table
@@ -15,7 +16,7 @@ MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
     for name in (
         "tokenizer prepare prepare_beam inspect recipe plan profile report evaluate generate predict huggingface "
-        "verify_resume zoo"
+        "verify_resume zoo completion"
     ).split()
 }
 
@@ -26,8 +27,9 @@ def main() -> None:
     Prints the list of commands for --help, -h or no argument. Exits with status 2 for an unknown command.
     """
     name, arguments = (sys.argv[1:2] or ["--help"])[0], sys.argv[2:]
-    if name in ("--help", "-h"):
-        print(_commands())
+    texts = {"--help": _commands, "-h": _commands, "--version": _version, "--complete": _words}
+    if name in texts:
+        print(texts[name]())
         return
     module = MODULES.get(name, name)
     if module not in MODULES.values():
@@ -44,6 +46,15 @@ def _commands() -> str:
     rows = [(name, first_sentence(_docstring(module)).partition(": `")[0]) for name, module in MODULES.items()]
     table = text_table(rows, indent="  ")
     return f"usage: pretrainax COMMAND [flags]\n\n{table}\n\nFlags and examples: pretrainax COMMAND --help"
+
+
+def _version() -> str:
+    return f"pretrainax {pretrainax.__version__}"
+
+
+def _words() -> str:
+    """Formats the words that a shell may complete after `pretrainax`; see pretrainax/completion.py."""
+    return "\n".join([*MODULES, "--help", "--version"])
 
 
 def _docstring(module: str) -> str:

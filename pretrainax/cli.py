@@ -1,12 +1,16 @@
-"""Shared code of all commands: the flags --config, --workdir and --debug, one-line errors, and exit codes.
+"""Shared code of all commands: the common flags, such as --config and --quiet, one-line errors, and exit codes.
 
 Does not import JAX: data-loader workers re-import the command's module, so the import must stay fast.
 """
 
+import atexit
 import contextlib
 import errno
 import functools
 import gc
+import json
+import logging as python_logging
+import math
 import os
 import re
 import shutil
@@ -14,10 +18,11 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 from absl import app, flags, logging
 
+import pretrainax
 from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import EPOCHS, fields_named, set_field
@@ -66,6 +71,16 @@ _FLAG = re.compile(r"--?[a-zA-Z]")  # does not match negative numbers
 _OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
 _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of an error in the config or input instead of one line")
+QUIET = flags.DEFINE_bool("quiet", False, "Print only results and errors")
+VERBOSE = flags.DEFINE_bool(
+    "verbose",
+    False,
+    "Print debug messages, and show tracebacks as --debug does; with --seeds or --sweep also all output of each run, "
+    "which otherwise goes to WORKDIR/NAME.log",
+)
+_VERSION = flags.DEFINE_bool("version", False, "Print the version and exit")
+COMMON_FLAGS = ("config", "workdir", "debug", "quiet", "verbose", "version")
+COMPLETE = "--complete"  # prints the words that a shell may complete; not in --help, because only shells use it
 
 
 def run(
@@ -74,6 +89,7 @@ def run(
     config: Optional[Callable[[], Optional[Experiment]]] = None,
     texts: bool = False,
     trains: bool = False,
+    has_json: bool = False,
 ) -> None:
     """Parses the flags, calls `main`, and exits with the exit code that `main` returns.
 
@@ -86,11 +102,12 @@ def run(
         override, or None.
       texts: whether the command takes any number of positional arguments, rather than at most a subcommand.
       trains: whether `main` itself handles a --workdir that is an object-store URL.
+      has_json: whether the command has the flag --json, which `main` reads with `prints_json`.
     """
 
     def run_main(arguments: list[str]) -> int:
         try:
-            with _local_copies(trains):
+            with _local_copies(trains), _silence() if QUIET.value else contextlib.nullcontext():
                 return main(*arguments[1:])
         except UserError as e:
             if DEBUG.value:
@@ -115,9 +132,12 @@ def run(
 
     gc.set_threshold(*_GC_THRESHOLDS)
     keep_streams()
+    atexit.register(_skip_finalization)  # exit handlers run in reverse order, so this one is the last
     sys.unraisablehook = _show_unraisable
     command_flags = flags.FLAGS.get_flags_for_module(main.__module__)  # these and the common flags appear in --help
-    for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *command_flags):
+    if has_json:
+        command_flags.append(flags.FLAGS[flags.DEFINE_bool("json", False, "Print the results as JSON to stdout").name])
+    for flag in (*(flags.FLAGS[name] for name in COMMON_FLAGS), *command_flags):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     # --help shows the docstring of __main__. If that is empty, show the docstring of the module that defines `main`.
     program = sys.modules["__main__"]
@@ -136,6 +156,15 @@ def _local_copies(trains: bool) -> Iterator[None]:
             flag = flags.FLAGS[name]
             if flag.value and is_path(flag) and is_url(flag.value) and not (trains and name == "workdir"):
                 flag.value = stack.enter_context(places.uploaded_output(flag.value))
+        yield
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Discards what Python code prints to stderr: headers, progress and warnings, but not results and errors."""
+    logging.set_verbosity(logging.ERROR)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # of XLA's messages, only errors
+    with open(os.devnull, "w") as devnull, contextlib.redirect_stderr(devnull):
         yield
 
 
@@ -239,7 +268,41 @@ def report_error(error: Exception) -> int:
     # At exit, Python waits for the threads of libraries, and a thread may block forever.
     signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
     signal.alarm(_CLEANUP_SECONDS)
+    _failure_codes.append(code)
     return code
+
+
+_failure_codes: list[int] = []  # the exit code of an error that `report_error` has printed
+
+
+def _skip_finalization() -> None:
+    """Exits at once after an error, when all other exit handlers have run.
+
+    While Python destroys its modules, it has no signal handlers, so that the alarm of `report_error` would kill the
+    process with status 142.
+    """
+    if _failure_codes:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_failure_codes[-1])
+
+
+def prints_json() -> bool:
+    """Returns whether the command has the flag --json and it is set."""
+    return "json" in flags.FLAGS and flags.FLAGS.json
+
+
+def print_json(value: object) -> None:
+    """Prints a value as JSON to stdout. Numbers that JSON lacks (infinity, NaN) become null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): finite(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [finite(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def check_overrides(count: Sequence[str], where: str) -> None:
@@ -281,8 +344,17 @@ def _parse(
         arguments, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         _CONFIG_PARSER.init_from = dict(settings).get("config.checkpoint.init_from")
         wants_help = any(word in _HELP for word in arguments)
+        if COMPLETE in arguments:
+            from pretrainax.completion import flag_words  # local import, because only shells need it
+
+            print(*commands, *flag_words(), sep="\n")
+            sys.exit(0)
         remaining = flags.FLAGS([word for word in arguments if word not in _HELP], known_only=True)
-        if config is not None:
+        if _VERSION.value:
+            print(f"pretrainax {pretrainax.__version__}")
+            sys.exit(0)
+        _set_verbosity()
+        if config is not None and not (wants_help and len(arguments) == 2):  # --help alone needs no model
             for word in remaining[1:]:
                 _check_argument(word)
             flags.FLAGS.config = _command_config(config, wants_help)
@@ -308,9 +380,20 @@ def _parse(
             raise UserError(f"unexpected argument {remaining[1 + bool(commands)]!r}; flags look like --config=FILE")
         return remaining
     except (flags.Error, UserError) as e:
-        if "--debug" in argv:
+        if "--debug" in argv or "--verbose" in argv:
             raise
         sys.exit(report_error(e))
+
+
+def _set_verbosity() -> None:
+    """Applies --verbose; `_silence` applies --quiet."""
+    if QUIET.value and VERBOSE.value:
+        raise UserError("--quiet and --verbose contradict each other: leave one of them out")
+    if VERBOSE.value:
+        flags.FLAGS.debug = True
+        logging.set_verbosity(logging.DEBUG)
+        for library in ("jax", "matplotlib"):  # they print thousands of debug messages
+            python_logging.getLogger(library).setLevel(python_logging.INFO)
 
 
 def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:

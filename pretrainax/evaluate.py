@@ -35,14 +35,18 @@ To use several processes, start them by hand, as launch/README.md describes unde
 and can only repeat the run's own validation.
 """
 
+import functools
+from typing import TYPE_CHECKING
+
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.evaluation.command import Evaluation
-from pretrainax.files.paths import define_path
-from pretrainax.interop.origin import NAMES
-from pretrainax.scoring.corpus_scores import SPLITS
+from pretrainax.files.paths import MODEL_NAMES, define_path
+from pretrainax.scoring.results import SPLITS
 from pretrainax.scoring.span_choice import SpanChoice
+
+if TYPE_CHECKING:
+    from pretrainax.evaluation.command import Evaluation
 
 
 def main() -> None:
@@ -50,8 +54,20 @@ def main() -> None:
 
     The flags are not defined on import, because other commands define flags with the same names.
     """
-    command_flags = {
-        "from": define_path("from", None, NAMES, takes_hub=True),
+    command_flags = _define_flags()
+
+    @functools.cache
+    def command() -> "Evaluation":
+        from pretrainax.evaluation.command import Evaluation  # local import: JAX takes seconds
+
+        return Evaluation(command_flags)
+
+    cli.run(lambda: command().run(), config=lambda: command().config())
+
+
+def _define_flags() -> dict[str, flags.FlagHolder]:
+    return {
+        "from": define_path("from", None, MODEL_NAMES, takes_hub=True),
         "source": flags.DEFINE_string(
             "source",
             None,
@@ -102,8 +118,6 @@ def main() -> None:
         ),
         "output": define_path("output", None, "JSON file for the results; by default a new file in DIR/evaluations"),
     }
-    command = Evaluation(command_flags)
-    cli.run(command.run, config=command.config)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import os
 import sys
 import typing
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from absl import flags
 
@@ -34,16 +34,13 @@ from pretrainax import config as config_lib
 from pretrainax.config import DataConfig, UserError
 from pretrainax.config.reference import fields_of
 from pretrainax.files.json_files import JsonObject
-from pretrainax.files.paths import define_path
-from pretrainax.inference.decoding import Generated, Rates, Sampling, generate
-from pretrainax.inference.inherited import request_of
-from pretrainax.inference.language_model import LanguageModel
-from pretrainax.inference.load import load_origin
-from pretrainax.inference.prompt_files import Outputs, read_prompts
-from pretrainax.inference.request import EarlyStopping, invalid_values
-from pretrainax.interop.origin import NAMES, find_origin
+from pretrainax.files.paths import MODEL_NAMES, define_path
+from pretrainax.inference.request import EarlyStopping, Sampling, invalid_values
 from pretrainax.reporting.visible import visible
-from pretrainax.runtime import host
+
+if TYPE_CHECKING:  # the methods import the rest, because JAX takes seconds, for which --help must not wait
+    from pretrainax.inference.decoding import Generated, Rates
+    from pretrainax.inference.language_model import LanguageModel
 
 
 def main() -> None:
@@ -52,7 +49,7 @@ def main() -> None:
     The flags are not defined on import, because other commands define flags with the same names.
     """
     command_flags = {
-        "from": define_path("from", None, NAMES, takes_hub=True),
+        "from": define_path("from", None, MODEL_NAMES, takes_hub=True),
         "input": define_path("input", None, "File of prompts, a line of JSON for each"),
         "output": define_path("output", None, "--input: file for the generated texts, a line of JSON for each prompt"),
         "batch_size": flags.DEFINE_integer(
@@ -119,12 +116,16 @@ class Generation:
 
     def run(self, *texts: str) -> int:
         """Generates text for the prompts in the arguments or in the --input file. Returns the exit code."""
+        from pretrainax.inference.decoding import Rates
+        from pretrainax.inference.inherited import request_of
+        from pretrainax.inference.prompt_files import read_prompts
+
         given = self._given()
         for name in ("config", "workdir"):
             if flags.FLAGS[name].present:
                 raise UserError(f"--{name} is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
-            raise UserError(f"--from is missing: {NAMES}")
+            raise UserError(f"--from is missing: {MODEL_NAMES}")
         if self["fill"]:
             return self._fill(texts)
         if bool(texts) == bool(self["input"]):
@@ -176,14 +177,21 @@ class Generation:
             raise UserError("; ".join(problems))
         return given
 
-    def _load(self) -> LanguageModel:
+    def _load(self) -> "LanguageModel":
+        from pretrainax.inference.load import load_origin
+        from pretrainax.interop.origin import find_origin
+        from pretrainax.runtime import host
+
         origin = find_origin(self["from"])
         data = DataConfig if not origin.steps else config_lib.load(os.path.join(origin.directory, "config.json")).data
         host.enable_compilation_cache(data.cache_dir)
         host.start_devices()
         return load_origin(origin, self["dtype"])
 
-    def _write_file(self, model: LanguageModel, sampling: Sampling, prompts: Sequence[str], rates: Rates) -> None:
+    def _write_file(self, model: "LanguageModel", sampling: Sampling, prompts: Sequence[str], rates: "Rates") -> None:
+        from pretrainax.inference.decoding import generate
+        from pretrainax.inference.prompt_files import Outputs
+
         settings = {"from": model.origin, "dtype": model.model.compute.dtype, **dataclasses.asdict(sampling)}
         outputs = Outputs(self["output"], {**settings, "log_probs": self["log_probs"]}, prompts)
         if outputs.done:
@@ -194,8 +202,10 @@ class Generation:
             outputs.add(batch, samples, self["log_probs"])
         print(f"{outputs.done:,} prompts done: {outputs.path}", file=sys.stderr)
 
-    def _show(self, model: LanguageModel, sampling: Sampling, prompts: Sequence[str], rates: Rates) -> None:
+    def _show(self, model: "LanguageModel", sampling: Sampling, prompts: Sequence[str], rates: "Rates") -> None:
         """Generates and prints `num_return` texts per prompt; a single text is printed while it is generated."""
+        from pretrainax.inference.decoding import generate
+
         is_streamed = len(prompts) == 1 and sampling.num_return == 1
         is_decoder = model.config.family == "decoder"
         pending_prompt = [prompts[0]] if is_streamed and is_decoder else []  # printed with the first text
@@ -219,7 +229,7 @@ class Generation:
                     file=sys.stderr,
                 )
 
-    def _print_tokens(self, model: LanguageModel, sample: Generated) -> None:
+    def _print_tokens(self, model: "LanguageModel", sample: "Generated") -> None:
         for i, log_prob in zip(sample.ids, sample.log_probs, strict=True):
             _print(f"  {log_prob:9.4f}  {model.tokenizer.decode([i])!r}\n")
 
@@ -228,7 +238,7 @@ def _print(text: str) -> None:
     print(visible(text), end="", flush=True)
 
 
-def rates_line(rates: Rates) -> str:
+def rates_line(rates: "Rates") -> str:
     """Formats a line with the number of tokens and the time of prefill and of decoding."""
     prefill = f"prefill: {rates.prompt_tokens:,} tokens in {rates.prefill_seconds:.2f} s, compilation included"
     if not rates.steps:

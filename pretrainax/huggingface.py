@@ -36,22 +36,23 @@ other users do not have a local base model.
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
 from pretrainax.files.paths import define_path
-from pretrainax.interop.adapters import export_adapter, import_adapter, is_adapter
-from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
-from pretrainax.interop.origin import Origin, find_origin, split_selector
-from pretrainax.interop.start import experiment_of, load_recorded_start
-from pretrainax.runs.model_card import Recipe, write_card
+from pretrainax.interop.export_dtypes import EXPORT_DTYPES
 from pretrainax.storage import hub
 from pretrainax.storage.places import local_path, with_urls
+
+if TYPE_CHECKING:  # the methods import the rest, because JAX takes seconds, for which --help must not wait
+    from pretrainax.interop.origin import Origin
+    from pretrainax.runs.model_card import Recipe
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def main() -> None:
         "to": define_path("to", None, "export: folder to create"),
         "step": flags.DEFINE_integer("step", None, "export: step of the checkpoint; by default the newest"),
         "dtype": flags.DEFINE_enum(
-            "dtype", None, list(DTYPES), "export: dtype of the tensors; by default as imported, or float32"
+            "dtype", None, list(EXPORT_DTYPES), "export: dtype of the tensors; by default as imported, or float32"
         ),
         "part": flags.DEFINE_enum(
             "part", "discriminator", ["discriminator", "generator"], "export: part of an ELECTRA model"
@@ -100,7 +101,10 @@ class Exchange:
             raise UserError(f"{command} needs --workdir=DIR")
         cli.check_overrides((), f"in an {command}")
         if command == "import":
+            from pretrainax.runs import next_steps
+
             print(with_urls(self._import(workdir)))
+            print(next_steps.after_import(workdir), file=sys.stderr)
             return 0
         if self["push"]:
             hub.check_push(self["push"])
@@ -113,6 +117,9 @@ class Exchange:
         return 0
 
     def _import(self, workdir: str) -> str:
+        from pretrainax.interop.adapters import import_adapter, is_adapter
+        from pretrainax.interop.directories import import_directory
+
         export_flags = [name for name in ("push", "license", "private") if self[name]]
         for name in export_flags + ["config"] * (cli.CONFIG.value is not None):
             raise UserError(f"--{name} is for export: leave it out")
@@ -136,6 +143,10 @@ class Exchange:
 
     def _export(self, workdir: str, to: str) -> str:
         """Exports the model that `workdir` selects, with a model card, to the folder `to`. Returns a summary line."""
+        from pretrainax.interop.directories import export_workdir
+        from pretrainax.interop.origin import find_origin, split_selector
+        from pretrainax.runs.model_card import write_card
+
         directory, selector = split_selector(workdir)
         step, max_shard_bytes = self["step"], int(self["shard_gb"] * 1e9)
         if selector and step is not None:
@@ -149,8 +160,12 @@ class Exchange:
             directory, to, origin.steps, self["dtype"], self["part"], max_shard_bytes, origin.folder, card
         )
 
-    def _export_adapter(self, directory: str, to: str, origin: Origin) -> str:
+    def _export_adapter(self, directory: str, to: str, origin: "Origin") -> str:
         """Exports the trained parameters of a run with config.tuning as a PEFT adapter. Returns a summary line."""
+        from pretrainax.interop.adapters import export_adapter
+        from pretrainax.interop.start import load_recorded_start
+        from pretrainax.runs.model_card import write_card
+
         if len(origin.steps) != 1:
             raise UserError(
                 f"--adapter needs a single checkpoint of a run, and --workdir={cli.WORKDIR.value} is not one"
@@ -171,11 +186,14 @@ class Exchange:
     def _model_name(self, to: str) -> str:
         return self["push"] or os.path.basename(os.path.abspath(to))
 
-    def _recipe(self, origin: Origin) -> Optional[Recipe]:
+    def _recipe(self, origin: "Origin") -> Optional["Recipe"]:
         """Compares the run's config with the ledger of the config that --config names.
 
         Returns None if --config is not set, or if its config has no ledger.
         """
+        from pretrainax.interop.start import experiment_of
+        from pretrainax.runs.model_card import Recipe
+
         if cli.CONFIG.value is None:
             return None
         comparison = cli.compare_with_ledger(experiment_of(origin))

@@ -9,13 +9,15 @@ measured rate is out of range, otherwise 0.
 import os
 import shutil
 import sys
+from collections.abc import Sequence
+from typing import Optional
 
 from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError, phase_at, phases_of
 from pretrainax.data.inspection import check, page, terminal
-from pretrainax.data.inspection.row_view import TokenTexts, row_views
+from pretrainax.data.inspection.row_view import TokenTexts, View, row_views
 from pretrainax.data.pipeline import phase_batches
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.files.paths import define_path
@@ -42,15 +44,24 @@ def main() -> int:
     summary = f"{phase}; {prepared.summary}" if experiment.phases else prepared.summary
     if _HTML.value:
         _write(_HTML.value, page.render(cli.config_name(), summary, measurement, views))
+    phase_name = str(phase) if experiment.phases else None
+    if cli.prints_json():
+        values = {"config": cli.config_name(), "step": _AT.value, "phase": phase_name, **check.values(measurement)}
+        cli.print_json({**values, "views": [view.values() for view in views]})
+    else:
+        _print_tables(phase_name, views, measurement)
+    check.check(measurement, phase.experiment.objective)
+    return 0
+
+
+def _print_tables(phase_name: Optional[str], views: Sequence[View], measurement: check.Measurement) -> None:
     use_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = shutil.get_terminal_size((100, 24)).columns
-    if experiment.phases:
-        print(phase)
+    if phase_name:
+        print(phase_name)
     for view in views:
         print("\n" + terminal.render(view, use_colours, width))
     print("\n" + terminal.table(measurement))
-    check.check(measurement, phase.experiment.objective)
-    return 0
 
 
 def _write(path: str, text: str) -> None:
@@ -59,8 +70,8 @@ def _write(path: str, text: str) -> None:
             f.write(text)
     except OSError as e:
         raise UserError(f"--html={path} cannot be written: {e.strerror}") from e
-    print(with_urls(f"wrote {path}"))
+    print(with_urls(f"wrote {path}"), file=sys.stderr if cli.prints_json() else sys.stdout)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, has_json=True)

@@ -41,9 +41,6 @@ _SEEDS = flags.DEFINE_integer(
 _SWEEP = flags.DEFINE_multi_string(
     "sweep", [], "Field and values, a run for each: optimizer.learning_rate=1e-5,3e-5,1e-4"
 )
-_VERBOSE = flags.DEFINE_bool(
-    "verbose", False, "With --seeds or --sweep: print all output of each run, which otherwise goes to WORKDIR/NAME.log"
-)
 
 
 def main() -> int:
@@ -101,8 +98,8 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)
     if _SEEDS.value is not None:
         print(f"pretrainax: {grid.describe_seeds(experiment)}", file=sys.stderr)
-    run_arguments = next_steps.remove_flags(arguments, ["workdir", "seeds", "sweep"], ["extend", "verbose"])
-    code = grid_runs.train_grid(runs, workdir, run_arguments, _EXTEND.value, request, _VERBOSE.value)
+    run_arguments = next_steps.remove_flags(arguments, ["workdir", "seeds", "sweep"], ["extend"])
+    code = grid_runs.train_grid(runs, workdir, run_arguments, _EXTEND.value, request, cli.VERBOSE.value)
     if code in (PREEMPTED, RunFailed.exit_code):
         print(f"to resume: {next_steps.resume_command(workdir, sys.argv[1:])}", file=sys.stderr)
     return code

@@ -8,21 +8,23 @@ for the topology and prints the compiler's values next to the estimates; `--noco
 """
 
 import sys
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
-import jax
 from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, TrainConfig, UserError, resolve_auto
-from pretrainax.planning import plans_page, report, search
-from pretrainax.planning.compiled import Compiled, compile_step
-from pretrainax.planning.topologies import Topology
 from pretrainax.scaling import budget
 from pretrainax.scaling.budget import Budget
 
+if TYPE_CHECKING:  # the functions import the rest, because JAX takes seconds, for which --help must not wait
+    from pretrainax.planning.compiled import Compiled
+    from pretrainax.planning.topologies import Topology
+
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "Devices of the run: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16"
+    "topology",
+    None,
+    "Devices of the run: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16, v5e-16, p5.48xlarge",
 )
 _SEARCH = flags.DEFINE_bool("search", False, "List the best meshes, each with the fastest rematerialization that fits")
 _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step if the compiler for the chip is installed")
@@ -32,11 +34,22 @@ _BUDGET = budget.define_flags()
 
 def main() -> int:
     """Prints the plan of a run, the best meshes, or a model size for a budget. Returns the exit code."""
+    import jax
+
+    from pretrainax.planning import plans_page, report, search, values
+    from pretrainax.planning.topologies import Topology
+
     jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free for other processes
     budget_flags = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
     if any(name in budget_flags for name in budget.BUDGETS):
-        print(budget.report(Budget(**budget_flags, topology=_TOPOLOGY.value)), end="")
+        asked = Budget(**budget_flags, topology=_TOPOLOGY.value)
+        if cli.prints_json():
+            cli.print_json(budget.values(asked))
+        else:
+            print(budget.report(asked), end="")
         return 0
+    if _TABLE.value and cli.prints_json():
+        raise UserError("--table prints a Markdown page: leave --json out")
     if _TABLE.value:
         print(plans_page.markdown(list(plans_page.rows())), end="")
         return 0
@@ -51,7 +64,11 @@ def main() -> int:
         raise UserError("--topology is missing: the devices of the run, such as v5p:4x4x8 or h100:8")
     topology = Topology.parse(_TOPOLOGY.value)
     if _SEARCH.value:
-        print(report.mesh_table(experiment, search.best(experiment, topology)))
+        found = search.best(experiment, topology)
+        if cli.prints_json():
+            cli.print_json(values.mesh_values(experiment, found))
+        else:
+            print(report.mesh_table(experiment, found))
         return 0
     candidate = search.estimate_run(experiment, topology)
     experiment = candidate.experiment
@@ -60,17 +77,22 @@ def main() -> int:
         if _COMPILE.value
         else (None, "not compiled: --nocompile")
     )
+    if cli.prints_json():
+        cli.print_json(values.run_values(cli.config_name(), candidate, topology, compiled, compile_status))
+        return 0
     print(report.run_report(cli.config_name(), candidate, topology, compiled, compile_status))
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))
     return 0
 
 
-def _compile_for_topology(experiment: Experiment, topology: Topology) -> tuple[Optional[Compiled], str]:
+def _compile_for_topology(experiment: Experiment, topology: "Topology") -> tuple[Optional["Compiled"], str]:
     """Compiles the training step for a topology. Returns the compiled step and a status line for the report.
 
     If the step cannot be compiled, the first result is None and the status line gives the reason.
     """
+    from pretrainax.planning.compiled import compile_step
+
     print(f"compiling for {topology} (--nocompile skips this) ...", file=sys.stderr, flush=True)
     try:
         compiled = compile_step(experiment, topology)
@@ -80,4 +102,4 @@ def _compile_for_topology(experiment: Experiment, topology: Topology) -> tuple[O
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, has_json=True)

@@ -25,29 +25,18 @@ import collections
 import os
 import sys
 import time
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from absl import flags
-from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError
-from pretrainax.files.paths import define_path
-from pretrainax.inference.load import experiment_of, load_origin
-from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.prediction_files import (
-    STANDARD,
-    Input,
-    InputRecord,
-    check_output,
-    output_format,
-    writing,
-)
-from pretrainax.inference.predictions import task_in, task_of, task_outputs
-from pretrainax.interop.origin import NAMES, find_origin
-from pretrainax.runtime import host
-from pretrainax.sharding.mesh import make_mesh
-from pretrainax.tasks import Task
+from pretrainax.files.paths import MODEL_NAMES, define_path
+
+if TYPE_CHECKING:  # the methods import the rest, because JAX takes seconds, for which --help must not wait
+    from pretrainax.inference.loaded import LoadedModel
+    from pretrainax.inference.prediction_files import Input, InputRecord
+    from pretrainax.tasks import Task
 
 COUNT = ("objective", "data.sequence_length", "mesh", "train.dtype")  # fields that affect a prediction
 
@@ -58,7 +47,7 @@ def main() -> None:
     The flags are not defined on import, because other commands define flags with the same names.
     """
     command_flags = {
-        "from": define_path("from", None, NAMES, takes_hub=True),
+        "from": define_path("from", None, MODEL_NAMES, takes_hub=True),
         "input": define_path(
             "input", None, "Records to label: a file, a folder, - for standard input, or a data source"
         ),
@@ -87,15 +76,24 @@ class Prediction:
 
     def config(self) -> Optional[Experiment]:
         """Finds the model that --from names, and returns its config, whose fields flags can override."""
+        from pretrainax.inference.load import experiment_of
+        from pretrainax.interop.origin import find_origin
+
         if flags.FLAGS["workdir"].present:
             raise UserError("--workdir is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
-            raise UserError(f"--from is missing: {NAMES}")
+            raise UserError(f"--from is missing: {MODEL_NAMES}")
         self.origin = find_origin(self["from"])
         return experiment_of(self.origin)
 
     def run(self) -> int:
         """Predicts a label for each record in --input and writes the results to --output. Returns the exit code."""
+        from pretrainax.inference.load import load_origin
+        from pretrainax.inference.prediction_files import STANDARD, Input, check_output, output_format
+        from pretrainax.inference.predictions import task_in, task_of
+        from pretrainax.runtime import host
+        from pretrainax.sharding.mesh import make_mesh
+
         experiment = cli.CONFIG.value
         cli.check_overrides(COUNT, "in a prediction")
         for flag in ("input", "output"):
@@ -117,8 +115,13 @@ class Prediction:
         self._write(loaded, task_of(loaded, experiment), records, format)
         return 0
 
-    def _write(self, loaded: LoadedModel, task: Task, records: Input, format: str) -> None:
+    def _write(self, loaded: "LoadedModel", task: "Task", records: "Input", format: str) -> None:
         """Writes the records with their predictions to --output, and prints a summary line to stderr."""
+        from tqdm import tqdm
+
+        from pretrainax.inference.prediction_files import writing
+        from pretrainax.inference.predictions import task_outputs
+
         pending: collections.deque[InputRecord] = collections.deque()
 
         def task_records():

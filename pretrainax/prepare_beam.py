@@ -15,8 +15,6 @@ from typing import Any
 from pretrainax.config import UserError
 from pretrainax.data.preparation.prepare import prepare
 
-_PRETRAINAX_FLAGS = ("config", "debug", "help")
-
 
 class Pipeline:
     """Calls a function once per task in an Apache Beam pipeline; a task holds the arguments for one token shard."""
@@ -53,7 +51,8 @@ def _check_beam_flags(beam_flags: list[str]) -> None:
 def main() -> None:
     from pretrainax import cli  # local import: cli defines flags, and loader workers import this module without flags
 
-    beam_flags = [a for a in sys.argv[1:] if a.lstrip("-").split("=")[0].split(".")[0] not in _PRETRAINAX_FLAGS]
+    own_flags = (*cli.COMMON_FLAGS, cli.COMPLETE.lstrip("-"), "help")
+    beam_flags = [a for a in sys.argv[1:] if a.lstrip("-").split("=")[0].split(".")[0] not in own_flags]
     sys.argv = [a for a in sys.argv if a not in beam_flags]
 
     def run() -> int:

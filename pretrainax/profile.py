@@ -8,20 +8,18 @@ programs open it. No accelerator is needed.
 
 import os
 import re
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
-import jax
 from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError, load, phase_at, phases_of
 from pretrainax.files.paths import define_path
-from pretrainax.planning.topologies import Topology
-from pretrainax.profiling import picture, report
-from pretrainax.profiling.kernels import kernel_work
-from pretrainax.profiling.trace import Trace, read_trace
-from pretrainax.runtime.recorder import FOLDER, files_of
 from pretrainax.storage.places import local_path, with_urls
+
+if TYPE_CHECKING:  # the functions import the rest, because JAX takes seconds, for which --help must not wait
+    from pretrainax.planning.topologies import Topology
+    from pretrainax.profiling.trace import Trace
 
 
 def main() -> None:
@@ -35,6 +33,12 @@ def main() -> None:
     picture_path = define_path("picture", None, "Image file for a plot of the shares, such as shares.png")
 
     def run() -> int:
+        import jax
+
+        from pretrainax.profiling import picture, report
+        from pretrainax.profiling.kernels import kernel_work
+        from pretrainax.profiling.trace import read_trace
+
         jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free
         cli.check_overrides([], "in a profile, which has the config of its run")
         path = _trace_path(_workdir(), step.value, process.value)
@@ -65,9 +69,11 @@ def _workdir() -> str:
     return local_path(cli.WORKDIR.value)  # _load_config runs before cli replaces URLs in flags
 
 
-def _parse_topology(spec: Optional[str], trace: Trace) -> Optional[Topology]:
+def _parse_topology(spec: Optional[str], trace: "Trace") -> Optional["Topology"]:
     if spec is None:
         return None
+    from pretrainax.planning.topologies import Topology
+
     topology = Topology.parse(spec)
     if topology.chip.platform != trace.platform:
         raise UserError(f"--topology={spec}: the profile is of a {trace.platform.upper()}; leave the flag out")
@@ -83,6 +89,8 @@ def _trace_path(workdir: str, step: Optional[int], process: int) -> str:
     Raises:
       UserError: the process has no such profile.
     """
+    from pretrainax.runtime.recorder import FOLDER, files_of
+
     folder = os.path.join(workdir, FOLDER)
     names = os.listdir(folder) if os.path.isdir(folder) else []
     paths = {

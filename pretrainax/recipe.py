@@ -13,6 +13,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError, ledger
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import large_number
 
@@ -37,6 +38,9 @@ def main() -> int:
         raise UserError(
             f"--only={_ONLY.value}: no field starts with this; the first field is {comparison.rows[0].path}"
         )
+    if cli.prints_json():
+        cli.print_json({"fields": [*map(_values, rows)], "deviations": [d._asdict() for d in comparison.deviations]})
+        return 0
     print(text_table([("field", "value", "from", "source or reason"), *map(_cells, rows)]))
     print(f"\n{_LEGEND}")
     if comparison.deviations and not _ONLY.value:
@@ -71,6 +75,20 @@ def _compare_preset(name: str) -> ledger.Comparison:
     return ledger.compare(zoo.preset(name), zoo.sources_path(name), name, "model")
 
 
+def _values(row: ledger.LedgerRow) -> JsonObject:
+    """Returns a row as values that JSON supports; "from", "source" and "expected" are None without a ledger entry."""
+    fact = row.fact
+    return {
+        "field": row.path,
+        "value": row.value if isinstance(row.value, (int, float, str, type(None))) else str(row.value),
+        "from": fact and fact.status,
+        "source": fact and fact.source,
+        "expected": fact and fact.value,
+        "expected_in_tokens": fact is not None and fact.in_tokens,
+        "agrees": row.agrees,
+    }
+
+
 def _cells(row: ledger.LedgerRow) -> tuple[str, ...]:
     """Formats the four cells of a table row: field, value, where the value comes from, and the source or reason."""
     fact = row.fact
@@ -96,4 +114,4 @@ def _format_value(value: object) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, has_json=True)

@@ -13,6 +13,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
+from pretrainax.files.json_files import JsonObject
 from pretrainax.files.paths import define_path, path_problem
 from pretrainax.reporting.run_lines import (
     AXES,
@@ -64,9 +65,12 @@ def main() -> None:
             f"{run.name}: {line}" for run, folder in zip(runs, folders, strict=True) if (line := upload_status(folder))
         ]
         notes = [*missing(runs, metrics_of(runs, metrics.value), axis.value), *upload_statuses, *skipped_values]
+        if cli.prints_json():
+            cli.print_json(_values(runs, folders, metrics_of(runs, metrics.value), axis.value) | {"notes": notes})
+            return 0
         return _write(runs, metrics_of(runs, metrics.value), axis.value, output.value or "report", notes)
 
-    cli.run(run, texts=True)
+    cli.run(run, texts=True, has_json=True)
 
 
 def _run_folders(path: str) -> Iterator[str]:
@@ -110,6 +114,19 @@ def _check(runs: list[RunLines], metrics: list[str], axis: str) -> None:
         raise UserError(f"--metrics={unknown[0]}: no run has this metric; they have {', '.join(numeric_metrics)}")
     if not any(run.has(AXES[axis].field) for run in runs):
         raise UserError(f"--by={axis}: no run has counted this; use --by=step")
+
+
+def _values(runs: list[RunLines], folders: list[str], metrics: list[str], axis: str) -> JsonObject:
+    """Returns the axis, the metrics and the points of each run: the lines of metrics.jsonl with only these fields."""
+    fields = ("split", "step", AXES[axis].field, *metrics)
+    points = [
+        [{field: line[field] for field in dict.fromkeys(fields) if field in line} for line in run.lines] for run in runs
+    ]
+    rows = [
+        {"name": run.name, "folder": with_urls(folder), "points": lines}
+        for run, folder, lines in zip(runs, folders, points, strict=True)
+    ]
+    return {"by": axis, "x": AXES[axis].field, "metrics": metrics, "runs": rows}
 
 
 def _write(runs: list[RunLines], metrics: list[str], axis: str, output: str, notes: list[str]) -> int:

@@ -1,11 +1,15 @@
 """What all commands share: an error is one line and the process ends, whatever its threads do; --workdir."""
 
+import ast
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
+import pretrainax
+from pretrainax.__main__ import MODULES
 from tests.support.runs import ROOT
 
 
@@ -28,6 +32,34 @@ def test_a_command_that_has_failed_ends_though_a_thread_of_a_library_does_not():
     assert ended.returncode == 1 and ended.stderr == b"pretrainax: it failed\n"
 
 
+def test_a_command_that_has_failed_keeps_its_exit_code_while_python_ends():
+    """While Python destroys its modules, it handles no signal, so that an alarm would end the process with 142."""
+    program = """
+        import time
+        cli._CLEANUP_SECONDS = 1
+        class Slow:
+            def __del__(self, sleep=time.sleep):
+                sleep(3)
+        slow = Slow()
+        def main():
+            raise cli.UserError("a mistake")
+    """
+    ended = run(program)
+    assert ended.returncode == 2 and ended.stderr == b"pretrainax: a mistake\n"
+
+
+def test_a_command_that_has_failed_runs_its_exit_handlers_and_flushes():
+    program = """
+        import atexit, sys
+        def main():
+            atexit.register(lambda: print("handled"))
+            sys.stdout.write("result ")
+            raise cli.UserError("a mistake")
+    """
+    ended = run(program)
+    assert ended.returncode == 2 and ended.stdout == b"result handled\n"
+
+
 @pytest.mark.parametrize(
     "error, line",
     [
@@ -47,6 +79,74 @@ def test_a_workdir_is_at_home_and_utf_8():
     ended = run(program, b"--workdir=/tmp/\xff")
     assert ended.returncode == 2 and b"not UTF-8" in ended.stderr
     assert ended.stderr.count(b"\n") == 1
+
+
+def imported_by(command: str, word: str) -> tuple[str, list[str]]:
+    """Returns what `pretrainax COMMAND WORD` prints, and the slow packages that it imports."""
+    code = f"""
+        import runpy, sys
+        sys.argv = ["{command}", "{word}"]
+        try:
+            runpy.run_module("pretrainax.{MODULES[command]}", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            assert not end.code
+        print([m for m in ("jax", "flax", "optax", "orbax", "tensorflow", "grain", "matplotlib") if m in sys.modules])
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    out = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    text, _, modules = out.rpartition("\n")
+    return text, ast.literal_eval(modules)
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_help_imports_no_slow_package_and_lists_the_common_flags(command):
+    text, modules = imported_by(command, "--help")
+    assert modules == [] and all(f"--[no]{name}" in text for name in ("debug", "quiet", "verbose", "version"))
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_the_words_that_a_shell_completes_are_the_flags_of_the_help(command):
+    text, modules = imported_by(command, "--complete")
+    words = {word.partition("=")[0] for word in text.splitlines()}
+    assert modules == [] and {"--config", "--quiet", "--config.train.steps", "--config.data.source"} <= words
+    helped = set(re.findall(r"^  --(?:\[no\])?([\w-]+):", imported_by(command, "--help")[0], re.MULTILINE))
+    assert {f"--{name}" for name in helped} == {word for word in words if word.startswith("--") and "." not in word}
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "zoo", "huggingface"])
+def test_every_command_prints_the_version(command):
+    done = subprocess.run([sys.executable, "-m", "pretrainax", command, "--version"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0 and done.stdout.decode() == f"pretrainax {pretrainax.__version__}\n"
+
+
+TALKS = """
+    import sys
+    from absl import logging
+    def main():
+        print("header", file=sys.stderr)
+        logging.warning("a warning")
+        logging.debug("a detail")
+        print("result")
+"""
+
+
+def test_quiet_prints_results_and_errors_alone():
+    ended = run(TALKS, "--quiet")
+    assert ended.stdout == b"result\n" and ended.stderr == b""
+    assert b"header" in run(TALKS).stderr and b"a detail" not in run(TALKS).stderr
+    failed = run(f'{TALKS}        raise cli.UserError("a mistake")', "--quiet")
+    assert failed.returncode == 2 and failed.stderr == b"pretrainax: a mistake\n"
+    crashed = run(f"{TALKS}        raise ValueError", "--quiet")
+    assert crashed.returncode == 1 and b"Traceback" in crashed.stderr and b"header" not in crashed.stderr
+
+
+def test_verbose_prints_debug_messages_and_tracebacks():
+    ended = run(f'{TALKS}        raise cli.UserError("a mistake")', "--verbose")
+    assert b"a detail" in ended.stderr and b"Traceback" in ended.stderr
+
+
+def test_quiet_and_verbose_contradict_each_other():
+    assert b"--quiet and --verbose contradict each other" in run(TALKS, "--quiet", "--verbose").stderr
 
 
 @pytest.mark.slow

@@ -142,3 +142,8 @@ def test_every_new_name_of_the_upgrade_page_exists():
             owner = getattr(owner, cls)
         fields = {field for base in getattr(owner, "__mro__", ()) for field in vars(base).get("__annotations__", {})}
         assert hasattr(owner, last) or last in fields, f"{module}: {name}"
+
+
+def test_the_first_tutorial_generates_with_its_own_command_before_it_installs_torch():
+    page = (ROOT / "docs" / "tutorials" / "first-model.md").read_text()
+    assert 0 < page.index("pretrainax generate --from=runs/small") < page.index("torch")

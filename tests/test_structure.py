@@ -26,7 +26,7 @@ PACKAGES = (
 ).split()
 COMMANDS = (
     "__main__ api cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "
-    "verify_resume huggingface"
+    "verify_resume huggingface completion"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.

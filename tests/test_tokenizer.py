@@ -53,9 +53,9 @@ def test_train_saves_what_the_preparation_uses(text, cache, tmp_path, capsys):
     made.tokenizer = BPE(vocab_size=350)
     said = tokenizer_command.train(made, str(tmp_path / "made"))
     assert said.startswith("BPE of 350 ids: ") and said.endswith(f"saved to {tmp_path / 'made'}")
-    assert "training the tokenizer" in capsys.readouterr().out
+    assert "training the tokenizer" in capsys.readouterr().err
     again = tokenizer_command.train(made, str(tmp_path / "again"))
-    assert "training the tokenizer" not in capsys.readouterr().out
+    assert "training the tokenizer" not in capsys.readouterr().err
     first, second = (load_tokenizer(str(tmp_path / name)) for name in ("made", "again"))
     assert first.fingerprint == second.fingerprint
     assert said.split(";")[0] == again.split(";")[0]  # the metrics; the rest is about time

@@ -90,6 +90,7 @@ def test_every_command_leads_to_the_next(first_model):
     assert "unigram baseline" in output_of(outputs, "train", "--config=small.py", "--workdir=runs/small")
     assert "perplexity" in output_of(outputs, "evaluate", "--from=runs/small")
     assert "left to right" in output_of(outputs, "evaluate", "--source=TextFiles(path='books')")
+    assert output_of(outputs, "generate").startswith("The door opened, and")
     assert "as GPT2LMHeadModel" in output_of(outputs, "huggingface")
 
 

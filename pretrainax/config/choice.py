@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Optional
 
 from pretrainax.files.errors import UserError, nearest, shortened
@@ -33,6 +33,8 @@ BUILT_IN = (  # modules of this package that define subclasses of Choice
     "pretrainax.trackers",
 )
 ENTRY_POINTS = "pretrainax.choices"  # entry point group for choices of other packages
+# The first letters of the words in a class name, and whole abbreviations: M and LM of MaskedLM
+_INITIALS = re.compile(r"[A-Z](?=[a-z])|[A-Z0-9]+(?![a-z])")
 
 
 def resumable_field(default: object) -> Any:
@@ -110,7 +112,7 @@ class Choice:
                 f"install the package with the entry point {class_name} = {name} in the group {ENTRY_POINTS}"
             )
         kind = "choice" if cls is Choice else cls.__name__
-        raise UserError(f"unknown {kind} {shortened(name)!r}, {nearest(name, (n for n in choices if ':' not in n))}")
+        raise UserError(f"unknown {kind} {shortened(name)!r}, {_hint(name, [n for n in choices if ':' not in n])}")
 
     @classmethod
     def parse(cls, text: str) -> "Choice":
@@ -246,6 +248,27 @@ def _choices_by_name() -> dict[str, type[Choice]]:
     classes = list(filter(_is_complete, Choice.imported()))
     classes.sort(key=_is_built_in)  # built-in classes win name conflicts
     return {cls.__name__: cls for cls in classes} | {cls.type_name(): cls for cls in classes}
+
+
+def _hint(text: str, names: list[str]) -> str:
+    """Formats a hint for an unknown class name: classes that `text` may abbreviate, or else `nearest` names.
+
+    MLM and mlm suggest MaskedLM, adam_w and Adam suggest AdamW, LM suggests all classes whose names end in LM, and FIM
+    suggests FillInTheMiddle.
+    """
+    typed = re.sub(r"[^a-z0-9]", "", text.lower())
+    initials = {name: "".join(_INITIALS.findall(name)).lower() for name in names}
+    in_order = re.compile(".*".join(typed))
+    tests: tuple[Callable[[str], bool], ...] = (
+        lambda name: name.lower() == typed,
+        lambda name: initials[name] == typed,
+        lambda name: name.lower().startswith(typed) or name.lower().endswith(typed),
+        lambda name: initials[name][:1] == typed[0] and bool(in_order.search(initials[name])),
+    )
+    for test in tests if len(typed) > 1 else ():
+        if similar := sorted(filter(test, names)):
+            return f"did you mean {' or '.join(map(repr, similar))}?"
+    return nearest(text, names)
 
 
 def _import_entry_points(class_name: str) -> None:

@@ -18,10 +18,10 @@ from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import Experiment, UserError
 from pretrainax.evaluation.own_validation import validations
 from pretrainax.evaluation.text_scores import score_texts
-from pretrainax.files.paths import hub_name, is_url
+from pretrainax.files.paths import MODEL_NAMES, hub_name, is_url
 from pretrainax.inference.load import experiment_of
 from pretrainax.inference.predictions import task_in
-from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, split_selector
+from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin, split_selector
 from pretrainax.reporting.visible import visible
 from pretrainax.scoring import plot
 from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
@@ -68,7 +68,7 @@ class Evaluation:
             raise UserError("--from and --workdir mean the same here: leave one of them out")
         name = self["from"] or cli.WORKDIR.value
         if not name:
-            raise UserError(f"--from is missing: {NAMES}")
+            raise UserError(f"--from is missing: {MODEL_NAMES}")
         path = local_path(name) if is_url(name) else name
         self.directory, selector = split_selector(path)
         self.kept = name.rstrip("/").removesuffix(f"@{selector}") if is_url(name) else self.directory

@@ -11,6 +11,7 @@ from pretrainax.checkpoints.params import EMA
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, UserError, config_at_checkpoint
+from pretrainax.config.metric import metric_text
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.origin import AS_TRAINED, Origin
 from pretrainax.interop.start import load_plain
@@ -97,7 +98,7 @@ def _print_metrics(run: Run, origin: Origin, params, metrics: dict[str, float]) 
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {total:,}, with {run.experiment.train.global_batch_size:,} rows each"),
     ]
-    metric_rows = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
+    metric_rows = [(name, metric_text(name, value), meaning(name, metrics)) for name, value in metrics.items()]
     log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><')}\n")
     show_samples(run, params, log)
 

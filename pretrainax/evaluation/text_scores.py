@@ -14,9 +14,9 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.runtime import host
 from pretrainax.runtime.cluster import is_multi_process
-from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
+from pretrainax.scoring.corpus_scores import read_source, score_source
 from pretrainax.scoring.record_scores import score_records
-from pretrainax.scoring.results import Result
+from pretrainax.scoring.results import SPLITS, Result
 from pretrainax.scoring.scoring_examples import Scoring
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import difference_results, documents_of_source, score_spans

@@ -13,6 +13,10 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 _CREDENTIALS = re.compile(r":.*@")
 # URL scheme of a supported object store -> pip extra that installs its client: pretrainax[gcs]
 STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}
+# The names of trained models that commands take, as pretrainax.interop.origin resolves them
+MODEL_NAMES = (
+    "A run, RUN@2000, RUN@best, RUN@average5, RUN@ema, RUN@trained, a Hugging Face directory, or hf:org/name[@revision]"
+)
 HUB = "hf:"  # prefix of paths that name a model on the Hugging Face Hub
 _HUB_NAME = re.compile(rf"{HUB}([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional, cast
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from pretrainax import config, models
@@ -48,6 +47,7 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.paths import is_hub
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
+from pretrainax.interop.export_dtypes import EXPORT_DTYPES
 from pretrainax.interop.generation import GENERATION, ORIGINAL, read_generation_file
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
@@ -71,7 +71,7 @@ from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
 _DIFFERENCE = "embedding_difference/"  # path prefix of the difference between discriminator and generator embeddings
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+DTYPES = {name: np.dtype(name) for name in EXPORT_DTYPES}
 
 
 def import_directory(directory: str, workdir: str) -> str:
@@ -441,7 +441,7 @@ def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dty
       dtype: dtype of all tensors. None keeps the dtypes of an imported model, and means float32 for other runs.
     """
     if dtype is not None:
-        return lambda name: np.dtype(DTYPES[dtype])
+        return lambda name: DTYPES[dtype]
     imported = _read_imported(workdir, "dtypes.json")
     return lambda name: np.dtype(DTYPES.get(imported.get(name), np.float32))
 

@@ -44,10 +44,6 @@ from pretrainax.storage.hub import pinned_name
 from pretrainax.storage.places import local_path, with_urls
 
 BEST, AVERAGE, AS_TRAINED = "best", "average", "trained"
-NAMES = (
-    f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, a Hugging Face directory, or "
-    "hf:org/name[@revision]"
-)
 _SELECTOR = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # checkpoint selector after the @, or empty
 
 

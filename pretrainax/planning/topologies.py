@@ -14,6 +14,7 @@ import jax
 from jax.experimental import topologies
 
 from pretrainax.config import UserError, nearest
+from pretrainax.planning import cloud_names
 from pretrainax.runtime.chips import CHIPS, Chip
 from pretrainax.runtime.libtpu import overlap_gathers
 
@@ -93,20 +94,33 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Parses a topology in the format `[SLICES*]CHIP:SHAPE`.
+        """Parses a topology in the format `[SLICES*]CHIP:SHAPE`, or with a cloud's name after `[SLICES*]`.
 
-        Examples: `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × GPUs per host), `4*v5e:16x16` (four slices).
+        Examples: `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × GPUs per host), `4*v5e:16x16` (four slices),
+        `v5e-16`, `8xh100`; `cloud_names` lists the others.
 
         Raises:
           UserError: the text has a different format, the chip is unknown, or the shape is invalid for the chip.
         """
-        match = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.strip().lower())
+        slices_text, devices = re.fullmatch(r"(?:(\d+)\*)?(.*)", text.strip().lower(), re.DOTALL).groups()
+        try:
+            expanded = devices if ":" in devices else cloud_names.expand(devices)
+        except UserError as e:
+            raise UserError(f"--topology={text}: {e}") from e
+        match = re.fullmatch(r"([\w-]+):(\d+(?:x\d+)*)", expanded or "")
         if match is None:
-            raise UserError(f"--topology={text}: write CHIP:SHAPE, such as v5p:4x4x8, h100:4x8 or 4*v5e:16x16")
-        name, shape = match[2], tuple(map(int, match[3].split("x")))
-        if name not in CHIPS:
-            raise UserError(f"--topology={text}: unknown chip {name!r}, {nearest(name, CHIPS)}")
-        chip, slices = CHIPS[name], int(match[1] or 1)
+            raise UserError(
+                f"--topology={text}: write CHIP:SHAPE, such as v5p:4x4x8, h100:4x8 or 4*v5e:16x16, or a cloud's name, "
+                f"such as v5e-16 or h100x8; chips: {', '.join(sorted(CHIPS))}"
+            )
+        shape, chip, slices = (
+            tuple(map(int, match[2].split("x"))),
+            cloud_names.chip_named(match[1]),
+            int(slices_text or 1),
+        )
+        if chip is None:
+            raise UserError(f"--topology={text}: unknown chip {match[1]!r}, {nearest(match[1], CHIPS)}")
+        name = chip.name
         if not slices or not all(shape):
             raise UserError(f"--topology={text}: every size must be at least 1")
         if chip.is_tpu and len(shape) != chip.torus:

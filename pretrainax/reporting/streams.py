@@ -43,6 +43,11 @@ class LastingStream:
             os.close(devnull)
 
 
+def print_progress(line: str) -> None:
+    """Prints a line to stderr, because stdout is for results, which may be JSON."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def keep_streams() -> None:
     """Wraps this process's stdout and stderr in a `LastingStream`, and opens standard streams that are closed.
 

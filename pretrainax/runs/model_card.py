@@ -19,6 +19,7 @@ from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.ledger import Comparison
+from pretrainax.config.metric import metric_text
 from pretrainax.config.reference import first_sentence
 from pretrainax.config.values import PATH_FIELDS, leaf_fields
 from pretrainax.data.sources import HuggingFace
@@ -389,7 +390,7 @@ def _results(metrics: Sequence[_Metric]) -> str:
     tables = []
     for source, method in dict.fromkeys((f.source, f.method) for f in metrics):
         group = [f for f in metrics if (f.source, f.method) == (source, method)]
-        values = (f"{f.value:,.4f}" + ("" if f.error is None else f" ± {f.error:,.4f}") for f in group)
+        values = (metric_text(f.name, f.value) + ("" if f.error is None else f" ± {f.error:,.4f}") for f in group)
         rows = [(f.name, value, _format_cell(f.meaning)) for f, value in zip(group, values, strict=True)]
         columns = 3 if any(f.meaning for f in group) else 2
         table = markdown(("metric", "value", "meaning")[:columns], [row[:columns] for row in rows], padded=False)

@@ -6,13 +6,18 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Optional
 
 from pretrainax.config import Experiment, UserError, config_at_checkpoint, load
 from pretrainax.config.choice import format_value
+from pretrainax.inference.holes import PLAIN
+from pretrainax.inference.predictions import task_in
 from pretrainax.interop.directories import describe_export
+from pretrainax.models.heads import HEADS
 from pretrainax.reporting.tables import text_table
-from pretrainax.tokenization.base import load_tokenizer
+from pretrainax.tasks import Task
+from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 
 
 def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
@@ -20,7 +25,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
 
     Args:
       workdir: the workdir as the user wrote it.
-      words: command-line arguments of the `python -m pretrainax.main` command that trained the run.
+      words: command-line arguments of the `pretrainax train` command that trained the run.
       folder: the run's local folder if `workdir` is a URL, otherwise "".
     """
     folder = folder or workdir
@@ -35,17 +40,48 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     )
     recipe_flag = [word for word in words if word.startswith("--config=")]  # for the sources in the model card
     no_adapt = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # the shapes are already adapted
-    tensorboard = _command("-m", "tensorboard.main", f"--logdir={workdir}")
+    tensorboard = _python("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
-        tensorboard = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {tensorboard}"
+        tensorboard = f"{_python('-m', 'pip', 'install', 'tensorboard')} && {tensorboard}"
+    vocabulary = load_tokenizer(os.path.join(folder, "tokenizer")).vocabulary
+    export_flags = [f"--workdir={workdir}", f"--to={prefix}-huggingface", *recipe_flag]
     rows = [
-        ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
-        ("export to transformers", _export(folder, workdir, [f"--to={prefix}-huggingface", *recipe_flag], experiment)),
+        *_uses(experiment, vocabulary, workdir),
+        ("evaluate", _pretrainax("evaluate", f"--from={workdir}")),
+        ("export to transformers", _export(experiment, vocabulary, export_flags)),
         ("train longer", resume_command(workdir, [*remove_flags(words, ["config.train.epochs"]), *extension_flags])),
         ("train on from here", resume_command(f"{prefix}-more", [*words, *init_flags, *no_adapt])),
         ("curves in TensorBoard", tensorboard),
     ]
     return f"what next\n{text_table(rows, indent='  ')}"
+
+
+def after_import(workdir: str) -> str:
+    """Formats a table of commands that use an imported model, one command per row."""
+    experiment = load(os.path.join(workdir, "config.json"))
+    source = "TextFiles(path='FOLDER')"
+    rows = [
+        *_uses(experiment, load_tokenizer(os.path.join(workdir, "tokenizer")).vocabulary, workdir),
+        ("score texts", _pretrainax("evaluate", f"--from={workdir}", f"--source={source}")),
+    ]
+    return f"what next\n{text_table(rows, indent='  ')}"
+
+
+def _uses(experiment: Experiment, vocabulary: Vocabulary, origin: str) -> Iterator[tuple[str, str]]:
+    """Yields (label, command) for each use of a model: to predict labels, to generate text, or to fill masks."""
+    model, task = experiment.model, experiment.objective
+    if isinstance(task, Task) and task.has_head:
+        files = ["--input=records.jsonl", "--output=predictions.jsonl"]
+        if type(task).prediction is not Task.prediction and not _error(task_in, experiment, origin):
+            yield "predict", _pretrainax("predict", f"--from={origin}", *files)
+    elif model.head is not None or model.unsupported("generation"):
+        return
+    elif model.family in ("decoder", "encoder_decoder"):
+        has_spans = model.family == "encoder_decoder" and len(vocabulary.sentinels) > 1 and not isinstance(task, Task)
+        prompt = "The <extra_id_0> walks in <extra_id_1> park" if has_spans else "Once upon a time"
+        yield "generate", _pretrainax("generate", f"--from={origin}", prompt)
+    elif vocabulary.mask is not None and (model.generator is not None or HEADS["lm"].is_in(model)):
+        yield "fill", _pretrainax("generate", f"--from={origin}", "--fill=5", f"The {PLAIN} walks in the park.")
 
 
 def _last_phase_open(experiment: Experiment) -> list[str]:
@@ -59,18 +95,21 @@ def _last_phase_open(experiment: Experiment) -> list[str]:
 
 def resume_command(workdir: str, words: Sequence[str]) -> str:
     """Formats the command that resumes the run in `workdir`, with its original arguments `words`."""
-    return _command("-m", "pretrainax.main", *remove_flags(words, ["workdir"]), f"--workdir={workdir}")
+    return _pretrainax("train", *remove_flags(words, ["workdir"]), f"--workdir={workdir}")
 
 
-def _export(folder: str, workdir: str, flags: Sequence[str], experiment: Experiment) -> str:
+def _export(experiment: Experiment, vocabulary: Vocabulary, flags: Sequence[str]) -> str:
+    error = _error(describe_export, config_at_checkpoint(experiment, [experiment.train.steps]), vocabulary)
+    return f"not possible: {error}" if error else _pretrainax("huggingface", "export", *flags)
+
+
+def _error(function: Callable, *arguments: object) -> Optional[UserError]:
+    """Calls a function; returns its UserError, or None if it raises none."""
     try:
-        describe_export(
-            config_at_checkpoint(experiment, [experiment.train.steps]),
-            load_tokenizer(os.path.join(folder, "tokenizer")).vocabulary,
-        )
+        function(*arguments)
     except UserError as error:
-        return f"not possible: {error}"
-    return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", *flags)
+        return error
+    return None
 
 
 def remove_flags(words: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
@@ -87,7 +126,15 @@ def remove_flags(words: Sequence[str], names: Sequence[str], switches: Sequence[
     return remaining
 
 
-def _command(*words: str) -> str:
+def _pretrainax(command: str, *words: str) -> str:
+    """Formats a `pretrainax` command; as `python -m pretrainax` if PATH does not find this interpreter's script."""
+    script = shutil.which("pretrainax")
+    if script is not None and os.path.dirname(os.path.abspath(script)) == os.path.dirname(sys.executable):
+        return shlex.join(["pretrainax", command, *words])
+    return _python("-m", "pretrainax", command, *words)
+
+
+def _python(*words: str) -> str:
     """Formats a shell command for the current Python interpreter, as `python` if that is what PATH finds."""
     folder, python = os.path.dirname(sys.executable), shutil.which("python")
     if python is None or os.path.dirname(os.path.abspath(python)) != folder:

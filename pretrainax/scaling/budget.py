@@ -13,17 +13,18 @@ grid of small runs of that family.
 import dataclasses
 import math
 import sys
-from typing import Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from absl import flags
 
-from pretrainax.config import UserError
+from pretrainax.config import UserError, nearest
+from pretrainax.files.json_files import JsonObject
 from pretrainax.files.paths import define_path
-from pretrainax.planning.topologies import Topology
-from pretrainax.scaling.compute_optimal import RECIPES, Space, make_plan
-from pretrainax.scaling.fit import fit_report
-from pretrainax.scaling.power_laws import law_of
-from pretrainax.scaling.report import plan_report
+
+if TYPE_CHECKING:
+    from pretrainax.planning.topologies import Topology
+    from pretrainax.scaling.compute_optimal import Plan, Space
+    from pretrainax.scaling.power_laws import LossLaw
 
 BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields of Budget
 
@@ -76,10 +77,66 @@ def report(budget: Budget) -> str:
     Raises:
       UserError: not exactly one of BUDGETS is set, or a value is out of range.
     """
+    from pretrainax.scaling.fit import fit_report
+    from pretrainax.scaling.report import plan_report
+
     budget_flag = budget.flag
     if budget.fit is not None:
         return fit_report(budget.fit, budget.to)
+    solution = _solve(budget)
+    return plan_report(budget_flag, solution.plan, solution.space, solution.law, solution.topology, budget.mfu)
+
+
+def values(budget: Budget) -> JsonObject:
+    """Returns the numbers that `plan --json` prints for a budget: the optimal run, and its hours on the topology.
+
+    Raises:
+      UserError: not exactly one of BUDGETS is set, a value is out of range, or the budget is `fit`.
+    """
+    if budget.fit is not None:
+        raise UserError(f"{budget.flag} writes its law as JSON to --to={budget.to}: leave --json out")
+    plan, _, law, topology = _solve(budget)
+    shape, config = plan.shape, plan.shape.config
+    return {
+        "budget": budget.flag,
+        "law": law.source,
+        "family": config.family,
+        "parameters": shape.parameters,
+        "parameters_without_embeddings": shape.without_embeddings,
+        "num_layers": config.num_layers,
+        "d_model": config.d_model,
+        "d_ff": config.d_ff,
+        "num_heads": config.num_heads,
+        "vocab_size": config.vocab_size,
+        "tokens": plan.tokens,
+        "flops": plan.flops,
+        "flops_per_token": shape.flops_per_token,
+        "global_batch_size": plan.examples,
+        "steps": plan.steps,
+        "loss": plan.loss,
+        "topology": topology and str(topology),
+        "hours": topology and plan.flops / topology.flops_at(budget.mfu) / 3600,
+    }
+
+
+class _Solution(NamedTuple):
+    """The optimal run of a budget, and the models, the law and the devices from which it follows."""
+
+    plan: "Plan"
+    space: "Space"
+    law: "LossLaw"
+    topology: Optional["Topology"]
+
+
+def _solve(budget: Budget) -> _Solution:
+    """Computes the optimal run of a budget; raises UserError if a value is out of range."""
+    from pretrainax.planning.topologies import Topology
+    from pretrainax.scaling.compute_optimal import RECIPES, Space, make_plan
+    from pretrainax.scaling.power_laws import law_of
+
     budget.check_range()
+    if budget.family not in RECIPES:
+        raise UserError(f"--family={budget.family}: {nearest(budget.family, RECIPES)}")
     law = law_of(budget.law)
     space = Space(budget.family, budget.vocab_size, budget.sequence_length)
     topology = Topology.parse(budget.topology) if budget.topology else None
@@ -88,8 +145,7 @@ def report(budget: Budget) -> str:
         flops = budget.hours * 3600 * topology.flops_at(budget.mfu)
     elif budget.tokens is not None:
         flops = space.flops_for(law, budget.tokens)
-    plan = make_plan(space, law, flops, budget.tokens)
-    return plan_report(budget_flag, plan, space, law, topology, budget.mfu)
+    return _Solution(make_plan(space, law, flops, budget.tokens), space, law, topology)
 
 
 def define_flags() -> dict[str, flags.FlagHolder]:
@@ -103,7 +159,7 @@ def define_flags() -> dict[str, flags.FlagHolder]:
         "tokens": flags.DEFINE_float("tokens", None, "Budget: tokens of text"),
         "fit": define_path("fit", None, "Glob of workdirs, such as runs/*: fit the law to their validation losses"),
         "to": define_path("to", Budget.to, "Output folder of --fit"),
-        "family": flags.DEFINE_enum("family", Budget.family, list(RECIPES), "Model family"),
+        "family": flags.DEFINE_string("family", Budget.family, "Model family: decoder, encoder or encoder_decoder"),
         "law": define_path(
             "law", Budget.law, "Constants of the loss: besiroglu, hoffmann, or a file that --fit writes"
         ),

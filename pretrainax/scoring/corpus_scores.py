@@ -14,10 +14,9 @@ from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Document, has_text
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import score_examples
-from pretrainax.scoring.results import Result, ratio
+from pretrainax.scoring.results import SPLITS, Result, ratio
 from pretrainax.scoring.scoring_examples import AS_IN_TRAINING, Method, Scoring, method_of
 
-SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
 Watch = Callable[[Iterable[Document]], Iterable[Document]]  # yields its documents unchanged, and may display progress
 
 

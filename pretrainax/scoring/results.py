@@ -9,8 +9,12 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from pretrainax.config.metric import metric_text
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.tables import text_table
+
+# The splits of a source that --split names, and how results describe them
+SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
 
 
 class Estimate(NamedTuple):
@@ -68,7 +72,7 @@ def results_table(results: Sequence[Result]) -> str:
         labels = name_among(r, results), _format_counts(r)
         error = "" if r.standard_error is None else f"{r.standard_error:,.4f}"
         name, counts = labels if labels != previous else ("", "")
-        rows.append((name, r.measure, f"{r.value:,.4f}", error, counts))
+        rows.append((name, r.measure, metric_text(r.measure, r.value), error, counts))
         previous = labels
     if not any(name for name, *_ in rows):
         rows = [row[1:] for row in rows]
@@ -84,7 +88,8 @@ def table_over_steps(results: Sequence[Result]) -> str:
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for r in results:
         error = "" if r.standard_error is None else f" ± {r.standard_error:,.4f}"
-        cells.setdefault((f"{r.step:,}", name_among(r, results)), {})[r.measure] = f"{r.value:,.4f}{error}"
+        row = cells.setdefault((f"{r.step:,}", name_among(r, results)), {})
+        row[r.measure] = f"{metric_text(r.measure, r.value)}{error}"
     rows = [(step, *(values.get(measure, "") for measure in measures), name) for (step, name), values in cells.items()]
     return _add_captions(text_table([("step", *measures, ""), *rows], ">" * (1 + len(measures)) + "<"), results)
 

@@ -1,5 +1,6 @@
 """Defines the base classes of tasks, which convert records to examples and compute metrics from head outputs."""
 
+import abc
 import copy
 import dataclasses
 import math
@@ -324,6 +325,7 @@ class TextTask(Task):
         return tuple(text_in(record, name, field) for field, name in fields if name is not None)
 
     @property
+    @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def kind(self) -> Kind:
         """Returns the kind of the classification head: the field `kind` of `Classify`."""
         raise NotImplementedError

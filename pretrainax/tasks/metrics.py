@@ -55,5 +55,5 @@ declare(
     Metric("recall@100", "share of queries whose passage is among the hundred best", larger_is_better=True),
     Metric("mrr", "mean reciprocal rank of the passage of a query", larger_is_better=True),
     Metric("label_accuracy", "share of generated answers that are the true label", larger_is_better=True),
-    Metric("no_label", "number of generated answers that are not a label"),
+    Metric("no_label", "number of generated answers that are not a label", is_count=True),
 )

@@ -1,5 +1,6 @@
 """Defines the base class of tasks that generate text. The model keeps the vocabulary head of pretraining."""
 
+import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Optional
@@ -51,6 +52,7 @@ class WritingTask(Task):
         task._target_frame = SpecialTokenFrame(row, row)  # pyright: ignore
         return task
 
+    @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def prompt_example(self, text: ObjectiveInput, vocabulary) -> Example:
         """Builds the model inputs of a record up to the beginning of the answer, as an example without targets."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
+from pretrainax.reporting.streams import print_progress
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 from pretrainax.tokenization.choices import TokenizerConfig
@@ -31,7 +32,7 @@ def compare(
     kinds: Sequence[str],
     sizes: Sequence[int],
     costs: Costs,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print_progress,
 ) -> JsonObject:
     """Trains a tokenizer of each kind and vocab_size, and measures it on held-out documents.
 

@@ -4,6 +4,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Optional
 
+from pretrainax.config.metric import value_format
+
 METRIC_FORMATS = {  # label and format of each validation metric, in display order
     "loss": ("validation loss", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
@@ -28,7 +30,7 @@ def label_and_format(name: str) -> tuple[str, str]:
     """Returns a metric's label ("validation loss of source=wiki" for "loss/source=wiki") and number format."""
     name, _, part = name.partition("/")
     is_fraction = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
-    label, spec = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_fraction else ".4f"))
+    label, spec = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_fraction else value_format(name)))
     return (f"{label} of {part}" if part else label), spec
 
 

@@ -9,14 +9,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
-from pretrainax import models, zoo
+from pretrainax import zoo
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.models.active import active_parameters
-from pretrainax.models.electra import discriminator_config
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting import tables
 
+# The functions import JAX and the models, which take seconds, for which --help must not wait.
 COLUMNS = "family row config parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
     "Config: the value of `--config` that trains the model; none: this repository has no config for it. Parameters: a "
@@ -28,44 +26,66 @@ LEGEND = (
 )
 
 
-def rows(only: str = "") -> Iterator[tuple[str, ...]]:
-    """Yields a table row, with one cell per column of COLUMNS, for each preset whose name starts with `only`.
+def entries(only: str = "") -> Iterator[JsonObject]:
+    """Yields the values of each preset whose name starts with `only`, by name.
+
+    "active" is the number of parameters per token of a mixture of experts. Values of "layers", "width" and "heads" are
+    strings, because the stacks of a model can differ. A "context" of None is unlimited.
 
     Args:
       only: prefix of the preset names; "" selects all presets.
     """
+    from pretrainax.models.active import active_parameters
+
     differences = json.loads(Path(__file__).with_name("parity.json").read_text())
     for name, (family, variant) in zoo.PRESETS.items():
         if name.startswith(only):
             config = family.preset(variant)
             family_differences = differences.get(family.name, {})
-            yield (
-                family.name,
-                name,
-                family.configs.get(variant, "none"),
-                f"{count(config):,}" + (f" ({active_parameters(config):,})" if config.experts else ""),
-                config.format_size("num_layers"),
-                config.format_size("d_model"),
-                " + ".join(map(_heads, config.sized.values())),
-                _context(config),
-                family.objective,
-                family.paper,
-                *(f"{family_differences[kind]:.0e}" if family_differences else "" for kind in ("logits", "gradient")),
-            )
+            yield {
+                "family": family.name,
+                "preset": name,
+                "config": family.configs.get(variant),
+                "parameters": count(config),
+                "active": active_parameters(config) if config.experts else None,
+                "layers": config.format_size("num_layers"),
+                "width": config.format_size("d_model"),
+                "heads": " + ".join(map(_heads, config.sized.values())),
+                "context": config.position.max_length,
+                "objective": family.objective,
+                "paper": family.paper,
+                "logits": family_differences.get("logits"),
+                "gradients": family_differences.get("gradient"),
+            }
+
+
+def rows(only: str = "") -> Iterator[tuple[str, ...]]:
+    """Yields the values of `entries` as a table row, with one cell per column of COLUMNS."""
+    for entry in entries(only):
+        active = f" ({entry['active']:,})" if entry["active"] is not None else ""
+        cells = entry | {
+            "row": entry["preset"],
+            "config": entry["config"] or "none",
+            "parameters": f"{entry['parameters']:,}{active}",
+            "context": "any" if entry["context"] is None else f"{entry['context']:,}",
+        }
+        cells |= {kind: "" if entry[kind] is None else f"{entry[kind]:.0e}" for kind in ("logits", "gradients")}
+        yield tuple(cells[column] for column in COLUMNS)
 
 
 def count(config: ModelConfig) -> int:
     """Counts the parameters of a model, excluding the generator of ELECTRA and DeBERTa v3, as the papers do."""
+    import jax
+
+    from pretrainax import models
+    from pretrainax.models.electra import discriminator_config
+
     config = discriminator_config(config) if config.generator else config
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
 
 def _heads(config: ModelConfig) -> str:
     return f"{config.num_heads}" if config.kv_heads == config.num_heads else f"{config.num_heads} / {config.kv_heads}"
-
-
-def _context(config: ModelConfig) -> str:
-    return "any" if config.position.max_length is None else f"{config.position.max_length:,}"
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
@@ -87,13 +107,19 @@ def main() -> None:
     as_markdown = flags.DEFINE_bool("markdown", False, "Print the table as the Markdown page docs/zoo.md")
 
     def run() -> int:
-        table = list(rows(only.value))
-        if not table:
+        if not any(name.startswith(only.value) for name in zoo.PRESETS):
             raise UserError(f"--only={only.value}: no preset has a name with this prefix")
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # nothing runs on a device
+        if cli.prints_json():
+            cli.print_json(list(entries(only.value)))
+            return 0
+        table = list(rows(only.value))
         print((markdown if as_markdown.value else format_table)(table), end="")
         return 0
 
-    cli.run(run)
+    cli.run(run, has_json=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,57 @@ def test_the_alternatives_of_a_kind_are_its_classes_and_no_base():
     assert "TFDS" in {cls.__name__ for cls in Choice.alternatives(kinds.Source)}
 
 
+@pytest.mark.parametrize(
+    "kind, text, names",
+    [
+        *((kinds.Objective, text, ["MaskedLM"]) for text in ("MLM()", "mlm", "Mlm(rate=0.3)", "masked_lm", "Masked")),
+        *((kinds.Objective, text, ["CausalLM"]) for text in ("CLM", "causal-lm()")),
+        (kinds.Objective, "LM()", ["BidirectionalLM", "CausalLM", "MaskedLM", "PrefixLM"]),
+        (kinds.Objective, "RTD", ["ReplacedTokenDetection"]),
+        (kinds.Objective, "NSP", ["NextSentencePrediction"]),
+        (kinds.Objective, "SOP", ["SentenceOrderPrediction"]),
+        (kinds.Objective, "FIM", ["FillInTheMiddle"]),
+        (kinds.Objective, "QA", ["ExtractiveQA"]),
+        *((kinds.Optimizer, text, ["AdamW"]) for text in ("adam_w", "adamw()", "Adam", "ADAMW(b2=0.98)")),
+        (kinds.Optimizer, "Soap", ["SOAP"]),
+        (kinds.Schedule, "WSD", ["WarmupStableDecay"]),
+        (kinds.Schedule, "cosine", ["WarmupCosine"]),
+        (kinds.TokenizerConfig, "bbpe", ["ByteBPE"]),
+        (kinds.Tuning, "lora", ["LoRA"]),
+        (kinds.Source, "csv", ["Csv"]),
+        (kinds.Source, "TextFile", ["TextFiles"]),
+    ],
+)
+def test_an_abbreviation_suggests_the_class(kind, text, names):
+    text = text.replace("-", "_")
+    with pytest.raises(UserError, match=f"did you mean {' or '.join(map(repr, names))}\\?$"):
+        kind.parse(text)
+
+
+@pytest.mark.parametrize("kind", ["Objective", "Optimizer", "Schedule", "Source", "TokenizerConfig", "Tuning"])
+def test_each_class_is_suggested_for_its_name_in_another_case(kind):
+    kind = getattr(kinds, kind)
+    for name in (cls.__name__ for cls in Choice.alternatives(kind)):
+        for typed in (name.lower(), name.upper(), f"{name[0]}_{name[1:]}"):
+            if typed != name:
+                with pytest.raises(UserError, match=f"did you mean {name!r}\\?$"):
+                    kind.parse(typed)
+
+
+@pytest.mark.parametrize("text", ["x", "_", "sgd", "T5", "not_a_class()"])
+def test_a_name_like_no_other_lists_what_is_allowed(text):
+    with pytest.raises(UserError, match="unknown Optimizer .*, allowed: AdEMAMix, Adafactor"):
+        kinds.Optimizer.parse(text)
+
+
+def test_a_base_class_is_no_choice():
+    for base in (value for value in vars(kinds).values() if isinstance(value, type) and issubclass(value, Choice)):
+        bases = [cls.__name__ for cls in Choice.alternatives(base) if (cls.__doc__ or "").startswith("Base class")]
+        assert bases == [] and not {"TextTask", "WritingTask"} & set(base.names())
+    with pytest.raises(UserError, match="unknown Objective 'TextTask'"):
+        kinds.Objective.parse("TextTask()")
+
+
 @pytest.mark.slow
 def test_a_base_cannot_be_chosen():
     with pytest.raises(UserError, match="unknown choice 'Schedule'"):

@@ -1,5 +1,6 @@
 """What is printed after a run can be typed as it stands."""
 
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from pretrainax.config import Phase
+from pretrainax.config import Classify, Phase
 from pretrainax.config.serialization import dump, load
 from pretrainax.interop.adaptations import Layers
 from pretrainax.runs import next_steps
@@ -29,6 +30,7 @@ def commands(text: str) -> dict[str, list[str]]:
 def workdir(tmp_path, monkeypatch, text):
     """Of a run, as far as the commands ask for it, below the folder where they are typed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
 
     def write(name: str, variant: str, *phases: Phase) -> None:
         experiment = tiny.get_config(variant)
@@ -46,7 +48,10 @@ def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
     assert found["evaluate"][-1] == f"--from={ODD}"
     exported = ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface", "--config=configs/gpt2.py"]
     assert found["export to transformers"][-4:] == exported
-    assert found["train on from here"][3:] == [
+    assert found["evaluate"][:2] == ["pretrainax", "evaluate"]
+    assert found["train on from here"] == [
+        "pretrainax",
+        "train",
         "--config=configs/gpt2.py",
         "--config.train.steps=2",
         f"--config.checkpoint.init_from={ODD}",
@@ -74,7 +79,7 @@ def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):
     ):
         workdir("run", "gpt", Phase(steps=10), last)
         found = commands(next_steps.after_training("run", []))
-        assert found["train longer"][3:-1] == ["--config.train.steps=80", *flags, "--extend"]
+        assert found["train longer"][2:-1] == ["--config.train.steps=80", *flags, "--extend"]
 
 
 def test_a_longer_run_of_records_keeps_its_warmup_and_needs_no_epochs(workdir):
@@ -86,7 +91,7 @@ def test_a_longer_run_of_records_keeps_its_warmup_and_needs_no_epochs(workdir):
     words = ["--config=finetune:classification", "--config.train.epochs=3", "--config.train.epochs", "2"]
     found = commands(next_steps.after_training("run", words))
     flags = ["--config=finetune:classification", "--config.train.steps=80", "--config.schedule.warmup_steps=5"]
-    assert found["train longer"][3:-1] == [*flags, "--extend"]
+    assert found["train longer"][2:-1] == [*flags, "--extend"]
     assert "--config.train.epochs=3" in found["train on from here"]
 
 
@@ -97,20 +102,49 @@ def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
     assert "huggingface export" not in text
 
 
+@pytest.mark.parametrize(
+    "variant, use, words",
+    [
+        ("gpt", "generate", ["generate", "--from=a run", "Once upon a time"]),
+        ("t5", "generate", ["generate", "--from=a run", "The <extra_id_0> walks in <extra_id_1> park"]),
+        ("bert", "fill", ["generate", "--from=a run", "--fill=5", "The [MASK] walks in the park."]),
+        ("elmo", None, []),
+    ],
+)
+def test_the_first_commands_use_the_model(variant, use, words, workdir):
+    workdir("a run", variant)
+    for text in (next_steps.after_training("a run", []), next_steps.after_import("a run")):
+        found = commands(text)
+        assert [name for name in found if name in ("generate", "fill", "predict")] == ([use] if use else [])
+        assert use is None or (next(iter(found)) == use and found[use] == ["pretrainax", *words])
+
+
+def test_a_model_with_the_head_of_a_task_predicts(workdir):
+    workdir("run", "bert")
+    experiment = tiny.get_config("bert")
+    experiment.objective = Classification(labels=("bad", "good"))
+    experiment.model = dataclasses.replace(experiment.model, masked_lm_head=False, head=Classify(2, kind="single"))
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    files = ["--input=records.jsonl", "--output=predictions.jsonl"]
+    assert commands(next_steps.after_import("run"))["predict"] == ["pretrainax", "predict", "--from=run", *files]
+
+
 @pytest.mark.parametrize("given", [["--workdir=a b"], ["--workdir", "a b"], ["-workdir", "a b"], []])
-def test_the_command_that_resumes_has_the_workdir_that_was_used_once(given):
+def test_the_command_that_resumes_has_the_workdir_that_was_used_once(given, monkeypatch):
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
     line = next_steps.resume_command("runs/x y", ["--config=c.py", *given, "--config.train.steps=2"])
-    assert shlex.split(line)[3:] == ["--config=c.py", "--config.train.steps=2", "--workdir=runs/x y"]
+    assert shlex.split(line) == ["pretrainax", "train", "--config=c.py", "--config.train.steps=2", "--workdir=runs/x y"]
 
 
 def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert os.path.abspath(shlex.split(next_steps.resume_command("run", []))[0]) == sys.executable
-    (tmp_path / "python").symlink_to("/bin/true")
-    (tmp_path / "python").chmod(0o755)
-    assert os.path.abspath(shlex.split(next_steps.resume_command("run", []))[0]) == sys.executable
+    for name in ("python", "pretrainax"):  # those of another environment
+        (tmp_path / name).symlink_to("/bin/true")
+    words = shlex.split(next_steps.resume_command("run", []))
+    assert os.path.abspath(words[0]) == sys.executable and words[1:4] == ["-m", "pretrainax", "train"]
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
-    assert shlex.split(next_steps.resume_command("run", []))[0] == "python"
+    assert shlex.split(next_steps.resume_command("run", []))[0] == "pretrainax"
 
 
 @pytest.mark.slow
@@ -122,12 +156,13 @@ def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
     assert done.returncode == 0, done.stderr
     printed = done.stderr[done.stderr.index("what next") :].splitlines()[1:]
     lines = {line.strip().split("  ")[0]: line.strip().split("  ", 1)[1] for line in printed}
-    commands = ("evaluate", "export to transformers", "train longer", "train on from here")
+    commands = ("generate", "evaluate", "export to transformers", "train longer", "train on from here")
     assert list(lines) == [*commands, "curves in TensorBoard"]
     outputs = {}
     for name in commands:
         outputs[name] = subprocess.run(lines[name], shell=True, cwd=ROOT, env=ENV, capture_output=True, text=True)
         assert outputs[name].returncode == 0, outputs[name].stderr
+    assert outputs["generate"].stdout.startswith("Once upon a time")
     assert "teacher-forced" in outputs["evaluate"].stdout
     assert (pathlib.Path(f"{workdir}-huggingface") / "model.safetensors").exists()
     assert (pathlib.Path(f"{workdir}-more") / "metrics.jsonl").exists()
@@ -145,4 +180,4 @@ def test_a_run_that_a_signal_ends_prints_the_command_that_resumes_it(tmp_path, t
     out = run([sys.executable, "-c", code, *flags])
     assert out.returncode == 75
     resume = shlex.split(last_line(out).removeprefix("to resume: "))
-    assert resume[3:-1] == flags and resume[-1].startswith("--workdir=runs/tiny-gpt-")
+    assert resume[-len(flags) - 1 : -1] == flags and resume[-1].startswith("--workdir=runs/tiny-gpt-")

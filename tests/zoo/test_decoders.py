@@ -8,6 +8,7 @@ import pytest
 
 from pretrainax import zoo
 from pretrainax.config import LinearScaling, LongContextScaling, MixtureOfExperts, RotaryPositions, UserError
+from pretrainax.zoo import llama
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
@@ -245,9 +246,9 @@ def test_a_released_config_json_is_the_row(name):
 NORM_EPS = {"1_7b": 1e-6, "1_13b": 1e-6, "1_33b": 1e-6, "1_65b": 1e-5}
 
 
-@pytest.mark.parametrize("variant", zoo.llama.SIZES)
+@pytest.mark.parametrize("variant", llama.SIZES)
 def test_the_epsilon_of_llama_is_that_of_each_release(variant):
-    assert zoo.llama.llama(variant).norm_epsilon == NORM_EPS.get(variant, 1e-5)
+    assert llama.llama(variant).norm_epsilon == NORM_EPS.get(variant, 1e-5)
 
 
 def test_both_ways_of_writing_rotary_positions_are_read():

@@ -10,6 +10,7 @@ import numpy as np
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import Example, Lengths, has_loss, has_word_labels, is_encoder_decoder
 from pretrainax.data.objectives import Objective, Statistic
+from pretrainax.files.json_files import JsonObject
 
 _MAX_TOKENS, _MAX_ROWS = 200_000, 256  # limits of a measurement, so that it takes less than a second
 _PERCENT_PREFIXES = ("padding", "unknown", "rows without")  # statistics with these names are printed in percent
@@ -116,6 +117,30 @@ def format_statistic(stat: Statistic) -> str:
     if stat.name.startswith(_PERCENT_PREFIXES):
         return f"{stat.measured:.2%}"
     return f"{stat.measured:,.0f}" if stat.measured >= 100 else f"{stat.measured:.4g}"
+
+
+def values(measured: Measurement) -> JsonObject:
+    """Returns the measured and expected statistics as values that JSON supports."""
+    groups = [(group.name, group.statistics) for group in measured.groups] + [("rows", measured.statistics)]
+    statistics = [
+        {
+            "group": name,
+            "name": stat.name,
+            "measured": float(stat.measured),
+            "expected": stat.expected,
+            "tolerance": stat.tolerance if stat.expected is not None else None,
+            "off": stat.is_off,
+        }
+        for name, group in groups
+        for stat in group
+    ]
+    plan = {name: float(value) for name, value in measured.plan.items()}
+    return {"rows": measured.rows, "statistics": statistics, "plan": plan}
+
+
+def format_plan_value(value: float) -> str:
+    """Formats a statistic of the row plan: counts with all digits, fractions with four."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
 
 
 def _row_statistics(

@@ -96,7 +96,8 @@ def _table(measured: check.Measurement) -> str:
         for statistic in group.statistics
     ]
     rows += [_statistic(statistic.name, statistic) for statistic in measured.statistics]
-    rows += [f"<tr><td>{_escape(name)}<td class=n>{value:,.4g}<td><td>" for name, value in measured.plan.items()]
+    for name, value in measured.plan.items():
+        rows.append(f"<tr><td>{_escape(name)}<td class=n>{check.format_plan_value(value)}<td><td>")
     return f"<table>{header}{''.join(rows)}</table>"
 
 

@@ -17,6 +17,7 @@ from pretrainax.data.batch import (
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.visible import visible
 
 # Kind of a piece -> description.
@@ -59,6 +60,11 @@ class View(NamedTuple):
     title: str
     panels: list[Panel]
     notes: list[str]  # for example labels
+
+    def values(self) -> JsonObject:
+        """Returns the view as values that JSON supports, with the fields of `View`, `Panel` and `Piece`."""
+        panels = [{"name": p.name, "pieces": [piece._asdict() for piece in p.pieces]} for p in self.panels]
+        return {"title": self.title, "notes": self.notes, "panels": panels}
 
 
 class TokenTexts:

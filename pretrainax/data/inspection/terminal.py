@@ -2,7 +2,7 @@
 
 import textwrap
 
-from pretrainax.data.inspection.check import Measurement, format_statistic
+from pretrainax.data.inspection.check import Measurement, format_plan_value, format_statistic
 from pretrainax.data.inspection.row_view import Piece, View
 from pretrainax.reporting.tables import text_table
 
@@ -56,7 +56,7 @@ def table(measured: Measurement) -> str:
             expected = "" if statistic.expected is None else f"{statistic.expected:.4g} ± {statistic.tolerance:.2g}"
             verdict = "" if statistic.expected is None else "OFF" if statistic.is_off else "ok"
             rows.append((f"{name}: {statistic.name}", format_statistic(statistic), expected, verdict))
-    rows += [(f"plan: {name}", f"{value:,.4g}", "", "") for name, value in measured.plan.items()]
+    rows += [(f"plan: {name}", f"{format_plan_value(value)}", "", "") for name, value in measured.plan.items()]
     return f"measured over {measured.rows} rows\n{text_table(rows, '<>><')}"
 
 

@@ -26,6 +26,7 @@ from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, locked, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard
+from pretrainax.reporting.streams import print_progress
 from pretrainax.storage.places import with_urls
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
@@ -89,7 +90,7 @@ class Recipe(NamedTuple):
 
 def prepare(
     experiment: Experiment,
-    report: Callable[[str], None] = print,
+    report: Callable[[str], None] = print_progress,
     elsewhere: Optional[TaskRunner] = None,
     saved_tokenizer: Optional[str] = None,
 ) -> Prepared:
@@ -125,7 +126,9 @@ def prepare(
     return prepared
 
 
-def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
+def prepare_share(
+    experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print_progress
+) -> str:
     """Tokenizes every `count`-th shard of each split, starting at shard `index`; returns a message for the user.
 
     Several machines can prepare a corpus in parallel, each with a different `index` from 0 to `count` - 1.

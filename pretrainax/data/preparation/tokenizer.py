@@ -20,6 +20,7 @@ from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard, texts_of
 from pretrainax.files.atomic_files import replacing_folder
 from pretrainax.files.object_names import path_below
+from pretrainax.reporting.streams import print_progress
 from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
@@ -28,7 +29,7 @@ _CHECKSUM_FILE = "checksums.json"  # file with the checksums of all other files 
 _MAX_SAMPLED_SHARDS = 256  # maximum number of shards per component from which text is sampled
 
 
-def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
+def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print_progress) -> Tokenizer:
     """Loads a config's tokenizer, after training it if the cache lacks it, without preparing corpora."""
     source = experiment.data.source
     with open_cache(experiment.data) as (cache, workers):

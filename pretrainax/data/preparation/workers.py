@@ -6,10 +6,12 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any, Optional
 
 from pretrainax.config import UserError
@@ -32,17 +34,22 @@ class Workers:
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
         )
         self._context = multiprocessing.get_context("spawn")  # not fork, because JAX and tokenizers start threads
-        self._stop: Any = None  # event that tells the workers to stop their tasks
+        self._stop: Optional[Connection] = None  # a pipe's write end; closing it tells the workers to stop their tasks
         self._pool: Optional[ProcessPoolExecutor] = None
+        self._signals: list[signal.Signals] = []  # signals whose default action `__exit__` restores
         self.worked = False
 
     def __enter__(self) -> "Workers":
+        self._signals = _raise_on_ending_signals() if self._count > 1 else []
         return self
 
     def __exit__(self, *_) -> None:
+        if self._stop is not None:
+            self._stop.close()
         if self._pool is not None:
-            self._stop.set()
             self._pool.shutdown(cancel_futures=True)
+        for number in self._signals:
+            signal.signal(number, signal.SIG_DFL)
 
     def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
         """Calls function(*task) in the pool for each task, and yields the results in order of completion.
@@ -58,8 +65,8 @@ class Workers:
             return
         if self._pool is None:
             check_shared_memory("prepare_workers", self._count, alone=1)
-            self._stop = self._context.Event()
-            self._pool = ProcessPoolExecutor(self._count, self._context, _initialize_worker, (self._stop, "false"))
+            stopped, self._stop = self._context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(self._count, self._context, _initialize_worker, (stopped, "false"))
         try:
             for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
                 yield future.result()
@@ -82,42 +89,71 @@ class Workers:
         if self._count == 1:
             return function(*arguments)
         check_shared_memory("prepare_workers", self._count, alone=1)
-        interrupted = self._context.Event()
+        interrupted, interrupt = self._context.Pipe(duplex=False)  # closed by an exception
         with ProcessPoolExecutor(1, self._context, _initialize_separate_worker, (interrupted,)) as pool:
             try:
                 return pool.submit(function, *arguments).result()
             except BrokenProcessPool as e:
                 raise UserError("the process that trains the tokenizer was killed, possibly for lack of memory") from e
             except BaseException:
-                interrupted.set()
+                interrupt.close()
                 raise
 
 
-_stop: Any = None  # in a worker process: the stop event of the parent's `Workers`; None in other processes
+def _raise_on_ending_signals() -> list[signal.Signals]:
+    """Makes SIGTERM and SIGHUP raise SystemExit, so that `Workers` ends its processes and releases its semaphores.
+
+    By default, these signals kill this process at once. Returns the signals that had their default action; signals that
+    are ignored (`nohup`) or have a handler are left alone. Only the main thread can set handlers.
+    """
+
+    def end(number: int, _: Any) -> None:
+        for ending in signals:
+            signal.signal(ending, signal.SIG_IGN)  # the exit is under way
+        name = signal.Signals(number).name
+        print(f"pretrainax: {name}: the preparation ends; the same command continues it", file=sys.stderr, flush=True)
+        sys.exit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = [s for s in (signal.SIGTERM, signal.SIGHUP) if is_main and signal.getsignal(s) == signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, end)
+    return signals
 
 
-def _initialize_worker(stop: Any, threads: str) -> None:
-    global _stop
-    _stop = stop
+_stopped = threading.Event()  # in a worker process: whether its parent process has told it to stop
+
+
+def _initialize_worker(stop: Connection, threads: str) -> None:
+    """Initializes a process of the pool.
+
+    Args:
+      stop: the read end of a pipe, whose write end the parent closes to stop the tasks. A `multiprocessing.Event` would
+        block the parent forever if a signal had killed a worker that waits for it.
+      threads: TOKENIZERS_PARALLELISM; "true": several threads, "false": one thread per process.
+    """
+    _initialize(threads)
+    _call_after(lambda: stop.poll(None), _stopped.set)
+
+
+def _initialize_separate_worker(interrupted: Connection) -> None:
+    _initialize("true")
+    _call_after(lambda: interrupted.poll(None), _exit)
+
+
+def _initialize(threads: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives and handles SIGINT
-    os.environ["TOKENIZERS_PARALLELISM"] = threads  # "true": several threads | "false": one thread per process
-
-    _exit_after(multiprocessing.parent_process().join)
-
-
-def _initialize_separate_worker(interrupted: Any) -> None:
-    _initialize_worker(None, "true")
-    _exit_after(interrupted.wait)
+    os.environ["TOKENIZERS_PARALLELISM"] = threads
+    _call_after(multiprocessing.parent_process().join, _exit)
 
 
-def _exit_after(wait: Callable) -> None:
-    """Exits this process with status 1 as soon as `wait` returns; `wait` runs in a daemon thread."""
+def _call_after(wait: Callable, function: Callable) -> None:
+    """Calls `function` as soon as `wait` returns; `wait` runs in a daemon thread."""
+    threading.Thread(target=lambda: (wait(), function()), daemon=True).start()
 
-    def end():
-        wait()
-        os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+def _exit() -> None:
+    os._exit(1)
 
 
 def check_shared_memory(field: str, count: int, alone: int) -> None:
@@ -138,9 +174,9 @@ def check_shared_memory(field: str, count: int, alone: int) -> None:
 
 
 def until_stopped(items: Iterator) -> Iterator:
-    """Yields the items, but raises InterruptedError as soon as the parent process sets this worker's stop event."""
+    """Yields the items, but raises InterruptedError as soon as the parent process tells this worker to stop."""
     for item in items:
-        if _stop is not None and _stop.is_set():
+        if _stopped.is_set():
             raise InterruptedError("stopped by the parent process")
         yield item
 

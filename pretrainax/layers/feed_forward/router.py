@@ -16,7 +16,7 @@ declare(
     Metric("balance_loss", "load-balancing loss of the routers, times its weight: the mean over layers"),
     Metric("router_z_loss", "mean square of the routers' log-normalisers, times its weight"),
     Metric("expert_imbalance", "tokens of the busiest expert divided by the mean: the mean over layers; 1 is balanced"),
-    Metric("dead_experts", "number of experts in all layers that received no token"),
+    Metric("dead_experts", "number of experts in all layers that received no token", is_count=True),
     Metric("router_entropy", "entropy of a router over experts, in nats per token: the mean over layers"),
     Metric("dropped_fraction", "fraction of assignments dropped because the expert was full"),
 )

@@ -61,7 +61,7 @@ class LanguageModel(Head):
             "targets with all tokens predicted correctly, as greedy decoding would",
             larger_is_better=True,
         ),
-        Metric("loss_tokens", "target tokens"),
+        Metric("loss_tokens", "target tokens", is_count=True),
         Metric("total_loss", "sum of the loss and the losses of other heads"),
     )
     partition_rules = (

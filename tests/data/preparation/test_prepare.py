@@ -289,10 +289,10 @@ def test_two_runs_at_a_time_end_with_one_corpus(tmp_path, lines):
     run(tmp_path / "whole", JsonLines(str(lines), valid_fraction=0.3)).tokenizer.save(str(tmp_path / "tokenizer"))
     command = [sys.executable, "slow.py", str(lines), str(tmp_path / "cache"), "0.1", "1", "tokenizer"]
     both = [
-        subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stdout=subprocess.PIPE)
+        subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=60)[0].decode() for process in both]
+    said = [process.communicate(timeout=60)[1].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum(text.count("tokenizing train") for text in said) == 1
     assert sum(text.count("waiting for another process") for text in said) >= 1

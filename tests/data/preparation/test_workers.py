@@ -3,12 +3,18 @@
 import errno
 import multiprocessing.synchronize
 import os
+import pathlib
+import random
+import signal
+import subprocess
+import time
 
 import pytest
 
 from pretrainax.config import UserError
 from pretrainax.data.pipeline import iterate
 from pretrainax.data.preparation.workers import Workers
+from tests.support.runs import ENV, ROOT, TINY, preparing
 
 
 @pytest.fixture(params=[errno.EROFS, errno.ENOENT, errno.ENOSYS])
@@ -32,3 +38,48 @@ def test_tokenizing_without_shared_memory_is_one_line(no_shared_memory):
             workers.apart(int, "1")
     with Workers(1) as workers:
         assert list(workers.run(int, [("1",), ("2",)])) == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory) -> pathlib.Path:
+    """Text on which a tokenizer trains for some seconds."""
+    folder, rng = tmp_path_factory.mktemp("long"), random.Random(0)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(30_000)]
+    for i in range(4):
+        (folder / f"{i}.txt").write_text(" ".join(rng.choices(words, k=400_000)))
+    return folder
+
+
+def children(process: int) -> list[str]:
+    return pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
+@pytest.mark.parametrize("delay", [0, 0.5])  # while the workers start, and while they work
+@pytest.mark.parametrize(
+    "send, number", [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal.SIGTERM)]
+)
+def test_a_preparation_that_a_signal_ends_leaves_no_process_and_no_semaphore(send, number, delay, long_text, tmp_path):
+    sizes = [f"--config.{part}.vocab_size=8000" for part in ("model", "tokenizer")]
+    words = preparing(f"{TINY}:gpt", long_text, tmp_path, "--config.data.prepare_workers=2", *sizes)
+    process = subprocess.Popen(words, cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while len(started := children(process.pid)) < 3 and time.monotonic() < deadline:  # two workers and their tracker
+        time.sleep(0.01)
+    time.sleep(delay)
+    send(process.pid, number)
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert "the preparation ends; the same command continues it" in stderr and "leaked" not in stderr
+    deadline = time.monotonic() + 5
+    left = started
+    while left and time.monotonic() < deadline:
+        left = [child for child in left if command_line(child)]
+    assert left == []
+
+
+def command_line(process: str) -> str:
+    """Returns the command line of a process; "" for a zombie."""
+    try:
+        return pathlib.Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return ""

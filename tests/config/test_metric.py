@@ -1,0 +1,60 @@
+"""Counts are printed without decimals, other metrics with four."""
+
+import math
+import re
+
+import pytest
+
+from pretrainax.config.choice import import_built_in
+from pretrainax.config.metric import METRICS, metric_text
+from pretrainax.data.inspection.check import format_plan_value
+from pretrainax.models import heads  # noqa: F401  declares its metrics
+from pretrainax.scoring.results import Result, results_table, table_over_steps
+from pretrainax.training import metrics  # noqa: F401  declares the metrics of all runs
+from pretrainax.training.metric_labels import label_and_format
+
+import_built_in()
+
+
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("loss_tokens", 1216.0, "1,216"),
+        ("loss_tokens/source=wiki", 1e9, "1,000,000,000"),
+        ("labels", 0.0, "0"),
+        ("no_label", 3, "3"),
+        ("dead_experts", 1.5, "1.5"),  # a mean over batches
+        ("dead_experts", 1 / 3, "0.3333"),
+        ("text_bytes", 123456789012.0, "123,456,789,012"),
+        ("loss", 2.0, "2.0000"),
+        ("accuracy", 1.0, "1.0000"),
+        ("unknown to the registry", 3.0, "3.0000"),
+        ("loss_tokens", math.nan, "nan"),
+        ("loss", math.inf, "inf"),
+    ],
+)
+def test_a_count_has_no_decimals(name, value, text):
+    assert metric_text(name, value) == text
+
+
+def test_every_number_of_things_is_declared_as_a_count():
+    counts = re.compile(r"number of|so far|^labels |^target tokens$")
+    assert {name for name, metric in METRICS.items() if counts.search(metric.meaning)} == {
+        name for name, metric in METRICS.items() if metric.is_count
+    }
+
+
+def test_tables_print_counts_without_decimals():
+    results = [
+        Result("a source", "no_label", value, None, {"records": 7}, "", step=step)
+        for value, step in ((3.0, 1), (4.0, 2))
+    ]
+    for table in (results_table(results), table_over_steps(results)):
+        assert re.search(r"\b3\b", table) and ".0000" not in table
+    label, spec = label_and_format("no_label")
+    assert format(3.0, spec) == "3" and label == "no label"
+
+
+@pytest.mark.parametrize("value, text", [(123456.0, "123,456"), (7, "7"), (0.25, "0.25"), (0.98765, "0.9877")])
+def test_a_row_plan_prints_all_digits_of_its_counts(value, text):
+    assert format_plan_value(value) == text
