@@ -54,7 +54,7 @@ def here(options: argparse.Namespace, seed: int) -> dict[str, float]:
     seconds = time.perf_counter() - start
     lines = runs.lines(workdir)
     (accuracy,) = (line["accuracy"] for line in lines if line["split"] == "valid")
-    speeds = [ROWS / line["step_seconds"] for line in lines if "step_seconds" in line]
+    speeds = [ROWS / line["step_seconds"] for line in lines if line.get("step_seconds")]
     return {"accuracy": accuracy, "speed": statistics.median(speeds), "seconds": seconds}
 
 

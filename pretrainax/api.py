@@ -19,6 +19,7 @@ from pretrainax.data.batch import Batch
 from pretrainax.data.pipeline import iterate
 from pretrainax.models import AnyModel
 from pretrainax.planning.current_devices import ResolveRemat
+from pretrainax.planning.memory_check import MemoryCheck
 from pretrainax.runs.custom_model import BuildModel, CustomStart, ExtraLoss, check_custom
 from pretrainax.runs.train import open_run
 from pretrainax.runs.train import train as train_run
@@ -141,6 +142,7 @@ def train(
     extra_loss: Optional[ExtraLoss] = None,
     model: Optional[BuildModel] = None,
     extend: bool = False,
+    check_memory: bool = True,
 ) -> int:
     """Trains a complete run, like `python -m pretrainax.main`, and returns the exit code.
 
@@ -154,6 +156,8 @@ def train(
       model: function (config.model, compute) -> Linen module that replaces the model; see `BuildModel`.
       extend: whether raising the number of steps of an existing run may change the learning rates, or the mixture of
         datasets, of steps that are already done; the same as the flag --extend.
+      check_memory: whether to raise UserError for a run whose estimated memory exceeds the memory of a device, as
+        without the flag --nocheck_memory; if False, or with your own `model`, there is only a warning, or no check.
 
     Raises:
       UserError: the config or the input is invalid.
@@ -166,7 +170,7 @@ def train(
             experiment,
             folder,
             extend=extend,
-            callbacks=[ResolveRemat(), *callbacks],
+            callbacks=[ResolveRemat(), *([MemoryCheck(check_memory)] if model is None else []), *callbacks],
             start=CustomStart(extra_loss, model),
         )
 

@@ -14,6 +14,9 @@ one run per value of a field. Both flags together train one run per combination.
 interruption. At the end, the command prints a table and writes runs.json. Both list each run's best checkpoint, by the
 metric that selects checkpoints, with medians and spreads.
 
+A run whose estimated memory exceeds the memory of a device (on CPUs: the memory that is available) ends with the
+cheapest change that makes it fit; `--nocheck_memory` starts it anyway.
+
 --config.train.profile_steps=10:13 profiles steps 10 to 13. On the signal SIGUSR1, the run profiles its next steps. See
 docs/how-to/profile.md.
 
@@ -35,6 +38,9 @@ from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
 _EXTEND = flags.DEFINE_bool(
     "extend", False, "Allow a longer run to change the learning rate (or mixture) that its plan had so far"
 )
+_CHECK_MEMORY = flags.DEFINE_bool(
+    "check_memory", True, "Refuse a run whose estimated memory exceeds the memory of a device; --nocheck_memory warns"
+)
 _SEEDS = flags.DEFINE_integer(
     "seeds", None, "Number of runs to train, with consecutive seeds from config.train.seed", lower_bound=1
 )
@@ -53,7 +59,7 @@ def main() -> int:
     # Imported after the flags are validated; loader workers must not import JAX.
     if _SEEDS.value is not None or _SWEEP.value:
         return _train_grid(experiment, workdir, request)
-    from pretrainax.planning import current_devices
+    from pretrainax.planning import current_devices, memory_check
     from pretrainax.profiling import report
     from pretrainax.runs import header, next_steps
     from pretrainax.runs.train import train
@@ -72,7 +78,11 @@ def main() -> int:
             goodput.process_age(),
             paper=header.Paper(cli.paper_source(), cli.deviations()),
             extend=_EXTEND.value,
-            callbacks=[current_devices.ResolveRemat(), profiles.Profiles(request, report.run_report)],
+            callbacks=[
+                current_devices.ResolveRemat(),
+                memory_check.MemoryCheck(_CHECK_MEMORY.value),
+                profiles.Profiles(request, report.run_report),
+            ],
         )
         message = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
     if code == 0 and is_first:

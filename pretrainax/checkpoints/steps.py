@@ -33,6 +33,13 @@ def list_steps(directory: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
 
 
+def has_checkpoints(directory: str) -> bool:
+    """Checks whether a run's `checkpoints` folder has a checkpoint, also a damaged, misnamed or replaced one."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    incomplete = re.compile(r"\.|\d+\.(saving|deleted)\b")
+    return any(incomplete.match(name) is None for name in names)
+
+
 def step_of(folder: str) -> int:
     """Parses the step (the number of updates before the checkpoint) from the path of a checkpoint folder."""
     return int(os.path.basename(folder))

@@ -21,6 +21,7 @@ from pretrainax.runs.samples import show_samples
 from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
 from pretrainax.scoring.results import Result
+from pretrainax.sharding.device_memory import check_parameters_fit
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.corpora import checked_corpora
@@ -59,6 +60,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
         run = stack.enter_context(open_run(experiment))
         log_note = functools.partial(_log_note, run)
         corpus_check = stack.enter_context(checked_corpora(experiment.data, run.prepared.valid, log_note))
+        check_parameters_fit((run.abstract_state.params, run.abstract_frozen), directory)
         run.start.read_frozen(run, directory, is_new=False)
         for origin in origins:
             params = load_plain(origin.steps, run.abstract_state.params, origin.folder)

@@ -22,6 +22,7 @@ from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.models import electra
+from pretrainax.sharding.device_memory import check_parameters_fit
 from pretrainax.sharding.mesh import Device, make_mesh
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import tree_shardings, with_shardings
@@ -121,7 +122,9 @@ def _load_run(
     tokenizer = load_tokenizer(folder)
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
-    mesh = mesh or default_mesh(models.abstract_params(experiment.model), jax.devices())
+    abstract = models.abstract_params(experiment.model)
+    mesh = mesh or default_mesh(abstract, jax.devices())
+    check_parameters_fit(start.placed_start(abstract, mesh), origin.description)
     params = start.load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
     experiment.distill = None
     if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
@@ -141,6 +144,7 @@ def _load_huggingface(
     experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(origin.directory), source.labels)
     mesh = mesh or default_mesh(source.abstract, jax.devices())
     abstract = with_shardings(source.abstract, tree_shardings(mesh, source.abstract))
+    check_parameters_fit(abstract, origin.description)
     return experiment, tokenizer, source.params(abstract), mesh
 
 

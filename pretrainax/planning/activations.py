@@ -45,25 +45,31 @@ class SavedResidual(NamedTuple):
     """An array that the forward pass saves for the backward pass."""
 
     module: str  # the module that computes the array, "decoder/blocks/mlp/up", or "loss" outside the model
-    shape: tuple[int, ...]  # shape in a trace with a batch of 2 rows
+    shape: tuple[int, ...]  # shape in the trace, with a batch of 2 rows or those of a microbatch
     dtype: str
     bytes: float  # per device, for the rows of one microbatch
 
 
-def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
+def saved_residuals(
+    experiment: Experiment, mesh_sizes: dict[str, int], platform: str, single: bool = False
+) -> list[SavedResidual]:
     """Computes the residuals that one device saves for the backward pass of one microbatch.
 
     Args:
       mesh_sizes: size of each mesh axis, {axis of AXES: size}.
       platform: "tpu", "gpu" or "cpu".
+      single: traces once, for the rows of the microbatch, if possible. That is faster than the two traces from which
+        the residuals for any number of rows follow.
     """
     rows = micro_rows(experiment, mesh_sizes)
     shard = shard_experiment(experiment, mesh_sizes)
     shard.train = dataclasses.replace(shard.train, global_batch_size=1, accumulate=1)
     key = config_key(shard)
+    teacher = _teacher_json(experiment, mesh_sizes)
+    if single and rows.is_integer() and mesh_sizes[LENGTH_AXIS] == 1:
+        return _trace(key, int(rows), platform, teacher)
     # The bytes of an array are a constant plus a multiple of the number of rows. Traces with 2 and 4 rows give both
     # numbers.
-    teacher = _teacher_json(experiment, mesh_sizes)
     two_rows, four_rows = (_trace(key, num_rows, platform, teacher) for num_rows in (2, 4))
     bytes_per_row = [(large.bytes - small.bytes) / 2 for small, large in zip(two_rows, four_rows, strict=True)]
     sequence_shards = mesh_sizes[LENGTH_AXIS]

@@ -91,12 +91,15 @@ class Memory:
         return [(name, getattr(self, name)) for name in names if getattr(self, name) or name not in ("ema", "frozen")]
 
 
-def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
+def estimate(
+    experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None, single: bool = False
+) -> Memory:
     """Estimates the memory of one device during a train step of `experiment`.
 
     Args:
       mesh_sizes: size of each mesh axis, {axis of AXES: size}.
       chip: the chip of the devices. If None, the device is a CPU, which computes in float32 and saves attention logits.
+      single: as in `saved_residuals`; for a single estimate, not for a search.
 
     Raises:
       UserError: the batch size or a model dimension is not divisible by the mesh.
@@ -106,7 +109,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     shapes, train = shapes_of(experiment), resolved_train_config(experiment, platform)
     state, frozen = abstract_state(experiment, mesh_sizes), abstract_frozen(experiment, mesh_sizes)
     width = compute_itemsize(experiment, platform)
-    residuals = saved_residuals(experiment, mesh_sizes, platform)
+    residuals = saved_residuals(experiment, mesh_sizes, platform, single)
     parameter_bytes = {
         name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)
     }
@@ -134,7 +137,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
         activations=round(_activation_bytes(experiment, mesh_sizes, residuals, stages, width))
         * (3 if second_order else 1),
         logits=_logit_bytes(experiment, shapes, mesh_sizes, train.loss_chunk, width, platform),
-        workspace=round(row_fraction * _layer_workspace(experiment, mesh_sizes, platform) + gathered_layer),
+        workspace=round(row_fraction * _layer_workspace(experiment, mesh_sizes, platform, single) + gathered_layer),
         copies=copies + gathered_stage + parameters * optimizer.has_gradient_point,
         largest=sorted(_largest_arrays(parameter_bytes, state.opt_state, residuals), key=lambda item: -item[1]),
     )
@@ -198,14 +201,14 @@ def _logit_bytes(
     return round(vocabulary * (logit_width * min(chunk, predicted) + width * model.last_stack.embedding_width))
 
 
-def _layer_workspace(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+def _layer_workspace(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, single: bool) -> float:
     """Estimates the temporary memory of one layer's backward pass as 3 times the layer's largest residual, in bytes.
 
     With rematerialization, the backward pass recomputes the smaller arrays one after another.
     """
     without_remat = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="none"))
-    residuals = [x for x in saved_residuals(without_remat, mesh_sizes, platform) if is_stacked(x.module) and x.shape]
-    bytes_per_layer = [x.bytes / x.shape[0] for x in residuals]  # [L, …]
+    residuals = saved_residuals(without_remat, mesh_sizes, platform, single)
+    bytes_per_layer = [x.bytes / x.shape[0] for x in residuals if is_stacked(x.module) and x.shape]  # [L, …]
     return 3 * max(bytes_per_layer, default=0.0)
 
 

@@ -25,7 +25,7 @@ from pretrainax.sharding.axes import (
 from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.sharding.stages import stages_obstacle
 
-_POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # fastest first
+POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # fastest first
 _MIN_SPLIT_LENGTH = 8192  # minimum tokens per sequence for meshes that split the sequence
 
 
@@ -48,13 +48,18 @@ class Candidate:
 
     def flags(self, before: Experiment) -> str:
         """Returns the command-line flags that turn the config `before` into this candidate's config, or "" if equal."""
-        changed = []
-        train_fields = "train.remat", "train.accumulate", "train.pipeline_schedule"
-        for field_path in (*train_fields, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
-            group, field = field_path.split(".")
-            new, old = (getattr(getattr(e, group), field) for e in (self.experiment, before))
-            changed += [f"--config.{field_path}={new}"] if new != old else []
-        return " ".join(changed)
+        return changed_flags(before, self.experiment)
+
+
+def changed_flags(before: Experiment, after: Experiment) -> str:
+    """Returns the flags that change the fields of `before` that the planner may change to those of `after`."""
+    changed = []
+    train_fields = "train.remat", "train.accumulate", "train.pipeline_schedule", "train.ema_decay"
+    for field_path in (*train_fields, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
+        group, field = field_path.split(".")
+        new, old = (getattr(getattr(e, group), field) for e in (after, before))
+        changed += [f"--config.{field_path}={new}"] if new != old else []
+    return " ".join(changed)
 
 
 def resolve_remat(experiment: Experiment, topology: Topology) -> None:
@@ -78,8 +83,8 @@ def estimate_run(experiment: Experiment, topology: Topology) -> Candidate:
     """
     if experiment.train.remat == "auto":
         assessed = None
-        for policy in _POLICIES:
-            assessed = estimate_run(_changed(experiment, experiment.mesh, remat=policy), topology)
+        for policy in POLICIES:
+            assessed = estimate_run(with_changes(experiment, experiment.mesh, remat=policy), topology)
             if assessed.fits:
                 break
         return assessed
@@ -136,16 +141,16 @@ def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
 def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Optional[Candidate]:
     """Returns the best candidate on a mesh, or None if the mesh does not divide the batch or the model."""
     fitting = (
-        _first_that_fits(experiment, topology, mesh, fields, _accumulations(experiment))
+        _first_that_fits(experiment, topology, mesh, fields, accumulations(experiment))
         for fields in _train_field_choices(mesh)
     )
-    unchanged_candidate = try_estimate(_changed(experiment, mesh), topology)
+    unchanged_candidate = try_estimate(with_changes(experiment, mesh), topology)
     return min(filter(None, (unchanged_candidate, *fitting)), key=_rank, default=None)
 
 
 def _train_field_choices(mesh: MeshConfig) -> Iterator[dict[str, str]]:
     """Yields the rematerialization policies and pipeline schedules to try on a mesh, as fields of `TrainConfig`."""
-    for policy in _POLICIES:
+    for policy in POLICIES:
         if mesh.pipeline == 1:
             yield {"remat": policy}
         else:
@@ -157,7 +162,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
     return not candidate.fits, candidate.roofline.hours if candidate.fits else candidate.memory.total
 
 
-def _accumulations(experiment: Experiment) -> list[int]:
+def accumulations(experiment: Experiment) -> list[int]:
     """Returns the values of `train.accumulate` to try: the current value and its doublings that divide the batch."""
     rows, configured = experiment.train.global_batch_size, experiment.train.accumulate
     return [configured * 2**i for i in range(12) if rows % (configured * 2**i) == 0]
@@ -173,7 +178,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
     current_mesh, accumulate, all_accumulations = (
         experiment.mesh,
         experiment.train.accumulate,
-        _accumulations(experiment),
+        accumulations(experiment),
     )
     meshes = list(_meshes(experiment, topology))
     layer_axes = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
@@ -181,7 +186,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
         mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(current_mesh, axis) for axis in layer_axes)
     ]
     changes: list[Candidate] = []
-    for choices, accumulations in (
+    for choices, counts in (
         ([current_mesh], [accumulate]),
         ([current_mesh], all_accumulations),
         (meshes_with_same_layer_axes, all_accumulations),
@@ -193,7 +198,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
             candidate
             for mesh in choices
             for fields in _train_field_choices(mesh)
-            if (candidate := _first_that_fits(experiment, topology, mesh, fields, accumulations)) is not None
+            if (candidate := _first_that_fits(experiment, topology, mesh, fields, counts)) is not None
         ]
         fastest = min(fitting, key=lambda item: item.roofline.hours, default=None)
         if fastest and (not changes or fastest.roofline.hours < 0.98 * changes[-1].roofline.hours):
@@ -225,13 +230,13 @@ def _first_that_fits(
       accumulations: numbers of microbatches to try, in ascending order.
     """
     for count in accumulations:
-        candidate = try_estimate(_changed(experiment, mesh, **fields, accumulate=count), topology)
+        candidate = try_estimate(with_changes(experiment, mesh, **fields, accumulate=count), topology)
         if candidate is None or candidate.fits:
             return candidate  # None: larger numbers of microbatches do not divide the batch either
     return None
 
 
-def _changed(experiment: Experiment, mesh: MeshConfig, **train: str | int) -> Experiment:
+def with_changes(experiment: Experiment, mesh: MeshConfig, **train: Optional[str | int]) -> Experiment:
     """Returns a copy of the experiment with the given mesh and the given fields of `experiment.train` replaced."""
     return dataclasses.replace(experiment, mesh=mesh, train=dataclasses.replace(experiment.train, **train))
 

@@ -24,7 +24,7 @@ AXES = {
     "tokens": Axis("text_tokens", "tokens of text"),
     "bytes": Axis("text_bytes", "bytes of text"),
     "flops": Axis("flops", "FLOPs"),
-    "time": Axis(SECONDS, "time in steps, without evaluations and checkpoints"),
+    "time": Axis(SECONDS, "time in steps, without compilation, evaluations and checkpoints"),
 }
 # The metrics that are drawn by default, if any run has them; the first metric has the largest panel.
 MAIN_METRICS = ("loss", "bits_per_byte", "accuracy", "gradient_norm", "learning_rate", "tokens_per_second")
@@ -77,7 +77,7 @@ def drawable_numbers(lines: Sequence[Mapping]) -> tuple[list[dict], collections.
     """
     left_out: collections.Counter[str] = collections.Counter()
     numeric = {name for line in lines for name, value in line.items() if _is_number(value)}
-    numeric |= {axis.field for axis in AXES.values()} | {"step_seconds", *MAIN_METRICS}
+    numeric |= {axis.field for axis in AXES.values()} | {"step_seconds", "compile_seconds", *MAIN_METRICS}
     numbers = []
     for line in lines:
         invalid = {
@@ -100,15 +100,18 @@ def _is_drawable(value: float) -> bool:
 
 
 def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
-    """Adds the field "seconds", the total time of all steps so far, to each line.
+    """Adds the field "seconds", the total time of all steps so far without compilation, to each line.
 
-    Starting with the first training line whose time is unknown, "seconds" is None.
+    A step that compiled counts with the mean time of the other steps of its line. If all steps of a line compiled, the
+    line adds no time. Starting with the first training line whose time is unknown, "seconds" is None.
     """
     seconds: Optional[float] = 0.0
     timed, before = [], 0
     for line in lines:
         if line["split"] == "train":
             per_step, steps, before = line.get("step_seconds"), line["step"] - before, line["step"]
+            if per_step is None and line.get("compile_seconds") is not None:
+                per_step = 0.0
             seconds = None if seconds is None or per_step is None else seconds + per_step * steps
         timed.append({**line, SECONDS: seconds})
     return timed

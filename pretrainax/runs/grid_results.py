@@ -11,6 +11,7 @@ from pretrainax.config.grid import GridRun
 from pretrainax.config.metric import larger_is_better
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import text_table
+from pretrainax.training.metrics import read_metrics
 
 _RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median", "spread", "lowest", "highest")
 
@@ -23,11 +24,13 @@ class Result(NamedTuple):
     step: Optional[int] = None  # step of the best checkpoint
     value: Optional[float] = None  # value of the selection metric at this step
     metrics: Optional[JsonObject] = None  # all metrics of the validation at this step
+    compile_seconds: Optional[float] = None  # seconds of the steps that compiled the update, over all starts
 
     def to_json(self) -> JsonObject:
         """Returns this run's row for runs.json."""
         row = {"run": self.run.name, "seed": self.run.seed, "values": self.run.values, "exit_code": self.exit_code}
-        return row | {"step": self.step, "value": self.value, "metrics": self.metrics}
+        row |= {"step": self.step, "value": self.value, "metrics": self.metrics}
+        return row | {"compile_seconds": self.compile_seconds}
 
 
 def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
@@ -38,8 +41,14 @@ def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
     checkpoints = os.path.join(directory, "checkpoints")
     if exit_code != 0 or not os.path.isdir(checkpoints):
         return Result(run, exit_code)
-    best = best_checkpoint(checkpoints, run.experiment.select_by)
-    return Result(run, exit_code) if best is None else Result(run, exit_code, *best)
+    best = best_checkpoint(checkpoints, run.experiment.select_by) or (None, None, None)
+    return Result(run, exit_code, *best, compile_seconds=_compile_seconds(os.path.join(directory, "metrics.jsonl")))
+
+
+def _compile_seconds(path: str) -> Optional[float]:
+    """Sums `compile_seconds` over a metrics.jsonl; returns None if the file is missing or has no such line."""
+    lines = read_metrics(path) if os.path.exists(path) else []
+    return sum(line["compile_seconds"] for line in lines if line.get("compile_seconds")) or None
 
 
 class Group(NamedTuple):

@@ -29,7 +29,7 @@ PARTS = {
     "starting": "starting: imports, building the model",
     "preparing": "preparing the data",
     "restoring": "restoring a checkpoint or initializing",
-    "compiling": "compiling: the first step",
+    "compiling": "compiling: the first step of each shape",
     "waiting": "waiting for data",
     "evaluating": "evaluating",
     "saving": "saving",
@@ -59,6 +59,11 @@ class Goodput:
         """Returns the seconds since this process started."""
         self.to(self._part)
         return sum(self._seconds.values())
+
+    def in_steps(self) -> float:
+        """Returns the seconds that this process has spent on steps and on waiting for their data."""
+        self.to(self._part)
+        return sum(self._seconds[part] for part in ("steps", "redone", "waiting"))
 
     def to(self, part: str) -> None:
         """Counts the time from this call until the next one toward `part`."""

@@ -77,7 +77,7 @@ class Loop:
         self.sums: Mapping[str, Sequence] = {}  # {metric: (sum, count)} over the steps of the last "train" line
         self._requested_stop, self._requests = "", set[str]()  # arguments of `stop` and of `request`
         self.saved = False  # True if this process has saved a checkpoint
-        self.compiled: Optional[Run] = None  # the phase whose update is compiled
+        self.compiled: set[tuple] = set()  # updates and lengths of rows for which a program is compiled
         self.first_step = loop_state.step + 1  # first step of this process; a rollback does not change this number
         self._reset()
 
@@ -86,17 +86,21 @@ class Loop:
         self.writer.check(self.loop_state.metrics_file, self.loop_state.step)
         self.run = self.run.at(self.loop_state.step - 1)
         self.batches = loss_spikes.SkippingBatches(self.run.batches, self.loop_state.rollbacks)
-        # (step, tokens and FLOPs of the step, metrics on the device), for steps whose metrics were not read yet
-        self.pending: list[tuple[int, Counts, dict[str, PyTree]]] = []
+        # (step, its tokens and FLOPs, whether it is timed, its metrics on the device) of steps that were not read
+        self.pending: list[tuple[int, Counts, bool, dict[str, PyTree]]] = []
         self.newest: Optional[dict[str, PyTree]] = None  # metrics of the last step whose metrics were read
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last validation
         self._reset_clock()
         self._select_by(self.run.experiment.select_by)
 
     def _reset_clock(self) -> None:
-        """Resets the times and counts from which the speeds in the next line of metrics.jsonl are computed."""
+        """Resets the times and counts from which the speeds in the next line of metrics.jsonl are computed.
+
+        The speeds are those of the steps that did not compile a program.
+        """
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # seconds of training; seconds of waiting for data; steps
-        self.counts = Counts()  # counts of these steps
+        self.compile_seconds = 0.0  # seconds of the other steps: compilation and the step itself
+        self.counts = Counts()  # counts of the steps in `steps`
         self.flops_done = 0.0  # FLOPs of these steps, without masked blocks that attention skips
 
     def _select_by(self, metric: str) -> None:
@@ -149,9 +153,10 @@ class Loop:
           part: the row of the goodput table to which the time is added.
         """
         self._read_metrics()
+        waited = self.waited
         with self.goodput.on(part):
             yield
-        self.resumed = time.perf_counter()
+        self.resumed, self.waited = time.perf_counter(), waited
 
     def _call(self, method: str, state: TrainState, metrics: Mapping[str, PyTree]) -> None:
         """Calls the callbacks' method `method` between two steps, and excludes the time from the step time."""
@@ -198,15 +203,18 @@ class Loop:
                 self._enter_phase(step)
                 self.callbacks.call("before_step", self, state, {})
                 with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
-                    batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
                     self.goodput.step(step)
-                    is_compiled = self.compiled is self.run
-                    with contextlib.nullcontext() if is_compiled else self.goodput.on("compiling"):
+                    program = id(self.run.step), self.run.train_batches.lengths_of(self.batches.index(step - 1))
+                    is_compiled = program in self.compiled
+                    with contextlib.nullcontext() if is_compiled else self.paused("compiling"):
+                        batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
+                        start = time.perf_counter()
                         state, metrics = self.run.step(state, batch, self.run.frozen)
                         if not is_compiled:  # other processes may take longer to compile
                             jax.block_until_ready(metrics)
-                self.compiled = self.run
-                self._count(step, batch, metrics)
+                            self.compile_seconds += time.perf_counter() - start
+                self.compiled.add(program)
+                self._count(step, batch, metrics, is_compiled)
                 self.callbacks.call("on_step", self, state, metrics)
 
                 self._check_corpora()
@@ -215,11 +223,11 @@ class Loop:
                     return state, PREEMPTED
         return state, 0
 
-    def _count(self, step: int, batch: dict[str, jax.Array], metrics: dict[str, PyTree]) -> None:
+    def _count(self, step: int, batch: dict[str, jax.Array], metrics: dict[str, PyTree], is_timed: bool) -> None:
         """Appends a dispatched step to `pending`, then waits until the devices have finished the step before it."""
         index, work = self.batches.index(step - 1), self.run.work
-        self.flops_done += work.flops_done_of(index)
-        self.pending.append((step, Counts(tokens=tokens_read(batch), flops=work.flops_of(index)), metrics))
+        self.flops_done += work.flops_done_of(index) * is_timed
+        self.pending.append((step, Counts(tokens=tokens_read(batch), flops=work.flops_of(index)), is_timed, metrics))
         self.loop_state.step = step
         if step in (self.first_step, self.first_step + 3):
             self._announce_speed(step - self.first_step)
@@ -316,10 +324,12 @@ class Loop:
     def _announce_speed(self, steps_done: int) -> None:
         """Logs the startup time after the first step (`steps_done` is 0) or, 3 steps later, the estimated time left."""
         jax.block_until_ready(self.pending[-1][-1])
-        now = time.perf_counter()
+        now = self.goodput.in_steps()
         if steps_done == 0:
             self.first_done = now
-            self.writer.note(f"first step {self.goodput.age():.1f} s after the start")
+            self.writer.note(
+                f"first step {self.goodput.age():.1f} s after the start, {self.compile_seconds:.1f} s of it compiling"
+            )
         else:
             remaining = self.run.experiment.train.steps - self.loop_state.step
             seconds = (now - self.first_done) / steps_done * self.run.steps_left(self.loop_state.step)
@@ -329,16 +339,16 @@ class Loop:
         """Copies the metrics of all pending steps to the host and checks them for non-finite values and spikes."""
         if not self.pending:
             return
-        steps, counts_of_steps, on_device = zip(*self.pending, strict=True)
+        steps, counts_of_steps, timed, on_device = zip(*self.pending, strict=True)
         metrics_of_steps = jax.device_get(on_device)
         now = time.perf_counter()
-        self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
+        self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + sum(timed)
         self.pending, self.newest = [], metrics_of_steps[-1]
         train, objective, skipped_lines = self.run.experiment.train, self.run.experiment.objective, []
         watched_loss = objective.watched or objective.select_by
-        for step, counts, metrics in zip(steps, counts_of_steps, metrics_of_steps, strict=True):
+        for step, counts, is_timed, metrics in zip(steps, counts_of_steps, timed, metrics_of_steps, strict=True):
             counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
-            for total in filter(None, (self.counts, self.loop_state.counts)):
+            for total in filter(None, (is_timed and self.counts, self.loop_state.counts)):
                 total.add(counts)
             if metrics["finite"]:
                 self.loop_state.add_sums(metrics["sums"])
@@ -383,18 +393,20 @@ class Loop:
         self._read_metrics()
         assert self.newest is not None  # _read_metrics sets it after a step
         loop_state, counts = self.loop_state, self.counts
+        seconds = self.seconds if self.steps else math.nan  # null in the file: every step compiled
         self.sums = loop_state.sums or self.newest["sums"]
         metrics = summarize(self.sums) | {
             "learning_rate": float(self.newest["learning_rate"]),
             "gradient_norm": float(self.newest["gradient_norm"]),
             "skipped_updates": loop_state.skipped_updates,
             "skipped_batches": loss_spikes.skipped(loop_state.step - 1, loop_state.rollbacks),
-            "tokens_per_second": counts.text_tokens / self.seconds,
-            "padded_tokens_per_second": counts.tokens / self.seconds,
-            "step_seconds": self.seconds / self.steps,
-            "mfu": self.run.work.mfu(counts.flops, self.seconds),
-            "mfu_executed": self.run.work.mfu(self.flops_done, self.seconds),
-            "data_wait_fraction": self.waited / self.seconds,
+            "tokens_per_second": counts.text_tokens / seconds,
+            "padded_tokens_per_second": counts.tokens / seconds,
+            "step_seconds": seconds / max(self.steps, 1),
+            **({"compile_seconds": self.compile_seconds} if self.compile_seconds else {}),
+            "mfu": self.run.work.mfu(counts.flops, seconds),
+            "mfu_executed": self.run.work.mfu(self.flops_done, seconds),
+            "data_wait_fraction": self.waited / seconds,
             **self._total_counts(),
             **self._phase,
         }

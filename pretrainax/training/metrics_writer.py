@@ -41,6 +41,7 @@ class MetricsWriter:
         self.workdir, self.total_steps, self.primary, self.select_by = workdir, total_steps, primary, select_by
         self.path = os.path.join(workdir, "metrics.jsonl")
         self.model = ""  # description of the model, the subtitle of the plot; set by `header`
+        self._validated = False  # whether a validation was logged
         if primary:
             os.makedirs(workdir, exist_ok=True)
             self._open(resume_step)
@@ -52,7 +53,8 @@ class MetricsWriter:
             self._lines = sum(1 for _ in f)
         self._file = open(self.path, "a", encoding="utf-8")
         self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
-        self._first_log = None  # (step, time) of the first log, from which the remaining time is estimated
+        # (step, time) of the log from which the remaining time is estimated; later compilation moves the time
+        self._first_log: Optional[tuple[int, float]] = None
         if damaged:
             lines = "line is" if damaged == 1 else "lines are"
             self.note(f"{damaged} {lines} damaged in {self.path} and removed; the original is {self.path}.damaged")
@@ -123,6 +125,8 @@ class MetricsWriter:
             self._progress(step, numbers)
         else:
             self.note(_join(f"step {step}/{self.total_steps}", *validation_parts(numbers, self.select_by)))
+            if not self._validated:
+                self._first_log, self._validated = None, True  # the first validation compiled
 
     def close(self) -> None:
         """Closes metrics.jsonl and the progress bar."""
@@ -137,9 +141,10 @@ class MetricsWriter:
 
     def _progress(self, step: int, metrics: dict[str, Optional[float]]) -> None:
         """Prints the training metrics and the estimated time remaining, and updates the progress bar."""
-        now = time.perf_counter()
-        self._first_log = self._first_log or (step, now)
-        steps, elapsed = step - self._first_log[0], now - self._first_log[1]
+        now, compiling = time.perf_counter(), metrics.get("compile_seconds") or 0.0
+        first_step, start = self._first_log or (step, now - compiling)
+        self._first_log = first_step, start + compiling
+        steps, elapsed = step - first_step, now - start - compiling
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
         parts = [f"loss {format_metric(metrics['loss'], '.3f')}"]
         if (distillation_loss := metrics.get("distillation_loss")) is not None:
@@ -155,7 +160,8 @@ class MetricsWriter:
             parts.append(f"MFU {mfu:.1%}")
         if seconds is not None:
             parts.append(f"ETA {clock(seconds * (self.total_steps - step))}")
-        self.note(_join(f"step {step}/{self.total_steps}", *parts))  # stays on the screen after the bar is closed
+        shown = [*parts, f"compiled in {compiling:.1f} s"] if compiling else parts
+        self.note(_join(f"step {step}/{self.total_steps}", *shown))  # stays on the screen after the bar is closed
         if self._bar is not None:
             self._bar.set_description_str(parts[-1], refresh=False)
             self._bar.update(step - self._bar.n)

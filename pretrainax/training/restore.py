@@ -1,75 +1,63 @@
 """Prepares a run's workdir and restores the state from which the run continues."""
 
-import dataclasses
-import math
 import os
+import shutil
 from typing import Optional
 
 import jax
 
 from pretrainax import config as config_lib
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.checkpoints.steps import list_steps
+from pretrainax.checkpoints.workdir import check_workdir, has_steps
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.files.atomic_files import remove_leftovers, write_atomically
-from pretrainax.reporting.units import byte_size
-from pretrainax.sharding.param_paths import PyTree
-from pretrainax.training import longer
+from pretrainax.files.regular_files import read_bytes
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.run import Run
+from pretrainax.training.start import Row
 from pretrainax.training.train_step import TrainState
 
 
-def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, extend: bool = False) -> str:
-    """Checks that an existing run in the workdir has the same config, then writes config.json and the tokenizer.
+def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, extend: bool = False) -> list[Row]:
+    """Checks the workdir as `check_workdir` does, then writes config.json and the tokenizer.
 
-    Args:
-      extend: allows more steps even if the completed steps would differ in a run of the new length (`longer.extend`).
+    If the workdir has a run that made no step, its config and tokenizer are replaced.
 
     Returns:
-      A message if an existing run is extended to more steps, otherwise "".
+      Header rows: whether a run is extended to more steps, or replaced.
 
     Raises:
-      UserError: the workdir has a run of a different config or no run to extend, or the hosts do not share the workdir.
+      UserError: as in `check_workdir`, or the hosts do not share the workdir.
     """
-    path, extension = os.path.join(workdir, "config.json"), ""
-    if extend and not os.path.exists(path):
-        raise UserError(f"--extend requires an existing run, but --workdir={workdir} has none")
-    if os.path.exists(path):
-        old_config = config_lib.load(path)
-        train = dataclasses.replace(old_config.train, steps=experiment.train.steps)
-        resized = dataclasses.replace(old_config, train=train, phases=experiment.phases)
-        changed_fields = config_lib.differences(resized, experiment)
-        if not changed_fields and old_config.train.steps != experiment.train.steps:
-            extension = longer.extend(old_config, experiment, _steps_done(workdir), extend)
-        changed_fields = [] if extension else config_lib.differences(old_config, experiment)
-        if changed_fields:
-            raise UserError(
-                f"--workdir={workdir} holds a run of another config: {', '.join(changed_fields)}; "
-                "choose another --workdir, or set these fields back to resume"
-            )
+    path, tokenizer_dir = os.path.join(workdir, "config.json"), os.path.join(workdir, "tokenizer")
+    extension = check_workdir(workdir, experiment, extend)
+    rows = [("steps", extension)] if extension else []
     if jax.process_index() == 0:
         os.makedirs(workdir, exist_ok=True)
         remove_leftovers(workdir)
-        tokenizer_dir = os.path.join(workdir, "tokenizer")
-        # An existing run keeps its tokenizer, even if the training data has changed.
-        if not (os.path.exists(path) and os.path.isdir(tokenizer_dir)):
+        content = config_lib.dump(experiment)
+        # A run with steps keeps its tokenizer, even if the training data has changed.
+        if not (has_steps(workdir) and os.path.exists(path) and os.path.isdir(tokenizer_dir)):
+            if os.path.exists(path):
+                rows += _replaced(path, content)
+                shutil.rmtree(tokenizer_dir, ignore_errors=True)
             prepared.tokenizer.save(tokenizer_dir)
             experiment.objective.save_assets(tokenizer_dir)
-        write_atomically(path, config_lib.dump(experiment))  # atomic: a killed process leaves no partial config
+        write_atomically(path, content)  # atomic: a killed process leaves no partial config
     elif not os.path.exists(path):  # process 0 has written it
         raise UserError(
             f"--workdir={workdir}: process {jax.process_index()} does not find the files that process 0 wrote there; "
             "set --workdir to a folder that all hosts share (NFS, Filestore, a mounted bucket)"
         )
-    return extension
+    return rows
 
 
-def _steps_done(workdir: str) -> int:
-    """Returns the step of the newest checkpoint, which may be damaged, or 0 if there is no checkpoint."""
-    directory = os.path.join(workdir, "checkpoints")
-    return max(list_steps(directory), default=0) if os.path.isdir(directory) else 0
+def _replaced(path: str, content: str) -> list[Row]:
+    """Returns a header row if the config.json at `path`, of a run without steps, differs from `content`."""
+    if read_bytes(path) == content.encode():
+        return []
+    return [("replaced", f"{path} and tokenizer/, of an earlier run that made no step")]
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
@@ -86,7 +74,6 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         tokenizer=run.prepared.tokenizer.fingerprint,
         corpora=[corpus.fingerprint for corpus in run.prepared.corpora],
     )
-    check_room_for_ema(run.abstract_state, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     checkpoint, workdir = checkpoints.restore_newest(run.abstract_state, up_to), os.path.dirname(checkpoints.directory)
     if run.frozen is None:  # after a rollback, the run still has its frozen parameters
         run.start.read_frozen(run, workdir, is_new=checkpoint is None)
@@ -107,24 +94,3 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
     if (params := run.start.params(run, workdir)) is not None:
         return run.state_of(params), initial
     return run.fresh_state(), initial
-
-
-def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
-    """Raises UserError if the parameters' moving average makes a training step exceed a device's memory.
-
-    Args:
-      state: the training state as jax.ShapeDtypeStructs with shardings.
-      room: memory of a device in bytes, or None if unknown, as on CPUs.
-    """
-
-    def size(tree: PyTree) -> int:  # bytes on one device
-        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-    ema, gradients = size(state.ema), size(state.params)
-    required = size(state) + gradients
-    if room is not None and ema and required > room:
-        raise UserError(
-            f"config.train.ema_decay adds a copy of the parameters, {byte_size(ema)} per device, which does not fit in "
-            f"memory: with it, parameters, optimizer and gradients take {byte_size(required)} of {byte_size(room)}; "
-            "set it to None, or shard the parameters with config.mesh.fsdp"
-        )

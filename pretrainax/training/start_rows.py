@@ -1,5 +1,6 @@
 """Builds the first rows of a run's header: workdir, initial parameters, and settings chosen for the devices."""
 
+from collections.abc import Sequence
 from typing import Optional
 
 from pretrainax.storage import places
@@ -10,12 +11,12 @@ from pretrainax.training.start import Row
 
 
 def rows_of_start(
-    run: Run, workdir: str, loop_state: LoopState, extended: str, remat: str, loader: Optional[LoaderSize]
+    run: Run, workdir: str, loop_state: LoopState, claimed: Sequence[Row], remat: str, loader: Optional[LoaderSize]
 ) -> list[Row]:
     """Builds the first (name, value) rows of a run's header.
 
     Args:
-      extended: the message of `claim_workdir` about an extended run, or "".
+      claimed: the rows of `claim_workdir`.
       remat: the original value of `config.train.remat`, which may be "auto".
       loader: the measurements of the data loader, or None if the speed of the devices is unknown.
     """
@@ -23,7 +24,7 @@ def rows_of_start(
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     trackers = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     resolved = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
-    optional = [("steps", extended), ("counts", _no_counts(loop_state)), ("shown in", trackers), ("remat", resolved)]
+    optional = [*claimed, ("counts", _no_counts(loop_state)), ("shown in", trackers), ("remat", resolved)]
     upload_status = f", {places.upload_status(workdir)}" if places.is_working_copy(workdir) else ""
     location = places.with_urls(workdir) + resumed + upload_status
     rows = [("workdir", location), *run.start.describe(experiment, workdir), *(row for row in optional if row[1])]

@@ -9,6 +9,7 @@ import jax
 
 from pretrainax.checkpoints.hosts import open_checkpoints
 from pretrainax.checkpoints.paths import exact_path
+from pretrainax.checkpoints.workdir import check_workdir
 from pretrainax.config import Experiment
 from pretrainax.config.validation import complete
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -45,24 +46,25 @@ def train(
 
     Args:
       process_age: seconds since this process started.
-      extend: whether a run may continue past its planned end (see `claim_workdir`).
+      extend: whether a run may continue past its planned end (see `check_workdir`).
       callbacks: callbacks to run in addition to `config.callbacks`.
       start, write: as in `build_run`.
     """
     _check(experiment, workdir, start)
-    extension, remat = "", experiment.train.remat
+    claimed, remat = [], experiment.train.remat
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
     run_callbacks = Callbacks(all_callbacks(experiment, callbacks), goodput)
 
     def prepare_data(experiment: Experiment) -> Prepared:
-        nonlocal extension
+        nonlocal claimed
         run_callbacks.call("resolve_fields", experiment)
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
             with places.process_zero_first(workdir):
+                check_workdir(workdir, experiment, extend)  # before the data is prepared, which may take hours
                 prepared = prepare(experiment, saved_tokenizer=os.path.join(workdir, "tokenizer"))
-                extension = claim_workdir(workdir, experiment, prepared, extend)
+                claimed = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     outer_stack = contextlib.ExitStack()  # holds the lock of the workdir, which is released last
@@ -81,7 +83,7 @@ def train(
         stack.enter_context(run_callbacks.closing())
         with checked_corpora(experiment.data, run.prepared.valid_first, writer.note) as check:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, check, run_callbacks)
-            loop.first_rows = rows_of_start(run, workdir, loop_state, extension, remat, size_loader(run))
+            loop.first_rows = rows_of_start(run, workdir, loop_state, claimed, remat, size_loader(run))
             state, exit_code = loop.train(state)
         if exit_code == 0:
             with goodput.on("saving"):

@@ -20,6 +20,7 @@ from typing import Optional
 ROOT = pathlib.Path(__file__).parents[2]
 # What a clock decides; everything else in a line of metrics.jsonl is decided by the config.
 TIMINGS = {"tokens_per_second", "padded_tokens_per_second", "step_seconds", "mfu", "mfu_executed", "data_wait_fraction"}
+TIMINGS |= {"compile_seconds"}
 TINY = "tests/support/tiny.py"
 # Compiles in a fifth of the time; whoever compares two runs runs both with it. jax 0.11 has no other emitters.
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from pretrainax import models
 from pretrainax.checkpoints.params import EMA, TRAINED, load_steps, read_params
-from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, TrainConfig, UserError
+from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, TrainConfig
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
 from pretrainax.interop.directories import export_workdir
@@ -21,13 +21,11 @@ from pretrainax.interop.origin import find_origin
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.optim import AdamW, WarmupConstant
 from pretrainax.planning import memory
-from pretrainax.planning.activations import abstract_state
 from pretrainax.runs.train import open_run, train
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import train_step
-from pretrainax.training.restore import check_room_for_ema
 from tests.support import tables, tiny
 from tests.support.runs import arrays, lines
 
@@ -119,18 +117,6 @@ def test_the_plan_counts_another_copy_of_the_parameters_that_is_split_as_they_ar
     without, found = (memory.estimate(averaging(decay=decay), sizes) for decay in (None, DECAY))
     assert found.ema == found.parameters and found.total == without.total + found.parameters
     assert dict(found.parts())["ema"] == found.ema and "ema" not in dict(without.parts())
-
-
-def test_where_there_is_no_memory_for_it_one_line_says_so():
-    sizes = dict.fromkeys(AXES, 1)
-    state, without = (abstract_state(averaging(decay=decay), sizes) for decay in (DECAY, None))
-    parameters = sum(x.size * 4 for x in jax.tree.leaves(state.params))
-    needed = 5 * parameters + 100  # with two moments, gradients and the average
-    check_room_for_ema(state, needed)
-    check_room_for_ema(state, None)
-    check_room_for_ema(without, parameters)  # whatever becomes of that
-    with pytest.raises(UserError, match="config.train.ema_decay adds a copy of the parameters, .*B per dev"):
-        check_room_for_ema(state, needed - parameters)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------

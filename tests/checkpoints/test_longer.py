@@ -5,12 +5,12 @@ import json
 
 import pytest
 
+from pretrainax.checkpoints import longer
 from pretrainax.config import Phase, UserError
 from pretrainax.data.objectives import MaskedLM, NextSentencePrediction, ObjectiveMixture, RateChange
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.optim import WarmupConstant, WarmupCosine, WarmupInverseSquareRoot, WarmupLinear, WarmupStableDecay
 from pretrainax.runs.train import train
-from pretrainax.training import longer
 from tests.support import tiny
 from tests.support.runs import arrays, lines, steps
 

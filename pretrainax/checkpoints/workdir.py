@@ -1,0 +1,72 @@
+"""Checks whether a config can train in a workdir, which may have a run already."""
+
+import copy
+import dataclasses
+import os
+
+from pretrainax import config as config_lib
+from pretrainax.checkpoints import longer
+from pretrainax.checkpoints.steps import has_checkpoints, list_steps
+from pretrainax.config import Experiment, UserError
+
+_MAX_FIELDS = 5  # maximum number of differing fields in an error message
+
+
+def check_workdir(workdir: str, experiment: Experiment, extend: bool = False) -> str:
+    """Checks that a config can train in a workdir, whose run, if it has made a step, must have the same config.
+
+    The check can run before the data is prepared: fields that the data determines are those of the existing run.
+
+    Args:
+      extend: allows more steps even if the completed steps would differ in a run of the new length (`longer.extend`).
+
+    Returns:
+      A message if an existing run is extended to more steps, otherwise "".
+
+    Raises:
+      UserError: the workdir has a run of a different config, or no run to extend.
+    """
+    path = os.path.join(workdir, "config.json")
+    if extend and not os.path.exists(path):
+        raise UserError(f"--extend requires an existing run, but --workdir={workdir} has none")
+    if not has_steps(workdir) or not os.path.exists(path):
+        return ""
+    old, new = config_lib.load(path), copy.deepcopy(experiment)
+    _complete(new, old)
+    train = dataclasses.replace(old.train, steps=new.train.steps)
+    resized = dataclasses.replace(old, train=train, phases=new.phases)
+    if not config_lib.differences(resized, new) and old.train.steps != new.train.steps:
+        return longer.extend(old, new, _steps_done(workdir), extend)
+    if changed := config_lib.differences(old, new):
+        more = f", and {len(changed) - _MAX_FIELDS} more" if len(changed) > _MAX_FIELDS else ""
+        raise UserError(
+            f"--workdir={workdir} holds a run of another config: {', '.join(changed[:_MAX_FIELDS])}{more}; "
+            "choose another --workdir, or set these fields back to resume"
+        )
+    return ""
+
+
+def _complete(new: Experiment, old: Experiment) -> None:
+    """Sets the fields of a new config that the prepared data determines to those of the existing run; modifies `new`."""
+    if new.model.vocab_size == config_lib.AUTO:
+        new.model.vocab_size = old.model.vocab_size
+    config_lib.resolve_auto(new, None)
+    if new.train.epochs is not None:
+        new.train.steps, new.train.epochs = old.train.steps, None
+    new.evaluate.every = new.evaluate.every or old.evaluate.every
+    new.checkpoint.every = new.checkpoint.every or old.checkpoint.every
+    if getattr(new.schedule, "warmup_steps", None) == config_lib.AUTO:
+        new.schedule.warmup_steps = getattr(old.schedule, "warmup_steps", config_lib.AUTO)
+
+
+def has_steps(workdir: str) -> bool:
+    """Checks whether the run in a workdir has results: a checkpoint, also a damaged one, or lines of metrics.jsonl."""
+    metrics = os.path.join(workdir, "metrics.jsonl")
+    has_metrics = os.path.exists(metrics) and os.path.getsize(metrics) > 0
+    return has_metrics or has_checkpoints(os.path.join(workdir, "checkpoints"))
+
+
+def _steps_done(workdir: str) -> int:
+    """Returns the step of the newest checkpoint, which may be damaged, or 0 if there is no checkpoint."""
+    directory = os.path.join(workdir, "checkpoints")
+    return max(list_steps(directory), default=0) if os.path.isdir(directory) else 0
