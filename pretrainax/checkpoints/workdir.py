@@ -47,7 +47,7 @@ def check_workdir(workdir: str, experiment: Experiment, extend: bool = False) ->
 
 
 def _complete(new: Experiment, old: Experiment) -> None:
-    """Sets the fields of a new config that the prepared data determines to those of the existing run; modifies `new`."""
+    """Sets the fields of `new` that the prepared data determines to those of the existing run `old`."""
     if new.model.vocab_size == config_lib.AUTO:
         new.model.vocab_size = old.model.vocab_size
     config_lib.resolve_auto(new, None)
