@@ -1,7 +1,7 @@
 """Measures the memory of the loss, forward and backward, with all logits at once and in chunks, as compiled.
 
 `python benchmarks/loss_memory.py` compiles for this machine and runs nothing. `--topology=h100:1` or `v5e:1x1` compiles
-for a chip without the hardware (`pip install 'pretrainax[cuda]'`, `'pretrainax[tpu]'`).
+for a chip without the hardware (`pip install 'pretrainax[cuda13]'`, `'pretrainax[tpu]'`).
 """
 
 import argparse

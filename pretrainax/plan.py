@@ -2,8 +2,8 @@
 
 Reports whether the run fits in memory, the memory by component, the traffic over each mesh axis, FLOPs, step time,
 hours and price. If the run does not fit, the report lists changes that make it fit. `--search` lists the best meshes.
-No accelerator is needed. If the extra `tpu` or `cuda` is installed, the command also compiles the actual training step
-for the topology and prints the compiler's values next to the estimates; `--nocompile` skips the compilation.
+No accelerator is needed. If the extra `tpu` or `cuda13` is installed, the command also compiles the actual training
+step for the topology and prints the compiler's values next to the estimates; `--nocompile` skips the compilation.
 `--flops`, `--hours`, `--tokens` and `--fit` size a model for a budget: see `pretrainax.scaling.budget`.
 """
 

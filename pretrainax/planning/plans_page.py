@@ -36,9 +36,9 @@ The assumptions are in `pretrainax/planning/roofline.py`. Chips, on-demand price
 
 If the wires of a TPU slice wrap around, libtpu replaces gathers and scatters over all chips of the slice by all-reduces
 over the whole torus (for example v5p with `mesh.fsdp=64`). The estimate counts them as all-reduces, which compute does
-not hide, unlike gathers. `mesh.data=2 mesh.fsdp=32` keeps the gathers. With the extra `tpu` or `cuda`, `plan` compiles
-the step and adds an estimate from the compiled collectives and from the bytes that the compiled kernels move through
-memory.
+not hide, unlike gathers. `mesh.data=2 mesh.fsdp=32` keeps the gathers. With the extra `tpu` or `cuda13`, `plan`
+compiles the step and adds an estimate from the compiled collectives and from the bytes that the compiled kernels move
+through memory.
 """
 
 

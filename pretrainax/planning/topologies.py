@@ -1,7 +1,7 @@
 """Describes accelerators that this machine need not have, such as `v5p:4x4x8`, `h100:4x8` or `4*v5e:16x16`.
 
 `plan` estimates and compiles steps for such a topology. Compilation requires the chip's compiler: libtpu (extra `tpu`)
-or JAX's CUDA plugin (extra `cuda`). Estimates need no compiler.
+or JAX's CUDA plugin (extra `cuda12` or `cuda13`). Estimates need no compiler.
 """
 
 import dataclasses
@@ -25,6 +25,8 @@ _NO_TPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5e-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # otherwise only one process may load libtpu, to protect a real TPU
 }
+
+_GPU_COMPILERS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 # Template of XLA's GpuTargetConfigProto, which describes a GPU. The values are from NVIDIA's data sheets and from
 # deviceQuery.
@@ -180,9 +182,10 @@ class Topology:
         Raises:
           UserError: the chip's compiler is not installed, or does not support a slice of this shape.
         """
-        extra, module = ("tpu", "libtpu") if self.chip.is_tpu else ("cuda", "jax_plugins.xla_cuda13")
-        if not _is_installed(module):
-            raise UserError(f"compiling for {self} needs {module}: pip install 'pretrainax[{extra}]'")
+        extra, modules = ("tpu", ("libtpu",)) if self.chip.is_tpu else ("cuda13", _GPU_COMPILERS)
+        module = next(filter(_is_installed, modules), None)
+        if module is None:
+            raise UserError(f"compiling for {self} needs {modules[0]}: pip install 'pretrainax[{extra}]'")
         try:
             description = self._tpu() if self.chip.is_tpu else self._gpu()
         except Exception as e:  # the plugins raise exceptions of many types

@@ -153,7 +153,7 @@ def test_xla_compiles_for_h100(gpu_mesh, shape):
 @pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES])
 def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):
-        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
+        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda13]'")
     text = compile_attention(gpu_mesh, "cudnn", (SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
     kinds = 2 if "mixed" in shape else 1
     assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
@@ -163,7 +163,7 @@ def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
 def test_rows_of_one_text_have_no_mask_or_bias_of_their_own(gpu_mesh, shape):
     """T5's bias stays that of all rows, and its gradient too: of 8 rows a device no array of logits is made."""
     if not installed("nvidia.cudnn"):
-        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
+        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda13]'")
     case = SHAPES[shape]
     (t, s), padded = case.lengths, dataclasses.replace(case, single_segment=True)
     per_row = re.compile(rf"(bf16|f32|pred)\[8,(4,|1,)?{t},{s}\]")
