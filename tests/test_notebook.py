@@ -26,7 +26,7 @@ def pictures(notebook: nbformat.NotebookNode) -> int:
 
 def check(notebook: nbformat.NotebookNode) -> None:
     text = shown(notebook)
-    for part in ("encoder_decoder with", "hole 1:", "nats", "target_bits_per_byte", "model.safetensors"):
+    for part in ("JAX", "decoder with", "temperature 0.0", "nats a token", "bits_per_byte", "model.safetensors"):
         assert part in text, part
     assert pictures(notebook) == 2  # curves and sentences
 
