@@ -112,12 +112,19 @@ def generate_examples(
     first: int = 0,
     batch_size: int = 16,
     rates: Optional[Rates] = None,
+    limits: Optional[Sequence[int]] = None,
 ) -> list[Generated]:
-    """Generates text as in `generate`, for prompts that are already converted to examples without targets."""
+    """Generates text as in `generate`, for prompts that are already converted to examples without targets.
+
+    Args:
+      limits: maximum number of generated tokens for each prompt. If None, `sampling` sets it.
+    """
     results = []
+    limits = [_max_new_tokens(prompt, sampling) for prompt in examples] if limits is None else limits
     with jax.set_mesh(loaded.mesh):
         for start in range(0, len(examples), batch_size):
-            job = _Job(loaded, examples[start : start + batch_size], sampling, first + start)
+            part = slice(start, start + batch_size)
+            job = _Job(loaded, examples[part], sampling, first + start, limits[part])
             results += (job.search if sampling.num_beams > 1 else job.generate_examples)(on_text, rates or Rates())
     return results
 
@@ -147,15 +154,22 @@ def stepping_params(loaded: LoadedModel) -> PyTree:
 class _Job:
     """Generates text for one batch of prompts on the device."""
 
-    def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prompts: Sequence[Example],
+        sampling: Sampling,
+        first: int,
+        max_lengths: Sequence[int],
+    ):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
         self.generator, self.params = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params)
         vocabulary = loaded.tokenizer.vocabulary
         self.ends = loaded.end_tokens
         self.rules = rules_of(loaded, sampling)
         max_length = loaded.experiment.model.position.max_length
-        self.max_lengths = [_max_new_tokens(prompt, sampling) for prompt in prompts]
-        limits = [min(n, generation_limit(p, loaded) or n) for p, n in zip(prompts, self.max_lengths, strict=True)]
+        self.max_lengths = max_lengths  # maximum number of generated tokens for each prompt
+        limits = [min(n, generation_limit(p, loaded) or n) for p, n in zip(prompts, max_lengths, strict=True)]
         self.capacity = bucket(max(limits))
         # Extra rows, so that the devices divide the number of rows.
         num_extra_rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)

@@ -1,6 +1,7 @@
 """Applies chat templates: renders conversations as text, and finds the tokens of the assistant's answers."""
 
 import functools
+import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,10 @@ PLAIN = """\
 {{ 'Assistant:\n' }}
 {%- endif %}
 """
-_TEMPLATE_FILE = "chat_template.jinja"  # as in transformers
+# The default template, and the folder of further templates, as in transformers
+_TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+_SETTING = "config.objective.template"  # the origin of a template in error messages, for training
+_MARK = "\ufdd2"  # marks the end of the final message; this Unicode noncharacter occurs in no text
 _TOKEN = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")  # strings in a template that look like special tokens
 
 Message = Mapping[str, str]  # {"role": …, "content": …}
@@ -54,8 +58,17 @@ class Chat:
     rendered text are encoded as special ids, even within a message, as in apply_chat_template of transformers.
     """
 
-    def __init__(self, template: str, tokenizer: Tokenizer):
-        check_template(template)
+    def __init__(self, template: str, tokenizer: Tokenizer, origin: str = _SETTING):
+        """Checks the template.
+
+        Args:
+          origin: where the template comes from, for error messages.
+
+        Raises:
+          UserError: the template is invalid.
+        """
+        check_template(template, origin)
+        self._origin = origin
         self._template, self.marks_answers = template, "{% generation" in template.replace("{%-", "{%")
         pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
         special_ids = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
@@ -105,24 +118,52 @@ class Chat:
             answers.append((len(text_before), len(text_before) + len(answer.rstrip() if has_end else answer)))
         return Rendered(full_text, answers)
 
+    def prompt(self, messages: Sequence[Message], continues: bool = False) -> str:
+        """Renders a conversation as a prompt, like apply_chat_template of transformers.
+
+        The template can read the current date.
+
+        Args:
+          continues: whether the model continues the final message. If False, the prompt ends with the start of a new
+            answer (the generation prompt).
+
+        Raises:
+          UserError: the template raises an error for the conversation, or changes the message to continue.
+        """
+        if continues:
+            final = messages[-1]["content"]
+            messages = [*messages[:-1], {**messages[-1], "content": final + _MARK + " "}]
+        (marked,) = self._render_prefixes(messages, [(len(messages), not continues)], has_clock=True)
+        text = _parse_marks(marked).text
+        if not continues:
+            return text
+        before, mark, after = text.rpartition(_MARK)
+        if not mark or final.strip() not in before:
+            raise UserError(f"{self._origin} changes the final message, which the model must continue: {final[:60]!r}")
+        return before if after.startswith(" ") else before.rstrip()  # a template that strips messages also strips final
+
     def end_of_turn(self) -> str:
         """Returns the piece of the token that ends an answer, for example "<|im_end|>"."""
         ids, is_answer = self.encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         return self._encoder.id_to_token(int(ids[is_answer][-1])) or ""
 
-    def _render_prefixes(self, messages: Sequence[Message], prefixes: Sequence[tuple[int, bool]]) -> list[str]:
+    def _render_prefixes(
+        self, messages: Sequence[Message], prefixes: Sequence[tuple[int, bool]], has_clock: bool = False
+    ) -> list[str]:
         """Renders several prefixes of a conversation; returns one string per prefix.
 
         Args:
           messages: the full conversation.
           prefixes: for each prefix, (number of messages, whether to append the generation prompt).
+          has_clock: whether the template can read the current date.
         """
+        constants = {"tools": None, "documents": None, **self._tokens}  # transformers defines both, without a value
         requests = [
-            {"messages": [*messages[:count]], "add_generation_prompt": has_prompt, **self._tokens}
+            {"messages": [*messages[:count]], "add_generation_prompt": has_prompt, **constants}
             for count, has_prompt in prefixes
         ]
         try:
-            return _renderer().call("config.objective.template", template=self._template, requests=requests)
+            return _renderer().call(self._origin, template=self._template, requests=requests, has_clock=has_clock)
         except UserError as e:
             raise UserError(f"{e}: {_describe(messages)}") from e
 
@@ -133,9 +174,9 @@ def cached_chat(template: str, tokenizer: Tokenizer) -> Chat:
     return Chat(template, tokenizer)
 
 
-def check_template(template: str) -> None:
-    """Raises UserError if `template` is not a valid Jinja template."""
-    _renderer().call("config.objective.template", template=template, requests=[])
+def check_template(template: str, origin: str = _SETTING) -> None:
+    """Raises UserError if `template` is not a valid Jinja template; the message begins with `origin`."""
+    _renderer().call(origin, template=template, requests=[])
 
 
 @functools.cache
@@ -145,21 +186,30 @@ def _renderer() -> Confined:
 
 
 def read_template(directory: str) -> Optional[str]:
-    """Reads the chat template from a Hugging Face directory, or from the tokenizer directory of a run.
+    """Reads the default chat template of a directory, as in `read_templates`; returns None if there is none."""
+    return read_templates(directory).get("default")
 
-    Returns None if the directory has no template. If it has several named templates, the one named "default" is
-    returned.
+
+def read_templates(directory: str) -> dict[str, str]:
+    """Reads the chat templates of a Hugging Face directory, or of the tokenizer directory of a run, by name.
+
+    The only template of a directory is named "default". Template files take precedence over tokenizer_config.json.
 
     Raises:
       UserError: a file cannot be read.
     """
-    template_file, config = (os.path.join(directory, name) for name in (_TEMPLATE_FILE, "tokenizer_config.json"))
-    if os.path.isfile(template_file):
-        return read_bytes(template_file).decode("utf-8", "replace")
+    files = {"default": os.path.join(directory, _TEMPLATE_FILE)}
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), _TEMPLATE_FOLDER, "*.jinja"))):
+        files[os.path.basename(path).removesuffix(".jinja")] = path
+    found = {name: path for name, path in files.items() if os.path.isfile(path)}
+    if found:
+        return {name: read_bytes(path).decode("utf-8", "replace") for name, path in found.items()}
+    config = os.path.join(directory, "tokenizer_config.json")
     value = read_object(config).get("chat_template") if os.path.isfile(config) else None
     if isinstance(value, list):
-        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}.get("default")
-    return value if isinstance(value, str) else None
+        value = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+    templates = value if isinstance(value, dict) else {"default": value}
+    return {str(name): template for name, template in templates.items() if isinstance(template, str)}
 
 
 def write_template(directory: str, template: str) -> None:

@@ -1,9 +1,11 @@
 """Renders Jinja chat templates. `runtime.confined` runs this module in a separate process; it imports only Jinja.
 
 Templates are untrusted code and run in Jinja's sandbox: they can read the conversation, but cannot modify anything.
-The output must depend only on the conversation, so the filter `random` and the function `lipsum` are removed.
+The output must depend only on the conversation, so the filter `random` and the function `lipsum` are removed, and
+`strftime_now` exists only on request.
 """
 
+import datetime
 import functools
 import json
 import re
@@ -20,16 +22,17 @@ BEGIN, END = "\ufdd0", "\ufdd1"  # marks around rendered answers; these Unicode 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")  # in the default repr of Python objects; differs between processes
 
 
-def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]:
+def render(template: str, requests: Sequence[Mapping[str, object]], has_clock: bool = False) -> list[str]:
     """Renders a template once for each request; returns the rendered strings.
 
     Args:
       requests: for each rendering, a mapping from variable names (such as "messages") to values.
+      has_clock: whether the template can call `strftime_now(format)`, as in transformers.
 
     Raises:
       ValueError: the template is invalid, rendering fails, or the output contains an object's memory address.
     """
-    compiled = _compile(template)
+    compiled = _compile(template, has_clock)
     outputs = []
     for request in requests:
         try:
@@ -43,7 +46,7 @@ def render(template: str, requests: Sequence[Mapping[str, object]]) -> list[str]
 
 
 @functools.lru_cache(maxsize=2)
-def _compile(template: str) -> jinja2.Template:
+def _compile(template: str, has_clock: bool) -> jinja2.Template:
     """Compiles a template with the same global functions and filters that transformers provides.
 
     Raises:
@@ -54,6 +57,8 @@ def _compile(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_template_error
+    if has_clock:
+        environment.globals["strftime_now"] = lambda text: datetime.datetime.now().strftime(text)
     del environment.filters["random"], environment.globals["lipsum"]
     try:
         return environment.from_string(template)

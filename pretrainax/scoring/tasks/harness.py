@@ -1,4 +1,9 @@
-"""Evaluates a decoder with the tasks, prompts and metrics of the lm-evaluation-harness (extra `eval`).
+"""Evaluates a model with the tasks, prompts and metrics of the lm-evaluation-harness (extra `eval`).
+
+    python -m pretrainax.scoring.tasks.harness --model pretrainax --model_args path=DIR --tasks lambada_openai
+
+is the command `lm_eval` with the additional model `pretrainax`. The arguments are path=DIR[,step=…][,max_length=…]
+[,dtype=…][,batch_size=…], where DIR and the step are as in `python -m pretrainax.evaluate --from=DIR@step`. In Python:
 
     import lm_eval, pretrainax
     from pretrainax.scoring.tasks.harness import PretrainAX
@@ -11,25 +16,30 @@ A model that was trained with PretrainAX, not imported, reads the same start tok
 """
 
 import collections
+import dataclasses
 import json
 import logging
+import sys
 from collections.abc import Sequence
-from typing import Optional
+from typing import Optional, Self, Union
 
-import numpy as np
+import jax
+from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 
 from pretrainax.config import UserError, nearest
-from pretrainax.inference.decoding import generate
-from pretrainax.inference.framing import is_imported, leading_token_ids, trailing_token_ids
+from pretrainax.files.json_files import JsonObject
+from pretrainax.inference.decoding import generate_examples
 from pretrainax.inference.inherited import request_of
+from pretrainax.inference.load import load
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import score_examples
-from pretrainax.scoring.scoring_examples import causal_example, context_length, start_token
+from pretrainax.scoring.tasks.harness_inputs import HarnessInputs, Tokens
+from pretrainax.tokenization.chat import Message
 
 _OPTIONS = (
     "temperature",
@@ -40,65 +50,97 @@ _OPTIONS = (
 )  # options with the same names in both packages
 _MAX_NEW_TOKENS = 256  # default for tasks that do not set `max_gen_toks`, as in `hf`
 _BATCH_SIZE = 16  # prompts per generation batch
+_ARGUMENTS = ("path", "step", "max_length", "dtype", "batch_size")  # of --model_args
 _log = logging.getLogger(__name__)
-
-Tokens = list[int]
 
 
 class PretrainAX(TemplateLM):
-    """An lm-evaluation-harness model that wraps a decoder to compute log-likelihoods (in nats) and generate text."""
+    """An lm-evaluation-harness model that computes log-likelihoods (in nats) and generates text.
 
-    def __init__(self, loaded: LoadedModel, max_length: Optional[int] = None):
+    It wraps a decoder or an encoder-decoder.
+    """
+
+    def __init__(self, loaded: LoadedModel, max_length: Optional[int] = None, batch_size: int = _BATCH_SIZE):
         """Wraps a model that `pretrainax.load` returned.
 
         Args:
-          max_length: number of tokens that the model reads at a time. The default is its maximum input length or, if
-            there is no maximum, the sequence length of training.
+          max_length: number of tokens that the model reads at a time. The default is its maximum input length, which
+            the files of an imported model define as for `hf`, or, without a maximum, the sequence length of training.
+          batch_size: number of prompts for which the model generates text at a time. No result depends on it.
 
         Raises:
-          UserError: the model is not a decoder.
+          UserError: the model is not a decoder or an encoder-decoder, or an argument is out of range.
         """
         super().__init__()
-        model, vocabulary = loaded.experiment.model, loaded.tokenizer.vocabulary
-        if model.family != "decoder":
-            raise UserError(
-                f"{loaded.origin} is of the family {model.family}, but the harness needs a decoder: give a decoder, or "
-                "use the tasks of all families with `python -m pretrainax.evaluate --tasks=…`"
-            )
-        self.loaded = loaded
-        self.max_length = max_length or model.position.max_length or context_length(loaded)
-        before = leading_token_ids(loaded.experiment, vocabulary, is_needed=False)
-        # _begin_tokens and _end_tokens: added around a text by an imported model's tokenizer.
-        # _start_tokens: as in PretrainAX training.
-        imported = is_imported(loaded.experiment)
-        self._begin_tokens, self._start_tokens = (before, []) if imported else ([], before)
-        self._end_tokens = trailing_token_ids(loaded.experiment, vocabulary)
-        start = vocabulary.bos if imported else start_token(loaded)
-        self._prefix = vocabulary.separator if start is None else start
+        if type(batch_size) is not int or batch_size < 1:
+            raise UserError(f"batch_size is {batch_size!r}, it must be a whole number from 1")
+        self.loaded, self.batch_size, self._inputs = loaded, batch_size, HarnessInputs(loaded, max_length)
+        self.max_length = self._inputs.max_length
+        self.backend = "seq2seq" if self._inputs.is_encoder_decoder else "causal"
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Optional[JsonObject] = None) -> Self:
+        """Loads the model that `--model_args` describes, as in `create_from_arg_obj`."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: JsonObject, additional_config: Optional[JsonObject] = None) -> Self:
+        """Loads the model that `--model_args` describes.
+
+        Args:
+          arg_dict: the arguments that the module docstring lists.
+          additional_config: the flags --batch_size, --max_batch_size and --device of the harness. JAX selects the
+            device, and a batch size of "auto" or 1, the default of the harness, selects the default.
+
+        Raises:
+          UserError: an argument is unknown or invalid, or the model cannot be loaded.
+        """
+        # --trust_remote_code adds an argument. It concerns the datasets, because models never run code.
+        given = {name: value for name, value in arg_dict.items() if name != "trust_remote_code"}
+        for name in given.keys() - set(_ARGUMENTS):
+            raise UserError(f"--model_args has {name}={given[name]}, {nearest(name, _ARGUMENTS)}")
+        if given.get("path") in (None, ""):
+            raise UserError("--model_args has no path: set --model_args path=DIR")
+        flags = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        batch_size = str(flags.get("batch_size", 1))
+        if batch_size.isdecimal() and batch_size != "1":
+            given.setdefault("batch_size", int(batch_size))
+        device = str(flags.get("device") or jax.default_backend()).partition(":")[0]  # "cuda:0"
+        if {"cuda": "gpu"}.get(device, device) != jax.default_backend():
+            _log.warning("--device=%s has no effect: JAX uses %s, see JAX_PLATFORMS", device, jax.default_backend())
+        path, step, dtype = str(given.pop("path")), given.pop("step", None), given.pop("dtype", None)
+        return cls(load(path if step is None else f"{path}@{step}", dtype), **given)
 
     @property
     def eot_token_id(self) -> Optional[int]:
         return self.loaded.tokenizer.vocabulary.separator
 
     @property
-    def prefix_token_id(self) -> Optional[int]:
-        return self._prefix
+    def prefix_token_id(self) -> int:
+        return self._inputs.prefix
 
     @property
     def tokenizer_name(self) -> str:
-        return self.loaded.tokenizer.fingerprint
+        return self._inputs.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **kwargs: object) -> Tokens:
-        ids = self.loaded.tokenizer.encode(string).tolist()
-        return ids if add_special_tokens is False else [*self._begin_tokens, *ids, *self._end_tokens]
+        return self._inputs.encode(string, add_special_tokens)
+
+    def chat_template(self, chat_template: Union[bool, str] = False) -> Optional[str]:
+        """Selects and returns a chat template, by name; returns None for False.
+
+        NOTE: `hf` returns the named template, but renders conversations with the default template.
+        """
+        return self._inputs.select_template(chat_template) if chat_template else None
+
+    def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Renders a conversation; without the generation prompt, the model continues the final message."""
+        return self._inputs.render_chat(chat_history, not add_generation_prompt)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], Tokens, Tokens]], **kwargs: object
     ) -> list[tuple[float, bool]]:
-        pairs = [(before, after) for _, before, after in requests]
-        return self._scores(
-            [(b if b[:1] == self._start_tokens else self._start_tokens + b, after) for b, after in pairs]
-        )
+        return self._scores([(context, continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         windows = [
@@ -122,10 +164,16 @@ class PretrainAX(TemplateLM):
             sampling, notes = request_of(self.loaded, _given(json.loads(options)))
             for note in notes:
                 _log.info("%s", note)
-            for batch in (numbers[i : i + _BATCH_SIZE] for i in range(0, len(numbers), _BATCH_SIZE)):
-                prompts = [self._truncate_prompt(requests[i].args[0], sampling) for i in batch]
-                for i, text in zip(batch, generate(self.loaded, prompts, sampling), strict=True):
-                    generated[i] = text.text
+            prompts = [self._inputs.prompt(requests[i].args[0], sampling.max_new_tokens) for i in numbers]
+            examples, limits = [example for example, _ in prompts], [limit for _, limit in prompts]
+            stop = sampling.stop
+            if (
+                sampling.num_beams > 1 and self._inputs.is_encoder_decoder
+            ):  # in `hf`, stop strings do not end the search either
+                sampling = dataclasses.replace(sampling, stop=())
+            texts = generate_examples(self.loaded, examples, sampling, batch_size=self.batch_size, limits=limits)
+            for i, text in zip(numbers, texts, strict=True):
+                generated[i] = self._inputs.decode(text.ids, stop)
         return generated
 
     def _scores(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[tuple[float, bool]]:
@@ -137,36 +185,16 @@ class PretrainAX(TemplateLM):
         Returns:
           For each pair, the log-likelihood in nats, and whether greedy decoding generates the continuation.
         """
-        examples, num_truncated = [], 0
-        for before, after in pairs:
-            excess = max(len(before) + len(after) - self.max_length - 1, 0)
-            num_truncated += excess > 0
-            examples.append(causal_example(np.array(before[excess:], np.int32), np.array(after, np.int32)))
-        if num_truncated:
-            _log.warning(
-                "%d texts were cut from the left to the %d tokens of the model", num_truncated, self.max_length
-            )
+        examples = [self._inputs.example(*pair) for pair in pairs]
+        if num_cut := sum(len(context) > self._inputs.room(continuation) for context, continuation in pairs):
+            _log.warning("%d texts were cut from the left to the %d tokens of the model", num_cut, self.max_length)
         scores = [(0.0, False)] * len(examples)
         for example_score in score_examples(self.loaded, enumerate(examples)):
             scores[example_score.number] = -example_score.nats, example_score.best == example_score.tokens
         return scores
 
-    def _truncate_prompt(self, prompt: str, sampling: Sampling) -> str:
-        """Truncates a prompt from the left, if necessary, so that the generated tokens fit into the input, as in `hf`.
 
-        Returns shorter prompts unchanged. Raises UserError if no prompt token would remain.
-        """
-        special_tokens = self._begin_tokens + self._start_tokens + self._end_tokens
-        max_prompt_tokens = self.max_length - sampling.max_new_tokens - len(special_tokens)
-        if max_prompt_tokens < 1:
-            raise UserError(
-                f"max_gen_toks is {sampling.max_new_tokens}, but the model reads {self.max_length} tokens: reduce it"
-            )
-        ids = self.tok_encode(prompt, add_special_tokens=False)
-        if len(ids) <= max_prompt_tokens:
-            return prompt
-        _log.warning("a prompt of %d tokens was cut from the left to %d", len(ids), max_prompt_tokens)
-        return self.loaded.tokenizer.decode(ids[-max_prompt_tokens:])
+register_model("pretrainax")(PretrainAX)  # not a decorator, which would hide the type of the class
 
 
 def _given(options: dict[str, object]) -> dict[str, object]:
@@ -181,4 +209,18 @@ def _given(options: dict[str, object]) -> dict[str, object]:
     if not do_sample:
         settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
         settings["temperature"] = 0.0
-    return {"max_new_tokens": max_new_tokens, "stop": tuple(filter(None, stop)), **settings}
+    return {"max_new_tokens": max_new_tokens, "stop": tuple(filter(None, stop)), "num_return": 1, **settings}
+
+
+def main() -> int:
+    """Runs the command `lm_eval` with the model `pretrainax`; returns the exit code."""
+    try:
+        cli_evaluate()
+    except UserError as e:
+        print(f"pretrainax: {e}", file=sys.stderr)
+        return e.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
