@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pretrainax.api import OpenRun, open, train
     from pretrainax.inference.load import load
+    from pretrainax.inference.verification import verify
     from pretrainax.training.callbacks import Callback
 
 _MODULES = {  # public name -> module that defines it
@@ -14,8 +15,9 @@ _MODULES = {  # public name -> module that defines it
     "load": "pretrainax.inference.load",
     "open": "pretrainax.api",
     "train": "pretrainax.api",
+    "verify": "pretrainax.inference.verification",
 }
-__all__ = ["Callback", "OpenRun", "load", "open", "train"]
+__all__ = ["Callback", "OpenRun", "load", "open", "train", "verify"]
 __version__ = "0.6.0"
 
 

@@ -1,6 +1,7 @@
-"""Imports and exports Hugging Face models: `python -m pretrainax.huggingface export --workdir=RUN --to=DIR`.
+"""Imports, exports and verifies Hugging Face models: `python -m pretrainax.huggingface export --workdir=RUN --to=DIR`.
 
     python -m pretrainax.huggingface import --from=DIR --workdir=DIR
+    python -m pretrainax.huggingface verify --from=DIR [--workdir=RUN] [--base=DIR]
     python -m pretrainax.huggingface export --workdir=RUN --to=DIR [--dtype=bfloat16] [--part=generator] [--adapter]
     python -m pretrainax.huggingface export --workdir=RUN --push=org/name [--to=DIR] [--license=mit] [--private]
 
@@ -32,13 +33,22 @@ For a run with `config.tuning`, an export contains the merged model. With --adap
 parameters, in the format of PEFT. An import also reads adapter directories; --base=DIR is the base model of the
 adapter. With --adapter, a model card and --push are available only if the run started from a model on the Hub, because
 other users do not have a local base model.
+
+verify compares a directory in transformers with the same model in PretrainAX: ids of probe texts with special tokens,
+config.json as transformers' own config class reads it, dtypes, start and end tokens, generation settings, the outputs
+of all heads in float32, and 16 greedy tokens. Each line shows what was compared, the largest difference and its limit,
+or why it was not compared. With --workdir=RUN, verify compares the directory with the run into which it was imported.
+The exit status is 1 if a comparison differs. Each import and export does the same and prints one line if transformers
+and torch are installed (`pip install 'pretrainax[parity]'`); --noverify leaves it out. If a model differs, --push
+uploads nothing. The outputs are compared only if the machine has enough memory for the model; --nocheck_memory compares
+them anyway.
 """
 
 import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Optional
 
 from absl import flags
@@ -61,7 +71,7 @@ def main() -> None:
     The flags are not defined on import, because other commands define flags with the same names.
     """
     command_flags = {
-        "from": define_path("from", None, "import: Hugging Face directory or hf:org/name[@revision]", True),
+        "from": define_path("from", None, "import, verify: Hugging Face directory or hf:org/name[@revision]", True),
         "to": define_path("to", None, "export: folder to create"),
         "step": flags.DEFINE_integer("step", None, "export: step of the checkpoint; by default the newest"),
         "dtype": flags.DEFINE_enum(
@@ -73,16 +83,20 @@ def main() -> None:
         "adapter": flags.DEFINE_bool(
             "adapter", False, "export: only the trained parameters of config.tuning, for peft"
         ),
-        "base": define_path("base", None, "import: base model of an adapter that does not name it", True),
+        "base": define_path("base", None, "import, verify: base model of an adapter that does not name it", True),
         "shard_gb": flags.DEFINE_float("shard_gb", 5.0, "export: maximum size of a file, in GB", lower_bound=1e-6),
         "push": flags.DEFINE_string("push", None, "export: repository on the Hugging Face Hub to upload to, org/name"),
         "license": flags.DEFINE_string(
             "license", None, "export: license for the model card, as the hub names it: apache-2.0"
         ),
         "private": flags.DEFINE_bool("private", False, "--push: make a new repository private"),
+        "verify": flags.DEFINE_bool("verify", True, "import, export: compare the model with transformers"),
+        "check_memory": flags.DEFINE_bool(
+            "check_memory", True, "Compare outputs with transformers only if the machine has enough memory"
+        ),
     }
     command = Exchange(command_flags)
-    cli.run(command.run, commands=("import", "export"))
+    cli.run(command.run, commands=("import", "export", "verify"))
 
 
 class Exchange:
@@ -95,37 +109,79 @@ class Exchange:
         return self._flags[flag].value
 
     def run(self, command: str) -> int:
-        """Imports or exports a model; `command` is "import" or "export". Returns the exit code."""
+        """Imports, exports or verifies a model; `command` is the name of the subcommand. Returns the exit code."""
         workdir = cli.WORKDIR.value
+        cli.check_overrides((), f"in {command}")
+        if command == "verify":
+            return self._verify(workdir)
         if not workdir:
             raise UserError(f"{command} needs --workdir=DIR")
-        cli.check_overrides((), f"in an {command}")
         if command == "import":
             from pretrainax.runs import next_steps
 
             print(with_urls(self._import(workdir)))
+            differs = self._compare(self["from"], workdir, self["base"])
             print(next_steps.after_import(workdir), file=sys.stderr)
-            return 0
+            return int(differs)
         if self["push"]:
             hub.check_push(self["push"])
         elif self["private"]:
             raise UserError("--private is for --push: give --push=org/name, or leave it out")
         with self._target() as to:
             print(with_urls(self._export(workdir, to)))
+            run = workdir if self["step"] is None else f"{workdir}@{self['step']}"
+            if self._compare(to, run if self["adapter"] else None):
+                print(f"{to} differs in transformers{': nothing was uploaded' if self['push'] else ''}")
+                return 1
             if self["push"]:
                 print(hub.push(to, self["push"], self["private"]))
         return 0
+
+    def _verify(self, workdir: Optional[str]) -> int:
+        """Compares the model in --from with transformers and prints all comparisons. Returns the exit code."""
+        self._check_source("verify", ("to", "step", "dtype", "adapter"))
+        from pretrainax.inference.verification import verify
+
+        result = verify(self["from"], model=workdir, base=self["base"], check_memory=self["check_memory"])
+        print(with_urls(result.table()))
+        return int(result.differs)
+
+    def _compare(self, directory: str, model: Optional[str], base: Optional[str] = None) -> bool:
+        """Compares an imported or exported model with transformers, and prints one line; returns whether it differs.
+
+        A comparison that is not possible, or fails, does not make the command fail.
+
+        Args:
+          directory: the Hugging Face or PEFT directory.
+          model: the run that PretrainAX loads, or None to load `directory`.
+          base: base model of an adapter.
+        """
+        if not self["verify"]:
+            return False
+        from pretrainax.inference.verification import verify
+
+        try:
+            result = verify(directory, model=model, base=base, check_memory=self["check_memory"])
+        except Exception as e:  # a mistake, or a failure of transformers, torch or peft
+            print(f"not verified: {cli.describe_error(e)}")
+            return False
+        print(with_urls(result.table() if result.differs else result.summary()))
+        return result.differs
+
+    def _check_source(self, command: str, of_export: Sequence[str] = ()) -> None:
+        """Raises UserError if --from is missing, or if a flag is set that only an export reads."""
+        export_flags = [name for name in ("push", "license", "private", *of_export) if self[name]]
+        for name in export_flags + ["config"] * (cli.CONFIG.value is not None):
+            raise UserError(f"--{name} is for export: leave it out")
+        if not self["from"]:
+            raise UserError(f"{command} needs --from=DIR")
 
     def _import(self, workdir: str) -> str:
         from pretrainax.interop.adapters import import_adapter, is_adapter
         from pretrainax.interop.directories import import_directory
 
-        export_flags = [name for name in ("push", "license", "private") if self[name]]
-        for name in export_flags + ["config"] * (cli.CONFIG.value is not None):
-            raise UserError(f"--{name} is for export: leave it out")
+        self._check_source("import")
         directory = self["from"]
-        if not directory:
-            raise UserError("import needs --from=DIR")
         if is_adapter(local_path(directory)):
             return import_adapter(directory, self["base"], workdir)
         return import_directory(directory, workdir)

@@ -68,7 +68,8 @@ _WITHOUT_EFFECT = (
     *("transformers_version", "_from_model_config", "_commit_hash"),
 )
 _FORCE_BOS = "force_bos_token_to_be_generated"  # in config.json: old form of forced_bos_token_id
-FIELDS = ("do_sample", *_OPTIONS, *_UNSUPPORTED, *_WITHOUT_EFFECT)
+SETTINGS = ("do_sample", *_OPTIONS, *_UNSUPPORTED)  # fields that change the text
+FIELDS = (*SETTINGS, *_WITHOUT_EFFECT)
 _TOP_K = 50  # of transformers' generate() if do_sample is true and the file has no top_k
 
 

@@ -6,6 +6,7 @@ import os
 from pretrainax.config import Embed, ModelConfig
 from pretrainax.files.atomic_files import write_atomically
 
+MODULES = "modules.json"  # file that lists the modules of a sentence-transformers model
 _MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 
@@ -32,7 +33,7 @@ def write_modules(directory: str, model: ModelConfig) -> None:
         **{f"pooling_mode_{name}": False for name in _UNUSED},
     }
     files = {
-        "modules.json": modules,
+        MODULES: modules,
         "sentence_bert_config.json": {"max_seq_length": model.position.max_length, "do_lower_case": False},
         os.path.join("1_Pooling", "config.json"): pooling,
     }

@@ -193,7 +193,8 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 def importing(directory, workdir) -> list[str]:
-    return [sys.executable, "-m", "pretrainax.huggingface", "import", f"--from={directory}", f"--workdir={workdir}"]
+    module = [sys.executable, "-m", "pretrainax.huggingface"]
+    return [*module, "import", f"--from={directory}", f"--workdir={workdir}", "--noverify"]
 
 
 def run_well(args: list[str]) -> subprocess.CompletedProcess:

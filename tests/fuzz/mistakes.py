@@ -79,7 +79,7 @@ def _of_names():
         ("recipe", ["--preset=bert_bse"], "did you mean 'bert_base'"),
         ("recipe", ["--preset=bert_base", "--config=bert_base"], "leave one of them out"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
-        ("huggingface", ["imprt"], "import or export"),
+        ("huggingface", ["imprt"], "import or export or verify"),
         ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both select a checkpoint"),
         ("evaluate", [], "--from is missing"),
         ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),

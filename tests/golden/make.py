@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pretrainax.config import ModelConfig, RandomBlocks, SlidingWindows
+from pretrainax.inference.verification.reference import model_inputs
 from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
@@ -85,17 +85,7 @@ def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, 
     import torch
 
     t = {key: torch.from_numpy(value.astype(np.int64)) for key, value in arrays.items()}
-    arguments = {"input_ids": t["tokens"], "attention_mask": t["segment_ids"]}
-    if "token_types" in t:
-        arguments["token_type_ids"] = t["token_types"]
-    arguments |= sparse(case.config, model, t)
-    if case.config.family == "encoder_decoder":
-        arguments = {
-            "input_ids": t["encoder_tokens"],
-            "attention_mask": t["encoder_segment_ids"],
-            "decoder_input_ids": t["tokens"],
-            "decoder_attention_mask": t["segment_ids"],
-        }
+    arguments = model_inputs(case.config, model, arrays)
     out = model(**arguments, output_hidden_states=True, return_dict=True)
     found = {}
     if case.config.replaced_token_head:
@@ -120,18 +110,6 @@ def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, 
         logits, labels = found["replaced_logits"][real], t["replaced"][real].float()
         loss = loss + functional.binary_cross_entropy_with_logits(logits, labels)
     return found | {"loss": loss}
-
-
-def sparse(config: ModelConfig, model: Any, t: dict[str, Any]) -> dict[str, Any]:
-    """What a class with sparse attention is told at each call. BigBird's draws its blocks while it is trained alone."""
-    match config.sparse_attention:
-        case SlidingWindows(global_tokens="first"):
-            return {"global_attention_mask": (t["positions"] == 0).long()}
-        case RandomBlocks(drawn=drawn):
-            for module in model.modules():
-                if type(module).__name__ == "BigBirdBlockSparseAttention":
-                    module.train(drawn == "always")
-    return {}
 
 
 def state_of(case: Case, model: Any, gradients: bool = False) -> Any:

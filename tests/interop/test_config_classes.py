@@ -13,12 +13,13 @@ import pytest
 import safetensors.numpy
 
 from pretrainax.config import LinearScaling, LongContextScaling, LongRopeScaling, UserError, YarnScaling
+from pretrainax.inference.verification.settings import comparable, their_config
 from pretrainax.interop.architectures import DAMAGED, described_model
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden.case import VOCABULARY, needs_transformers, weights
 from tests.support.exports import assert_transformers_computes_the_same
-from tests.support.mutated_configs import bases, comparable, mutated, other_value, outcome, their_view
+from tests.support.mutated_configs import bases, mutated, other_value, outcome
 from tests.support.released import RELEASED, write_release
 from tests.support.tiers import few
 
@@ -94,7 +95,7 @@ IDLE_IN = {
 def idle_keys(name, architectures=None):
     """The keys whose other values their class takes, and that change nothing of what we read."""
     rng, found = random.Random(0), set()
-    file = their_view(bases(name)["released"] | ({"architectures": architectures} if architectures else {}))
+    file = their_config(bases(name)["released"] | ({"architectures": architectures} if architectures else {}))
     family, before = described_model(file)
     for key, value in file.items():
         others = [1, 3, True, "mean", 0.5] if value is None else [other_value(key, value, rng) for _ in range(5)]
@@ -112,7 +113,7 @@ def idle_keys(name, architectures=None):
 
 def _is_read_by_class(file):
     try:
-        their_view(file)
+        their_config(file)
     except Exception:
         return False
     return True

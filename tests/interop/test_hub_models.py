@@ -144,6 +144,7 @@ def exchange(monkeypatch, command, workdir, config=None, **given):
     monkeypatch.setattr(cli, "WORKDIR", Held(str(workdir)))
     monkeypatch.setattr(cli, "CONFIG", Held(config))
     names = ("from", "to", "push", "license", "private", "step", "adapter", "dtype", "part", "base")
+    names += ("verify", "check_memory")
     return Exchange({name: Held(given.get(name)) for name in names} | {"shard_gb": Held(5.0)}).run(command)
 
 

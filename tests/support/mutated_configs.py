@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.inference.verification.settings import comparable, field_differences, their_config
 from pretrainax.interop.architectures import described_model
 from pretrainax.zoo.family import ConfigJson
 from tests.support.released import RELEASED, config_of
@@ -58,15 +59,7 @@ def bases(name: str) -> dict[str, ConfigJson]:
     released |= {key: value for key, value in _SMALL.items() if type(released.get(key)) is int}
     keep = {"model_type", "architectures", *RELEASED[name].tiny, "layer_types", "no_rope_layers"}
     found = {"released": released, "bare": {key: x for key, x in released.items() if key in keep}}
-    return found if name == "deepseek-moe" else found | {"theirs": their_view(released)}  # no class
-
-
-def their_view(json: ConfigJson) -> ConfigJson:
-    """What transformers' config class makes of config.json; raises what it raises."""
-    from transformers import AutoConfig
-
-    rest = copy.deepcopy(json)
-    return AutoConfig.for_model(rest.pop("model_type"), **rest).to_dict()
+    return found if name == "deepseek-moe" else found | {"theirs": their_config(released)}  # no class
 
 
 def mutated(count: int, seed: int = 0) -> Iterator[Mutated]:
@@ -217,22 +210,15 @@ def outcome(case: Mutated) -> Outcome:
     if case.name == "deepseek-moe":
         return Outcome("no class")
     try:
-        theirs = their_view(case.json)
+        theirs = their_config(case.json)
     except Exception as e:
         return Outcome("both refuse") if isinstance(ours, UserError) else _without_nulls(case, ours, e)
     if isinstance(ours, UserError):
         return Outcome("ours refuses", str(ours))
     try:
-        again = described_model(theirs)[1]
-    except UserError as e:
-        return Outcome("differ", f"we refuse their view: {e}")
+        found = field_differences(comparable(ours), theirs)
     except Exception as e:
         return Outcome("raises", f"their view: {e!r}")
-    found = [
-        f"{name}: {a} read, {b} read of their view"
-        for (name, a), b in zip(comparable(ours).items(), comparable(again).values(), strict=True)
-        if a != b
-    ]
     return Outcome("differ", "; ".join(found)) if found else Outcome("equal")
 
 
@@ -240,9 +226,8 @@ def _without_nulls(case: Mutated, ours: ModelConfig, refusal: Exception) -> Outc
     """Their class refuses a file that we read; only a null may be the reason, of a key that has no meaning to us."""
     rest = _without_idle_nulls(case.json, ours)
     try:
-        same = (
-            comparable(described_model(rest)[1]) == comparable(ours) == comparable(described_model(their_view(rest))[1])
-        )
+        read_of_theirs = comparable(described_model(their_config(rest))[1])
+        same = comparable(described_model(rest)[1]) == comparable(ours) == read_of_theirs
     except Exception:
         same = False
     return Outcome("a null without meaning" if same and rest != case.json else "theirs refuses", str(refusal)[-300:])
@@ -257,8 +242,3 @@ def _without_idle_nulls(json: ConfigJson, config: ModelConfig) -> ConfigJson:
             if comparable(described_model(rest)[1]) != comparable(config):
                 part[key] = None
     return rest
-
-
-def comparable(config: ModelConfig) -> dict[str, Any]:
-    """The fields, with what None stands for in those that may be spelled out."""
-    return vars(config) | {"num_kv_heads": config.kv_heads, "head_dim": config.dim_per_head}

@@ -46,7 +46,8 @@ def preparing(config: str, text, cache, *flags: str) -> list[str]:
 
 
 def exporting(workdir, to) -> list[str]:
-    return [sys.executable, "-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}"]
+    module = [sys.executable, "-m", "pretrainax.huggingface"]
+    return [*module, "export", f"--workdir={workdir}", f"--to={to}", "--noverify"]
 
 
 def run(args: list[str], env=None, timeout: float = 300, **kwargs) -> subprocess.CompletedProcess:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag
+from pretrainax.inference.verification.reference import model_inputs
 from pretrainax.models.heads.extract import FORBIDDEN_LOGIT
 from pretrainax.zoo.family import differences, without_heads
-from tests.golden import CASES, make
+from tests.golden import CASES
 from tests.golden.case import Case, batch, needs_transformers
 from tests.support.heads import EOS, assert_same_gradients, gradients_of, oracle, ours_of
 from tests.support.tiers import few
@@ -83,11 +84,7 @@ def theirs_of(case: Case, model, arrays):
     import torch
 
     t = {name: torch.from_numpy(x.astype(np.int64)) for name, x in arrays.items()}
-    side = "encoder_" if case.config.family == "encoder_decoder" else ""
-    given = {"input_ids": t[f"{side}tokens"], "attention_mask": t[f"{side}segment_ids"]}
-    if "token_types" in t and "question" not in t:  # of a question it makes them itself
-        given["token_type_ids"] = t["token_types"]
-    given |= make.sparse(case.config, model, t)
+    given = model_inputs(case.config, model, arrays)
     if "span" in t:
         return (*answers_of(model(**given), t), gradients_of(model, case))
     labels = t["labels"] if "labels" in t else torch.where(t["segment_ids"] > 0, t["word_labels"], -100)
