@@ -20,7 +20,7 @@ Hardware of the paper: 64 TPU v3. Expected: 1.678 bits per token on the paper's 
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
-from pretrainax.data.objectives import MaskedLM
+from pretrainax.data.objectives import MaskedLM, WholeWords
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.scaling.small import with_small_sizes
@@ -34,8 +34,8 @@ def get_config(variant: str = "base") -> Experiment:
         model=bigbird(variant or "base"),
         tokenizer=ByteBPE(vocab_size=50_358, special_pieces="bert"),
         data=DataConfig(source=PythonDocs(), sequence_length=4096),
-        objective=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1),
-        optimizer=AdamW(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
+        objective=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1, mask_unit=WholeWords()),
+        optimizer=AdamW(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=None, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=100_000, global_batch_size=256, remat="auto"),
         evaluate=EvaluateConfig(every=2_000, batches=4),

@@ -31,7 +31,7 @@ from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, Schedule, WarmupStableDecay, WarmupSteps
 from pretrainax.tokenization import ByteBPE
-from pretrainax.zoo.deepseek import deepseek
+from pretrainax.zoo.deepseek import deepseek, set_balance
 
 CONTEXT = 4096
 # variant -> (tokens, rows per batch, peak learning rate)
@@ -48,10 +48,9 @@ def get_config(variant: str = "v3") -> Experiment:
     model = deepseek(variant)
     model.position = RotaryPositions(CONTEXT, interleaved=variant != "moe_16b")
     model.init_stddev = 0.006
-    if variant == "v2_lite":
-        model.experts.balance_weight = 0.001
     if variant == "v3":
         model.multi_token = MultiTokenPrediction(weight=0.3)
+        set_balance(model, 0.0001)  # also for the experts of the multi-token head
     tokens, rows, rate = RUNS[variant]
     steps = round(tokens / (rows * CONTEXT))
     return Experiment(

@@ -49,7 +49,9 @@ def get_config(variant: str = "125m") -> Experiment:
         data=DataConfig(source=PythonDocs(), sequence_length=2048),
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
-        schedule=WarmupCosine(warmup_steps=round(375e6 / (rows * 2048)), final_fraction=0.1),
+        schedule=WarmupCosine(
+            warmup_steps=round(375e6 / (rows * 2048)), final_fraction=0.1, cosine_steps=round(260e9 / (rows * 2048))
+        ),
         train=TrainConfig(steps=round(TOKENS / (rows * 2048)), global_batch_size=rows, log_every=10, remat="auto"),
         evaluate=EvaluateConfig(every=1_000, batches=8),
         checkpoint=CheckpointConfig(every=1_000),

@@ -62,7 +62,7 @@ def get_config(variant: str = "3_8b") -> Experiment:
         objective=CausalLM(mask_documents=is_3),  # LLaMA 3: no attention across documents (section 3.2)
         optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=(
-            WarmupCosine(warmup_steps=8_000, final_fraction=0.01)
+            WarmupCosine(warmup_steps=8_000, final_fraction=0.01, cosine_steps=1_200_000)
             if is_3
             else WarmupCosine(warmup_steps=2_000, final_fraction=0.1)
         ),

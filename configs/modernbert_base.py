@@ -66,7 +66,7 @@ def get_config(variant: str = "base") -> Experiment:
         data=DataConfig(source=PythonDocs(), sequence_length=LENGTH),
         objective=MaskedLM(rate=0.3, mask_fraction=0.8, random_fraction=0.1),
         optimizer=StableAdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=weight_decay),
-        schedule=WarmupStableDecay(warmup_steps=steps(warmup), decay_steps=steps(50e9)),
+        schedule=WarmupStableDecay(warmup_steps=steps(warmup), decay_steps=steps(50e9), final_fraction=0.001),
         train=TrainConfig(steps=steps(total), global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=4_000, batches=4, objective=MaskedLM(rate=0.15)),
         checkpoint=CheckpointConfig(every=4_000),

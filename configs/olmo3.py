@@ -37,7 +37,16 @@ def get_config(variant: str = "3_7b") -> Experiment:
         tokenizer=ByteBPE(vocab_size=100_278),
         data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
         objective=CausalLM(),
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        optimizer=AdamW(
+            learning_rate=learning_rate,
+            b2=0.95,
+            epsilon=1e-8,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            decay_embeddings=False,
+            decay_norms=True,
+            decay_biases=True,
+        ),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(
             steps=round(tokens / (rows * CONTEXT)), global_batch_size=rows, z_loss=1e-5, log_every=10, remat="auto"

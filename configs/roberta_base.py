@@ -48,6 +48,8 @@ def get_config(variant: str = "base") -> Experiment:
             weight_decay=0.01,
             clip_norm=None,
             bias_correction="rate",
+            decay_norms=True,
+            decay_biases=True,
         ),
         schedule=WarmupLinear(warmup_steps=warmup_steps),
         train=TrainConfig(steps=500_000, global_batch_size=8192),

@@ -5,10 +5,11 @@ default); for a laptop `:tiny :mini :midi` (of nano).
     python -m pretrainax.main --config=configs/t5_base.py --config.data.source="HuggingFace(
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
-The optimizer is T5's, Adafactor at a learning rate of 1/sqrt(step). The run has the 65,536 steps of 128 x 512 tokens
-with which the authors compared models (Shazeer 2020, arXiv 2002.05202, section 3.1). `:nano` has the same number of
-steps (Nawrot 2023, arXiv 2309.02373). Its optimizer is AdamW with each update scaled by the RMS of its parameter, with
-cosine decay. Source of each value: `pretrainax recipe --config=t5_base`.
+The optimizer is T5's, Adafactor at a learning rate of 1/sqrt(step). The run has the steps of 128 x 512 tokens with
+which the authors compared models: 524,288 for `:v1_0_…` (Raffel et al. 2020, section 3.1.2), and 65,536 for T5 1.1
+(Shazeer 2020, arXiv 2002.05202, table 1) and for `:nano` (Nawrot 2023, arXiv 2309.02373). The optimizer of `:nano` is
+AdamW with each update scaled by the RMS of its parameter, with cosine decay. Source of each value: `pretrainax recipe
+--config=t5_base`.
 
 Expected validation loss on C4, in nats per target token: 1.942 for `:base` (Shazeer 2020, table 1), 1.995 in nanoT5's
 reproduction; 1.953 for `:nano` after 10.2 hours on one A100 80 GB in bfloat16 (nanoT5's README).
@@ -50,7 +51,7 @@ def get_config(variant: str = "nano") -> Experiment:
             if is_nano
             else WarmupInverseSquareRoot(warmup_steps=10_000, start_fraction=1.0)
         ),
-        train=TrainConfig(steps=65_536, global_batch_size=128),
+        train=TrainConfig(steps=524_288 if variant.startswith("v1_0") else 65_536, global_batch_size=128),
         evaluate=EvaluateConfig(every=2_000, batches=40),
         checkpoint=CheckpointConfig(every=2_000),
     )

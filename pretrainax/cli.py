@@ -261,6 +261,15 @@ def deviations() -> str:
     return f"{summary}. Source of each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.config_argument}"
 
 
+def recipe_counts() -> str:
+    """Counts, for the run header, the config's values by origin; returns "" without a valid ledger."""
+    try:
+        comparison = compare_with_ledger()
+    except UserError:  # `deviations` contains the error
+        return ""
+    return comparison.counts() if comparison else ""
+
+
 def report_error(error: Exception) -> int:
     """Prints an error as one line to stderr and returns its exit code.
 

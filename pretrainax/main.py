@@ -76,7 +76,7 @@ def main() -> int:
             experiment,
             folder,
             goodput.process_age(),
-            paper=header.Paper(cli.paper_source(), cli.deviations()),
+            paper=header.Paper(cli.paper_source(), cli.deviations(), cli.recipe_counts()),
             extend=_EXTEND.value,
             callbacks=[
                 current_devices.ResolveRemat(),

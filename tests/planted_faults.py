@@ -113,8 +113,8 @@ FAULTS = (
     Fault(
         "optimizer: norms and biases decay",
         "optim/decay.py",
-        '(r"bias|scale|sinks|router/balance", False)',
-        '(r"bias|scale|sinks|router/balance", True)',
+        '(r"bias", "biases"),\n    (r"scale", "norms"),',
+        '(r"bias", "matrices"),\n    (r"scale", "matrices"),',
     ),
     Fault(
         "optimizer: gradient not clipped",

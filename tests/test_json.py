@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from pretrainax.config import ledger
 from tests.support.runs import ROOT, TINY, run
 
 
@@ -69,7 +70,7 @@ def test_inspect_prints_rows_and_statistics_also_while_it_prepares_the_text(text
 def test_recipe_prints_values_with_their_sources(words):
     recipe = printed("recipe", *words)
     assert len(recipe["fields"]) > 10 and all(field["source"] for field in recipe["fields"])
-    assert {field["from"] for field in recipe["fields"]} <= {"paper", "code", "chosen"}
+    assert {field["from"] for field in recipe["fields"]} <= {*ledger.STATUSES}
 
 
 def test_recipe_marks_a_value_that_differs():

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from pretrainax import zoo
-from pretrainax.config import Choice, Experiment, ledger
+from pretrainax.config import Choice, Experiment, ledger, quotes
 from pretrainax.scaling.small import SIZES
 from tests.support.runs import ROOT, run
 from tests.test_configs import NAMES, load
@@ -17,7 +17,7 @@ from tests.test_configs import NAMES, load
 SMALLER = "bert_base bigbird elmo eurobert gpt2 llama longformer modernbert_base neobert phi smollm t5_base".split()
 SMALL = [(name, size) for name in SMALLER for size in SIZES]
 
-NO_FIELDS = (*ledger.STATUSES, "theirs", "variants", "see", "named")
+NO_FIELDS = (*ledger.STATUSES, "theirs", "variants", "see", "named", "quote", "expression")
 
 
 @functools.cache
@@ -173,10 +173,40 @@ def test_every_line_of_a_ledger_is_of_some_number():
         for file in (ROOT / folder).glob("*.toml")
         for i, block in enumerate(ledger.read(str(file))["facts"])
         for line in lines(block)
-        if line not in NO_FIELDS
+        if line.split(".")[0] not in NO_FIELDS
     }
     used = {row.fact.line for comparison in compared().values() for row in comparison.rows if row.fact}
     assert len(used) > 500 and sorted(written - used) == []
+
+
+def facts() -> Iterator[tuple[str, str, ledger.Fact]]:
+    """Config, path and fact of each value in a ledger of a config, once."""
+    yield from {
+        (row.path, row.fact.line): (name, row.path, row.fact)
+        for name, comparison in compared().items()
+        for row in comparison.rows
+        if row.fact and row.fact.line[0].startswith("configs/") and row.fact.value != "any"
+    }.values()
+
+
+def test_each_value_from_code_names_a_file_at_a_commit_and_each_one_from_code_or_a_paper_has_its_quote():
+    without = [
+        (name, path, fact.source)
+        for name, path, fact in facts()
+        if fact.status in ("code", "paper")
+        and not (fact.quote and (fact.status == "paper" or quotes.released_file(fact.source)))
+    ]
+    assert without == []
+
+
+def test_each_quote_gives_the_value():
+    quoted = [(name, path, fact) for name, path, fact in facts() if fact.quote]
+    differing = [
+        (name, path, fact.value, fact.quote, problem)
+        for name, path, fact in quoted
+        if (problem := quotes.mismatch(fact.value, fact.quote, fact.expression))
+    ]
+    assert len(quoted) > 500 and differing == []
 
 
 def shown(*words: str) -> str:
@@ -188,9 +218,7 @@ def shown(*words: str) -> str:
 @pytest.mark.slow
 def test_it_shows_each_number_with_its_source_and_what_a_flag_has_changed():
     said = shown("--config=llama:2_7b", "--config.optimizer.b1=0.8")
-    assert (
-        "train.steps 476,837 paper Touvron et al. 2023, arXiv 2307.09288, section 2.2 and table 1: 2 T tokens" in said
-    )
+    assert "train.steps 476,837 paper Touvron et al. 2023, arXiv 2307.09288, section 2.2: 2 T tokens" in said
     assert "optimizer.b1 0.8 here instead of 0.9 (paper: " in said and said.endswith(", 1 other (here or ?)")
     assert "Deviations: features of the source" not in said
 
@@ -198,8 +226,88 @@ def test_it_shows_each_number_with_its_source_and_what_a_flag_has_changed():
 @pytest.mark.slow
 def test_it_shows_what_the_source_has_and_one_part_alone():
     said = shown("--preset=macbert_base")
-    assert "model.vocab_size 21,128 paper Cui et al. 2020" in said
+    assert "model.vocab_size 21,128 recalled Cui et al. 2020" in said
     assert "model.attention_dropout_rate 0.1 code google-research/bert, modeling.py" in said
     assert shown("--config=bert_base", "--only=optimizer.b").endswith(
-        "3 fields: 2 paper, 1 code, 0 chosen, 0 other (here or ?)"
+        "3 fields: 0 paper, 3 code, 0 recalled, 0 chosen, 0 other (here or ?)"
     )
+
+
+# --- the check of quotes ----------------------------------------------------------------------------------------------
+
+CHECKED = """
+default = "gpt"
+
+[[facts]]
+code = "some/code@{commit}:train.py"
+optimizer.b1 = 0.9
+optimizer.b2 = {b2}
+optimizer.type = "AdamW"
+quote.optimizer.b1 = "betas=(0.9, 0.999)"
+quote.optimizer.b2 = "betas=(0.9, 0.999)"
+quote.optimizer.type = "AdamW("
+expression.optimizer.b1 = "a"
+expression.optimizer.b2 = "b"
+
+[[facts]]
+recalled = "from a talk"
+optimizer.weight_decay = 0.01
+"""
+
+
+@pytest.fixture
+def checked(tmp_path):
+    """Checks the optimizer of a config, of which a copy of the released file has one line: exit code, output."""
+    (tmp_path / "mine.py").write_text("from tests.support.tiny import get_config")
+    copy = tmp_path / "copies" / "some" / "code" / ("a" * 40) / "train.py"
+    copy.parent.mkdir(parents=True)
+
+    def checked(text: str, b2: float = 0.999, *words: str) -> tuple[int, str]:
+        copy.write_text(text)
+        (tmp_path / "mine.toml").write_text(CHECKED.format(commit="a" * 40, b2=b2))
+        flags = [f"--config={tmp_path}/mine.py:gpt", "--only=optimizer", "--check", f"--copies={tmp_path}/copies"]
+        done = run([sys.executable, "-m", "pretrainax.recipe", *flags, *words])
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    return checked
+
+
+@pytest.mark.slow
+def test_a_check_finds_the_quotes_and_compares_their_numbers(checked):
+    code, said = checked("opt = AdamW(lr,\n            betas=(0.9,   0.999))\n")
+    assert code == 0
+    assert "optimizer.b1 0.9 agrees 'betas=(0.9, 0.999)', a, some/code@aaaaaaa:train.py" in said
+    assert "optimizer.type AdamW found 'AdamW('" in said  # a word has no number
+    assert "optimizer.weight_decay 0.01 not checkable recalled: from a talk" in said
+    assert " 2 agrees, 1 found, " in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text, b2, words, said",
+    [
+        ("opt = AdamW(lr, betas=(0.9, 0.95))", 0.999, (), "optimizer.b2 0.999 not found"),
+        (
+            "opt = AdamW(lr, betas=(0.9, 0.999))",
+            0.95,
+            ("--config.optimizer.b2=0.95",),
+            "0.95 differs 0.999 in the quote",
+        ),
+        (
+            "opt = AdamW(lr, betas=(0.9, 0.999))",
+            0.999,
+            ("--config.optimizer.b2=0.95",),
+            "0.95 differs the ledger has 0.999",
+        ),
+    ],
+)
+def test_a_check_fails_at_a_missing_quote_or_another_number(checked, text, b2, words, said):
+    code, out = checked(text, b2, *words)
+    assert code == 1 and said in out
+
+
+@pytest.mark.slow
+def test_a_file_that_cannot_be_read_fails_the_check(checked, tmp_path):
+    (tmp_path / "others").mkdir()
+    code, said = checked("", 0.999, f"--copies={tmp_path}/others")
+    assert code == 1 and "optimizer.b1 0.9 unavailable there is no " in said

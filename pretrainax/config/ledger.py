@@ -5,6 +5,7 @@ which names one source. If several blocks contain a field, the first one applies
 of fields that no block contains. docs/how-to/recipe-sources.md shows an example.
 """
 
+import collections
 import fnmatch
 import os
 import tomllib
@@ -16,9 +17,10 @@ from pretrainax.config.values import PATH_FIELDS, LeafField, leaf_fields
 from pretrainax.files.errors import UserError
 from pretrainax.files.json_files import JsonObject as Table  # also the type of TOML tables
 
-STATUSES = ("paper", "code", "chosen")
+STATUSES = ("paper", "code", "recalled", "chosen")
 _ORIGINS = (*STATUSES, "see")
 _KEYWORDS = {*_ORIGINS, "theirs", "variants", "named", "default", "scaled_down"}  # keys that are not config fields
+_TABLES = ("tokens", "quote", "expression")  # keys of tables whose keys are config fields
 _DEFAULTS = "configs/defaults.toml"
 
 
@@ -27,9 +29,13 @@ class Fact(NamedTuple):
 
     # a list represents a tuple; "none" represents None; "any" matches every value of the config
     value: object
-    status: str  # origin of the value, one of STATUSES: the paper, released code, or a choice of PretrainAX
-    source: str  # a section of the paper, a file of the code, or the reason for the choice
+    # origin of the value, one of STATUSES: the paper, released code, memory (nobody has checked the source), or a
+    # choice of PretrainAX
+    status: str
+    source: str  # a file of the code, a section of the paper, or the reason for the choice
     in_tokens: bool = False  # the value is in tokens, while the field is in steps or examples
+    quote: str = ""  # the characters of the source's file that give the value; "": none
+    expression: str = ""  # the value as a function of the numbers in the quote; see config/quotes.py
     # location: (file, block from 0, key); the key is "train.steps", or with variants "train.steps.base large"
     line: tuple[str, int, str] = ("", 0, "")
 
@@ -63,6 +69,18 @@ class Comparison(NamedTuple):
         summary = [f"the source has {deviations}"] if deviations else []
         return ". ".join(summary + [f"Other values here: {', '.join(differing)}"] * bool(differing))
 
+    def counts(self) -> str:
+        """Counts the values outside the model by origin: "14 values from released code, 3 from the paper, 9 recalled".
+
+        The sources of the model's own fields are in the ledger of its architecture, which `recipe` shows.
+        """
+        facts = [row.fact for row in self.rows if row.fact and row.agrees and row.fact.value != "any"]
+        counts = collections.Counter(fact.status for fact in facts if not fact.line[2].startswith("model."))
+        return (
+            f"{counts['code']} values from released code, {counts['paper']} from the paper, {counts['recalled']} "
+            f"recalled (source not checked), {counts['chosen']} chosen by PretrainAX"
+        )
+
 
 def ledger_path(config_file: str) -> str:
     """Returns the path of a config file's ledger, which may not exist."""
@@ -90,7 +108,12 @@ def read(file: str) -> Table:
     for i, block in enumerate(blocks, 1):
         if len(block.keys() & {*_ORIGINS}) != 1:
             raise UserError(f"{file}, block {i}: it must name its source with exactly one of {', '.join(_ORIGINS)}")
-        if not isinstance(block.get("tokens", {}), dict) or block.get("tokens", {}).keys() - {"train", "schedule"}:
+        for key in _TABLES:
+            if not isinstance(block.get(key, {}), dict):
+                raise UserError(
+                    f"{file}, block {i}: {key} is {block[key]!r}, it must be a table, as in {key}.train.steps"
+                )
+        if block.get("tokens", {}).keys() - {"train", "schedule"}:
             raise UserError(f"{file}, block {i}: only fields of train and schedule can be in tokens")
     return contents
 
@@ -184,12 +207,17 @@ def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> It
             yield from _blocks(_package(block["see"]), named, values)
             continue
         facts = {}
+        quotes, expressions = (
+            {path: str(_select_variant(value, names)[1] or "") for path, value in _flatten(block.get(key, {}), values)}
+            for key in ("quote", "expression")
+        )
         for in_tokens, table in ((False, _fields(block)), (True, block.get("tokens", {}))):
             for field_path, value in _flatten(table, values):
                 key, value = _select_variant(value, names) if field_path in values else ("", None)
                 if value is not None:
                     line = (_short(file), i, f"{field_path}.{key}".rstrip("."))
-                    facts[field_path] = Fact(value, *_origin(block), in_tokens, line)
+                    texts = quotes.get(field_path, ""), expressions.get(field_path, "")
+                    facts[field_path] = Fact(value, *_origin(block), in_tokens, *texts, line)
         yield block, facts
 
 
@@ -200,7 +228,7 @@ def _origin(block: Table) -> tuple[str, str]:
 
 
 def _fields(block: Table) -> Table:
-    return {key: value for key, value in block.items() if key not in _KEYWORDS and key != "tokens"}
+    return {key: value for key, value in block.items() if key not in _KEYWORDS and key not in _TABLES}
 
 
 def _has_values(block: Table) -> bool:

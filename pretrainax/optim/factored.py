@@ -26,7 +26,7 @@ class Adafactor(Chain):
     clip_rms: Optional[float] = 1.0  # maximum RMS of the update of a matrix; None: no clipping
     scale_by_parameter_rms: bool = True  # multiplies the update of each matrix by the RMS of the matrix
     min_factored_size: int = 128  # matrices with fewer rows or columns have a full second moment
-    weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.0  # decoupled, times the learning rate
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     @property
@@ -64,7 +64,7 @@ class SM3(Chain):
 
     learning_rate: float = 1e-1  # peak of the schedule
     b1: float = 0.9  # decay rate of the momentum m
-    weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.0  # decoupled, times the learning rate
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):

@@ -1,5 +1,6 @@
 """Defines the base classes of optimizers (chains of Optax transformations), AdamW and variants, Adagrad, and Lion."""
 
+import abc
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,11 @@ BiasCorrection = Literal["moments", "rate", "none"]
 
 
 class Optimizer(kinds.Optimizer):
-    """Base class of optimizers. A subclass is a dataclass with a field `learning_rate`, and implements `build`."""
+    """Base class of optimizers. A subclass is a dataclass with the fields annotated here, and implements `build`."""
 
     learning_rate: float  # peak of the schedule
+    weight_decay: float  # decoupled, times the learning rate
+    clip_norm: Optional[float]  # maximum global norm of the gradient; None: no clipping
     # `update` takes `gradients_at`, a function from parameters to the gradients of the batch
     needs_gradient_function: ClassVar[bool] = False
     # `update` takes `factors`, a tree of learning-rate factors (optim/layers.py); False: the caller scales the updates
@@ -70,6 +73,7 @@ class Optimizer(kinds.Optimizer):
         return params
 
 
+@dataclasses.dataclass
 class Chain(Optimizer):
     """An optimizer that chains gradient clipping, an update direction, weight decay and the learning rate.
 
@@ -77,8 +81,13 @@ class Chain(Optimizer):
     update would not advance such a counter.
     """
 
-    weight_decay: float
-    clip_norm: Optional[float]
+    # weight decay also applies to the embeddings of tokens, positions and token types (OLMo 2: False)
+    decay_embeddings: bool = dataclasses.field(default=True, kw_only=True)
+    decay_norms: bool = dataclasses.field(
+        default=False, kw_only=True
+    )  # weight decay also applies to the scales of norms (OLMo 2: True)
+    # weight decay also applies to biases, also those of norms
+    decay_biases: bool = dataclasses.field(default=False, kw_only=True)
 
     def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
         return optax.chain(
@@ -88,6 +97,7 @@ class Chain(Optimizer):
             scale_by_rate_of_step(schedule),
         )
 
+    @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def directions(self, params_shape: PyTree) -> Iterable[optax.GradientTransformation]:
         """Builds the transformations that turn clipped gradients into the update direction.
 
@@ -101,8 +111,13 @@ class Chain(Optimizer):
         return optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity()
 
     def decaying(self, params_shape: PyTree) -> optax.GradientTransformation:
-        """Builds the transformation that adds weight decay to the parameters selected by `DECAY`."""
-        return optax.add_decayed_weights(self.weight_decay, decay_mask(params_shape))
+        """Builds the transformation that adds weight decay to the parameters selected by `decay_mask`."""
+        return optax.add_decayed_weights(self.weight_decay, self.decay_mask(params_shape))
+
+    def decay_mask(self, params_shape: PyTree) -> PyTree:
+        """Builds the mask of the parameters that decay: matrices, and the groups that the fields select."""
+        selected = [("embeddings", self.decay_embeddings), ("norms", self.decay_norms), ("biases", self.decay_biases)]
+        return decay_mask(params_shape, ["matrices", *(group for group, decays in selected if decays)])
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         for name in ("b1", "b2", "b3", "momentum"):
@@ -156,7 +171,7 @@ class AdamW(Chain):
         m, v = b1 m + (1 - b1) g, b2 v + (1 - b2) g²
         w -= rate(step) · (m̂ / (sqrt(v̂) + epsilon) + weight_decay · w)
 
-    g is the gradient, clipped to clip_norm. m̂ and v̂ are the moments with bias correction. `decay.DECAY` selects the
+    g is the gradient, clipped to clip_norm. m̂ and v̂ are the moments with bias correction. `decay_mask` selects the
     parameters that decay.
 
     NOTE torch also corrects the moments. TensorFlow and fairseq correct the learning rate instead, by the factor
@@ -168,7 +183,7 @@ class AdamW(Chain):
     b1: float = 0.9  # decay rate of the first moment
     b2: float = 0.999  # decay rate of the second moment
     epsilon: float = 1e-8  # added to the square root of the second moment
-    weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.01  # decoupled, times the learning rate
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
     # multiplies the update of each matrix by max(1e-3, RMS of the matrix); for T5's unscaled initialization
     scale_by_parameter_rms: bool = False
@@ -194,7 +209,7 @@ class Lamb(Chain):
         u = m̂ / (sqrt(v̂) + epsilon) + weight_decay · w
         w -= rate(step) · |w| / |u| · u
 
-    NOTE Biases and the parameters of norms, which do not decay, get Adam's unscaled update, as in ALBERT's code.
+    NOTE Parameters that do not decay, such as biases and norms, get Adam's unscaled update, as in ALBERT's code.
     Algorithm 2 scales these updates too.
     """
 
@@ -202,7 +217,7 @@ class Lamb(Chain):
     b1: float = 0.9  # decay rate of the first moment
     b2: float = 0.999  # decay rate of the second moment
     epsilon: float = 1e-6  # added to the square root of the second moment
-    weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.01  # decoupled, times the learning rate
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
     bias_correction: BiasCorrection = "moments"  # as in AdamW; ALBERT: "none"
 
@@ -215,7 +230,7 @@ class Lamb(Chain):
             self.clipping(),
             scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction),
             self.decaying(params_shape),
-            optax.masked(scale_by_rms_ratio(_norm_ratio), decay_mask(params_shape)),
+            optax.masked(scale_by_rms_ratio(_norm_ratio), self.decay_mask(params_shape)),
             scale_by_rate_of_step(schedule),
         )
 
@@ -238,7 +253,7 @@ class StableAdamW(Chain):
     b1: float = 0.9  # decay rate of the first moment
     b2: float = 0.99  # decay rate of the second moment
     epsilon: float = 1e-6  # added to the square root of the second moment
-    weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.01  # decoupled, times the learning rate
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     def build(self, schedule, params_shape):
@@ -277,7 +292,7 @@ class AdEMAMix(Chain):
     # number of steps in which alpha and b3 grow; in the paper, all steps of the run (config.train.steps)
     alpha_warmup_steps: int = 0
     epsilon: float = 1e-8  # added to the square root of the second moment
-    weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.1  # decoupled, times the learning rate
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):
@@ -320,7 +335,7 @@ class Adagrad(Chain):
 
     learning_rate: float = 0.2  # peak of the schedule
     initial_square: float = 0.1  # initial value of the sum of squares
-    weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.0  # decoupled, times the learning rate
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     @property
@@ -352,7 +367,7 @@ class Lion(Chain):
     learning_rate: float = 1e-4  # peak of the schedule
     b1: float = 0.9  # weight of the momentum in the interpolation with the gradient
     b2: float = 0.99  # decay rate of the momentum
-    weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.1  # decoupled, times the learning rate
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):

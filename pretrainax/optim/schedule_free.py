@@ -31,7 +31,7 @@ class ScheduleFreeAdamW(Chain):
     b1: float = 0.9  # weight of the average x in y
     b2: float = 0.999  # decay rate of the second moment
     epsilon: float = 1e-8  # added to the square root of the second moment
-    weight_decay: float = 0.0  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.0  # decoupled, times the learning rate
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
     def build(self, schedule, params_shape):

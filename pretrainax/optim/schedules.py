@@ -30,6 +30,8 @@ class Schedule(kinds.Schedule):
     warmup_steps: Size = 1000  # number of steps of the warmup; auto: a tenth of train.steps (BERT's fine-tuning)
     # rate of step 0 / peak (nanoT5: 0.5); the peak is then reached one step later; None: 1 / warmup_steps
     start_fraction: Optional[float] = dataclasses.field(default=None, kw_only=True)
+    # number of last steps of the run in which the rate falls linearly to 0, from the rate that it has then (OLMoE)
+    anneal_steps: int = dataclasses.field(default=0, kw_only=True)
 
     def build(self, peak: float, steps: int) -> Rate:
         """Builds the learning-rate schedule for `steps` updates: a warmup, then the decay that `fall` builds."""
@@ -39,7 +41,12 @@ class Schedule(kinds.Schedule):
         if start_fraction is None:
             start_fraction, steps_to_peak = 1 / max(self.warmup_steps, 1), self.warmup_steps - 1
         warmup = optax.linear_schedule(start_fraction * peak, peak, max(steps_to_peak, 1))
-        return optax.join_schedules([warmup, self.fall(peak, max(steps - self.warmup_steps, 1))], [self.warmup_steps])
+        fall = self.fall(peak, max(steps - self.warmup_steps, 1))
+        rate = optax.join_schedules([warmup, fall], [self.warmup_steps])
+        start = steps - self.anneal_steps
+        factor = optax.linear_schedule(1.0, 0.0, self.anneal_steps)
+        annealed = optax.join_schedules([rate, lambda step: rate(start) * factor(step)], [start])
+        return annealed if self.anneal_steps else rate
 
     def resolved_warmup(self, steps: int) -> int:
         """Returns the number of warmup steps in a run of `steps` steps, also if `warmup_steps` is "auto"."""
@@ -60,6 +67,11 @@ class Schedule(kinds.Schedule):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         if self.warmup_steps != AUTO and self.warmup_steps < 0:
             yield f"config.schedule.warmup_steps is {self.warmup_steps}, it must be at least 0"
+        if self.anneal_steps and not 0 < self.anneal_steps <= (experiment.train.steps or self.anneal_steps):
+            yield (
+                f"config.schedule.anneal_steps is {self.anneal_steps}, it must be from 0 to config.train.steps, "
+                f"{experiment.train.steps}"
+            )
         for name in ("start_fraction", "final_fraction"):
             fraction = getattr(self, name, None)
             if fraction is not None and not 0 <= fraction <= 1:
@@ -76,9 +88,23 @@ class WarmupCosine(Schedule):
     """Cosine decay from the peak rate to final_fraction of the peak (Loshchilov and Hutter 2016, section 3)."""
 
     final_fraction: float = 0.1  # final rate / peak
+    # number of steps, including warmup, after which the cosine has its final rate. If it exceeds train.steps, the run
+    # ends at a higher rate (OLMo 2); otherwise the rate is constant afterwards (GPT-3). None: train.steps
+    cosine_steps: Optional[int] = None
 
     def fall(self, peak, steps):
+        if self.cosine_steps is not None:
+            steps = max(self.cosine_steps - self.warmup_steps, 1)
         return optax.cosine_decay_schedule(peak, steps, self.final_fraction)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.cosine_steps is not None and self.cosine_steps < self.resolved_warmup(experiment.train.steps):
+            yield (
+                f"config.schedule.cosine_steps is {self.cosine_steps}, it must be at least "
+                f"config.schedule.warmup_steps, {self.resolved_warmup(experiment.train.steps)}; None means "
+                "config.train.steps"
+            )
 
 
 @dataclasses.dataclass

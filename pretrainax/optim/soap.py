@@ -47,7 +47,7 @@ class SOAP(Chain):
     epsilon: float = 1e-8  # added to the square root of the second moment
     interval: int = 10  # number of updates between changes of the eigenvectors
     max_side: int = 10_000  # larger dimensions of a matrix are not rotated
-    weight_decay: float = 0.01  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.01  # decoupled, times the learning rate
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     def directions(self, params_shape):

@@ -37,7 +37,7 @@ class Sophia(Chain):
     gamma: float = 0.01
     interval: int = 10  # number of updates between estimates of the curvature
     epsilon: float = 1e-12  # smallest divisor
-    weight_decay: float = 0.1  # decoupled, times the learning rate; biases and norms do not decay
+    weight_decay: float = 0.1  # decoupled, times the learning rate
     clip_norm: Optional[float] = 1.0  # maximum global norm of the gradient; None: no clipping
 
     @property

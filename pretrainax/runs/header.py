@@ -23,6 +23,7 @@ class Paper(NamedTuple):
 
     source: str = ""  # dataset of the paper, as a value of --config.data.source; "": unknown
     deviations: str = ""  # summary of the differences between the run and the paper; "": unknown
+    recipe: str = ""  # number of values from released code, from the paper, and from memory; "": unknown
 
 
 UNKNOWN = Paper()
@@ -96,6 +97,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         ("optimizer", f"{optimizer}, peak learning rate {scientific(optimizer.learning_rate)}"),
         ("schedule", f"{schedule}, warmup over {schedule.warmup_steps:,} steps"),
         ("run", _length(run, f"{large_number(tokens)} tokens", f"{times} epochs")),
+        *([("recipe", paper.recipe)] if paper.recipe else []),
         *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
         *more,

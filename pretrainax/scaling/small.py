@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pretrainax.config import AUTO, Experiment, UserError
-from pretrainax.optim import WarmupStableDecay
+from pretrainax.optim import WarmupCosine, WarmupStableDecay
 
 VOCABULARY = 8192  # size of the vocabulary; 1 MB of text is enough to learn it
 
@@ -78,6 +78,10 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
     run.schedule.warmup_steps = interval
     if isinstance(run.schedule, WarmupStableDecay):
         run.schedule.decay_steps = 2 * interval
+    if isinstance(run.schedule, WarmupCosine):
+        run.schedule.cosine_steps = None
+    if run.schedule.anneal_steps:
+        run.schedule.anneal_steps = interval
     run.train.steps, run.train.global_batch_size, run.train.remat = size.steps, 32, "none"
     run.train.log_every, run.evaluate.every, run.checkpoint.every = interval // 5, interval, interval
     run.evaluate.batches, run.phases = 20, ()

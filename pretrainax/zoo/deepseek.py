@@ -35,11 +35,33 @@ def deepseek(variant: str = "v3") -> ModelConfig:
     variant_fields = (
         _moe_fields() if variant in SIZES_MOE else _v3_fields() if variant in SIZES_3 else _v2_fields(variant)
     )
-    return llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **variant_fields)
+    config = llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **variant_fields)
+    set_balance(config, _BALANCE[variant])
+    return config
+
+
+# variant -> weight of each layer's balance loss (expert-level balance factor)
+_BALANCE = {"moe_16b": 0.001, "v2_lite": 0.001, "v2": 0.003, "v3": 0.0001, "r1": 0.0001}
+
+
+def set_balance(config: ModelConfig, coefficient: float) -> None:
+    """Sets the weight of the balance loss from DeepSeek's coefficient.
+
+    DeepSeek adds up the balance losses of all layers, each times the coefficient (the released modeling_deepseek.py,
+    AddAuxiliaryLoss). PretrainAX averages over layers, so its weight is the coefficient times the number of layers
+    with experts, including the layers of the multi-token head.
+    """
+    assert config.experts is not None
+    config.experts.balance_weight = coefficient * _expert_layers(config)
+
+
+def _expert_layers(config: ModelConfig) -> int:
+    layers = len(layer_groups(config, config.num_layers)[1].numbers)
+    return layers + (config.multi_token.depth if config.multi_token else 0)
 
 
 def _moe_fields() -> dict:
-    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.001, **_MIXTURE_FIELDS)
+    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, **_MIXTURE_FIELDS)
     return {"vocab_size": 102_400, "position": RotaryPositions(4096), "experts": mixture}
 
 
@@ -48,7 +70,7 @@ _MIXTURE_FIELDS: dict = {"shared_experts": 2, "normalized": False, "first_dense"
 
 def _v2_fields(variant: str) -> dict:
     """Returns DeepSeek-V2's ModelConfig fields, apart from the sizes."""
-    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.003, **_MIXTURE_FIELDS)
+    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, **_MIXTURE_FIELDS)
     if variant == "v2":
         mixture.num_experts, mixture.d_ff, mixture.groups, mixture.top_groups, mixture.scale = 160, 1536, 8, 3, 16.0
     latent = LatentAttention(query_rank=1536 if variant == "v2" else None)
@@ -71,7 +93,6 @@ def _v3_fields() -> dict:
         top_groups=4,
         group_score="best_two",
         first_dense=3,
-        balance_weight=0.0001,
         balance_over="row",
         bias_rate=0.001,
     )
@@ -159,11 +180,11 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     rotary.read(json, config)
     if latent is not None:
         config.head_dim = json.get("qk_nope_head_dim", 128) + latent.rotary_dim
-    mixture.balance_weight = json.get("aux_loss_alpha", mixture.balance_weight)
     mixture.shared_experts = json.get("n_shared_experts", mixture.shared_experts) or None
     scale = json.get("routed_scaling_factor", mixture.scale)
     mixture.scale = None if scale == 1 else scale
     mixture.first_dense = json.get("first_k_dense_replace", mixture.first_dense) or None
+    set_balance(config, json.get("aux_loss_alpha", 0.001))
 
 
 _REQUIRED = "n_shared_experts", "routed_scaling_factor", "first_k_dense_replace"
@@ -210,7 +231,7 @@ def _write(config: ModelConfig) -> ConfigJson:
         "n_shared_experts": mixture.shared_experts or 0,
         "first_k_dense_replace": mixture.first_dense or 0,
         "routed_scaling_factor": mixture.scale or 1.0,
-        "aux_loss_alpha": mixture.balance_weight,
+        "aux_loss_alpha": mixture.balance_weight / max(_expert_layers(config), 1),
     }
     if latent is not None:
         json |= {"qk_nope_head_dim": config.dim_per_head - latent.rotary_dim}

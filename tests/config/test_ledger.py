@@ -96,6 +96,37 @@ def test_one_line_says_what_the_source_has_and_which_fields_are_others(compare):
     assert ledger.Comparison([], []).summary() == ""
 
 
+def test_a_quote_is_that_of_the_variant(compare):
+    text = """
+        [[facts]]
+        code = "train.py"
+        optimizer.b1 = 0.9
+        optimizer.learning_rate = {small = 3e-3, large = 3e-3}
+        quote.optimizer.learning_rate = {small = "lr = 3", large = "lr = 0.003"}
+        expression.optimizer.learning_rate = {small = "a / 1000"}
+    """
+    small, large = (of(compare(text, variant), "optimizer.learning_rate").fact for variant in ("small", "large"))
+    assert (small.quote, small.expression) == ("lr = 3", "a / 1000")
+    assert (large.quote, large.expression) == ("lr = 0.003", "")
+    assert of(compare(text), "optimizer.b1").fact.quote == ""
+
+
+def test_the_counts_are_of_the_values_outside_the_model_that_the_config_has(compare):
+    text = """
+        [[facts]]
+        recalled = "table 1"
+        optimizer.b1 = 0.9
+        optimizer.b2 = 0.5
+        model.num_layers = 2
+
+        [[facts]]
+        code = "train.py"
+        optimizer.learning_rate = 3e-3
+    """
+    counts = compare(text).counts()
+    assert counts.startswith("1 values from released code, 0 from the paper, 1 recalled (source not checked), ")
+
+
 def test_no_number_where_one_is_usual_needs_a_source_too(compare):
     config = tiny.get_config("gpt")
     config.optimizer.clip_norm = None
@@ -158,12 +189,13 @@ def test_what_any_value_does_for_is_no_deviation(compare):
         ("facts = [1]", "it must have blocks that begin with [[facts]]"),
         (
             "[[facts]]\ntrain.steps = 5",
-            "block 1: it must name its source with exactly one of paper, code, chosen, see",
+            "block 1: it must name its source with exactly one of paper, code, recalled, chosen, see",
         ),
         ("[[facts]]\npaper = 'a'\ncode = 'b'", "block 1: it must name its source"),
         ("[[facts]]\npaper = 3", "block 1: paper is 3, it must be a string in quotes"),
         ("default = 3\n[[facts]]\npaper = 'a'", "default is 3, it must be a string in quotes"),
         ("[[facts]]\npaper = 'a'\ntokens.model.d_model = 5", "block 1: only fields of train and schedule"),
+        ("[[facts]]\npaper = 'a'\nquote = 'b'", "block 1: quote is 'b', it must be a table, as in quote.train.steps"),
         ("[[facts]]\nsee = 'zoo/nosuch.toml'", "zoo/nosuch.toml is not a ledger: [Errno 2] No such file"),
     ],
 )

@@ -36,7 +36,10 @@ class Mistake(NamedTuple):
 def mistakes(folder: pathlib.Path) -> list[Mistake]:
     """Returns the table, and writes its files to `folder`."""
     return [
-        *(Mistake(command, tuple(words), said) for command, words, said in (*_of_names(), *_of_predictions())),
+        *(
+            Mistake(command, tuple(words), said)
+            for command, words, said in (*_of_names(), *_of_recipes(), *_of_predictions())
+        ),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
         *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
         *(Mistake("main", (TINY, f"--config.checkpoint.adapt={kinds}"), said) for kinds, said in _of_adaptations()),
@@ -73,11 +76,6 @@ def _of_names():
         ("main", [TINY, "runs/one"], "unexpected argument 'runs/one'"),
         ("main", [], "--config is missing"),
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
-        ("recipe", [], "--config is missing"),
-        ("recipe", [TINY], "--config=tiny-gpt has no ledger"),
-        ("recipe", ["--config=gpt2", "--only=optimiser"], "no field starts with this"),
-        ("recipe", ["--preset=bert_bse"], "did you mean 'bert_base'"),
-        ("recipe", ["--preset=bert_base", "--config=bert_base"], "leave one of them out"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export or verify"),
         ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both select a checkpoint"),
@@ -139,6 +137,19 @@ def _of_adaptations():
         ("DecoderToEncode()", "did you mean 'DecoderToEncoder'"),
         ("Layers(layers='evenl')", "it must be a tuple, each of type int or 'evenly' or 'stacked'"),
         ("Layers()", "which gives config.checkpoint.init_from another shape: set it to"),
+    ]
+
+
+def _of_recipes():
+    """Flags of the sources of a config's values."""
+    return [
+        ("recipe", [], "--config is missing"),
+        ("recipe", [TINY], "--config=tiny-gpt has no ledger"),
+        ("recipe", ["--config=gpt2", "--only=optimiser"], "no field starts with this"),
+        ("recipe", ["--preset=bert_bse"], "did you mean 'bert_base'"),
+        ("recipe", ["--config=gpt2", "--copies=configs"], "has no effect without --check"),
+        ("recipe", ["--config=gpt2", "--check", "--copies=no/such"], "--copies=no/such is not a folder"),
+        ("recipe", ["--preset=bert_base", "--config=bert_base"], "leave one of them out"),
     ]
 
 
@@ -220,6 +231,7 @@ def _of_paths():
         ("tokenizer", ["encode"], "--tokenizer"),
         ("prepare", [TINY], "--report"),
         ("inspect", [TINY], "--html"),
+        ("recipe", ["--config=gpt2", "--check"], "--copies"),
         ("verify_resume", [TINY], "--record"),
         ("plan", [], "--fit"),
         ("plan", ["--fit=x"], "--to"),

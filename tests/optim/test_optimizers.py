@@ -1,6 +1,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -127,6 +128,31 @@ def test_with_a_start_fraction_a_cosine_is_optaxs(start):
     np.testing.assert_allclose([found[0], found[2], found[4]], [2 * start, 1 + start, 2.0], rtol=1e-6)
 
 
+def test_a_cosine_longer_than_the_run_is_cut():
+    assert rates(WarmupCosine(2, cosine_steps=12), 6) == rates(WarmupCosine(2), 12)[:6]
+
+
+def test_a_cosine_shorter_than_the_run_stays_at_its_final_rate():
+    found = rates(WarmupCosine(2, 0.25, cosine_steps=6), 9)
+    assert found[:6] == rates(WarmupCosine(2, 0.25), 6)
+    np.testing.assert_allclose(found[6:], [0.25] * 3, rtol=1e-6)
+
+
+def test_annealing_falls_linearly_to_zero_from_the_rate_of_its_first_step():
+    np.testing.assert_allclose(
+        rates(WarmupConstant(2, anneal_steps=4), 8), [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25], rtol=1e-6
+    )
+    found, without = (rates(WarmupCosine(2, anneal_steps=n), 12) for n in (5, 0))
+    assert found[:8] == without[:8]
+    np.testing.assert_allclose(found[7:], without[7] * np.linspace(1.0, 0.2, 5), rtol=1e-6)
+
+
+def test_annealing_compiles():
+    schedule = WarmupCosine(2, anneal_steps=5)
+    found = jax.jit(lambda step: schedule.build(1.0, 12)(step))(jnp.int32(9))
+    np.testing.assert_allclose(found, rates(schedule, 12)[9], rtol=1e-6)  # float32 rounding
+
+
 def test_a_run_shorter_than_its_warmup_only_rises():
     np.testing.assert_allclose(rates(WarmupCosine(8), 4), [1 / 8, 2 / 8, 3 / 8, 4 / 8], rtol=1e-6)
 
@@ -158,6 +184,16 @@ def test_only_matrices_and_embeddings_decay():
     params, _ = trained(optimizer, ones, [jax.tree.map(jnp.zeros_like, ones)])
     expected = {"mlp": {"up": {"kernel": jnp.full(1, 0.75), "bias": jnp.ones(1)}}, "norm": {"scale": jnp.ones(1)}}
     chex.assert_trees_all_equal(params, expected)
+
+
+@pytest.mark.parametrize("field, decaying", [(f"decay_{name}", name) for name in ("embeddings", "norms", "biases")])
+def test_a_field_selects_one_more_group_that_decays(field, decaying):
+    paths = {"embeddings": "token_embedding/embedding", "norms": "norm/scale", "biases": "norm/bias"}
+    ones = {path: jnp.ones(1) for path in ("kernel", *paths.values())}
+    fields = {f"decay_{name}": False for name in ("embeddings", "norms", "biases")} | {field: True}
+    params, _ = trained(AdamW(1.0, weight_decay=0.25, **fields), ones, [jax.tree.map(jnp.zeros_like, ones)])
+    decayed = [path for path, value in params.items() if value[0] == 0.75]
+    assert sorted(decayed) == sorted(["kernel", paths[decaying]])
 
 
 def test_updates_match_torch():
@@ -373,6 +409,16 @@ def test_an_impossible_start_of_the_rise_is_named():
     assert problem == "config.schedule.start_fraction is 1.5, it must be in [0, 1]"
     (problem,) = WarmupConstant(0, start_fraction=0.5).problems(None)
     assert problem.startswith("config.schedule.start_fraction is 0.5, and there is no warmup: ")
+
+
+def test_an_impossible_length_of_a_cosine_or_an_annealing_is_named():
+    experiment = SimpleNamespace(train=SimpleNamespace(steps=100))
+    (problem,) = WarmupCosine(10, cosine_steps=9).problems(experiment)
+    assert problem.startswith("config.schedule.cosine_steps is 9, it must be at least config.schedule.warmup_steps, 10")
+    (problem,) = WarmupConstant(10, anneal_steps=101).problems(experiment)
+    assert problem == "config.schedule.anneal_steps is 101, it must be from 0 to config.train.steps, 100"
+    (problem,) = WarmupConstant(10, anneal_steps=-1).problems(experiment)
+    assert "anneal_steps is -1" in problem
 
 
 def test_an_impossible_decay_is_named():

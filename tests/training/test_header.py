@@ -52,6 +52,12 @@ def test_deviations_are_one_row_and_none_where_nobody_knows(run):
     assert "deviations" not in dict(header.rows(run))
 
 
+def test_the_numbers_of_values_by_source_are_one_row_and_none_where_nobody_knows(run):
+    counts = "3 values from released code, 0 from the paper, 2 recalled (source not checked), 1 chosen by PretrainAX"
+    assert ("recipe", counts) in header.rows(run, header.Paper(recipe=counts))
+    assert "recipe" not in dict(header.rows(run))
+
+
 def warnings(*args, **kwargs) -> list[str]:
     return [value for name, value in rows(*args, **kwargs) if name == "WARNING"]
 

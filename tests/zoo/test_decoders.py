@@ -7,8 +7,15 @@ import tomllib
 import pytest
 
 from pretrainax import zoo
-from pretrainax.config import LinearScaling, LongContextScaling, MixtureOfExperts, RotaryPositions, UserError
-from pretrainax.zoo import llama
+from pretrainax.config import (
+    LinearScaling,
+    LongContextScaling,
+    MixtureOfExperts,
+    MultiTokenPrediction,
+    RotaryPositions,
+    UserError,
+)
+from pretrainax.zoo import deepseek, llama
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
@@ -399,3 +406,25 @@ def test_what_theirs_cannot_say_is_refused_by_name(name, changes):
     family, variant = zoo.PRESETS[name]
     with pytest.raises(UserError, match=f"cannot express config.model.{next(iter(changes))}="):
         family.huggingface.write_config(dataclasses.replace(family.preset(variant), **changes))
+
+
+@pytest.mark.parametrize("variant, alpha", [("moe_16b", 0.001), ("v2_lite", 0.001), ("v2", 0.003), ("v3", 0.0001)])
+def test_deepseek_adds_up_the_balance_losses_that_pretrainax_averages(variant, alpha):
+    config = zoo.preset(f"deepseek_{variant}")
+    huggingface = FAMILIES[zoo.PRESETS[f"deepseek_{variant}"][0].name].huggingface
+    layers = config.num_layers - config.experts.first_dense
+    # 1e-12: one product and one quotient of doubles
+    assert config.experts.balance_weight == pytest.approx(layers * alpha, rel=1e-12)
+    json = huggingface.write_config(config)
+    assert json["aux_loss_alpha"] == pytest.approx(alpha, rel=1e-12)
+    json |= {"aux_loss_alpha": 0.5, "first_k_dense_replace": 2}
+    assert huggingface.read_config(json).experts.balance_weight == pytest.approx(
+        0.5 * (config.num_layers - 2), rel=1e-12
+    )
+
+
+def test_the_experts_of_a_multi_token_head_are_layers_of_the_balance_loss_too():
+    config = zoo.preset("deepseek_v3")
+    config.multi_token = MultiTokenPrediction()
+    deepseek.set_balance(config, 0.0001)
+    assert config.experts.balance_weight == pytest.approx(59 * 0.0001, rel=1e-12)

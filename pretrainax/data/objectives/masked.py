@@ -80,7 +80,9 @@ class MaskedLM(Objective):
     mask_unit: MaskUnit = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
     rate_change: Optional[RateChange] = None  # RateChange(): `rate` is only the initial rate
     similar_words: Optional[str] = None  # path of a JSON file {word: [similar word, …]}; None: use [MASK]
-    static: bool = False  # True: the same mask in every epoch (BERT); False: a new mask (RoBERTa)
+    # True: the same mask in every epoch; False: a new mask (RoBERTa). BERT has 10 masks, each for 4 of 40 epochs
+    # (create_pretraining_data.py, dupe_factor)
+    static: bool = False
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
