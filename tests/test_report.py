@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from pretrainax.reporting import run_lines, runs_page, runs_plot
+from pretrainax.reporting.run_groups import Record
+from pretrainax.reporting.runs_table import make_report
 from pretrainax.training import metrics
 from tests.support.runs import ENV, ROOT
 
@@ -74,6 +76,19 @@ def test_what_a_run_lacks_is_said(made):
     assert said in made[0].stderr and said.replace("<", "&lt;").replace(">", "&gt;") in made[2]
 
 
+def test_a_run_without_a_config_is_in_the_unknown_group_and_says_why(made):
+    said = "group ?: not comparable with other runs, because records are missing (deep<script>: no config.json; "
+    assert said in made[0].stderr and "no best" not in made[0].stdout
+
+
+def test_json_has_raw_values_with_their_units_and_the_groups(runs):
+    done = report(runs, "--json", "--metrics=loss")
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    assert values["units"] == {"loss": "nats per target"} and values["differing_fields"] == []
+    assert [(group["name"], group["best"]) for group in values["groups"]] == [("?", None)]
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [
@@ -119,8 +134,10 @@ def test_a_value_that_cannot_be_drawn_is_left_out_and_counted(field, value, tmp_
     run = run_lines.RunLines("a", run_lines.with_seconds(read))
     assert counts == {field: 1} and len(read) == 4 - (field == "step")
     for by in ("step", "tokens", "time"):
-        runs_plot.draw(str(tmp_path / "a.png"), [run], run_lines.metrics_of([run]), by, [])
-        page = runs_page.render([run], run_lines.metrics_of([run]), by, [], b"")
+        record = Record(None, {}, missing="no config.json")
+        report = make_report([run], [record], run_lines.metrics_of([run]), by, [])
+        runs_plot.draw(str(tmp_path / "a.png"), report)
+        page = runs_page.render(report, b"")
         assert "Infinity" not in page and "NaN" not in page
 
 

@@ -41,7 +41,7 @@ from pretrainax.config.positions import (
     YarnScaling,
 )
 from pretrainax.config.recurrent import NUM_CHARACTERS, WORD_LENGTH, Recurrent
-from pretrainax.config.serialization import differences, dump, from_json, load, to_json
+from pretrainax.config.serialization import differences, differing_fields, dump, from_json, load, to_json
 from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, SparseAttention
 from pretrainax.files.errors import RunFailed, UserError, nearest
 
@@ -89,6 +89,7 @@ __all__ = [
     "UserError",
     "YarnScaling",
     "differences",
+    "differing_fields",
     "dump",
     "from_json",
     "load",

@@ -1,9 +1,16 @@
 """Defines the registry of metrics, in which each module declares the metrics that it computes."""
 
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Literal, NamedTuple, Optional
 
 from pretrainax.config.choice import import_built_in
 from pretrainax.files.errors import UserError
+
+# Properties of a run that change the value of a metric without making the model better or worse
+Aspect = Literal["objective", "tokenizer", "text", "generator", "hardware"]
+FRACTION = "fraction"  # unit of values from 0 to 1, which logs and reports display in %
+_FRACTIONS = ("accuracy", "precision", "recall", "fraction")  # ends of the names of undeclared fractions
+OF_RECORDS: tuple[Aspect, ...] = ("objective", "text")  # for metrics per record or byte, whatever the tokenizer
 
 
 class Metric(NamedTuple):
@@ -14,25 +21,55 @@ class Metric(NamedTuple):
     larger_is_better: bool = False  # if False, smaller values are better
     in_total_loss: bool = False  # "total_loss" is the sum of "loss" and the metrics with this flag
     is_count: bool = False  # the values are counts or means of counts, which are printed without trailing zeros
+    unit: str = ""  # FRACTION, or the unit as text: "nats per target"; "": the meaning states the unit
+    # the values of two runs are comparable only if these aspects of the runs are equal; (): always
+    depends_on: tuple[Aspect, ...] = ("objective", "tokenizer", "text")
 
 
 METRICS: dict[str, Metric] = {}  # all declared metrics, by name
+# Metrics with another meaning in the runs of tasks, whose metrics include "labels"
+_TASK_METRICS = {
+    "loss": Metric("loss", "nats per label, or the squared error of a number", depends_on=OF_RECORDS),
+    "accuracy": Metric("accuracy", "labels predicted correctly", True, unit=FRACTION, depends_on=OF_RECORDS),
+}
 
 
-def declare(*metrics: Metric) -> None:
-    """Adds metrics to METRICS; each module calls this on import for the metrics that it computes."""
-    METRICS.update({metric.name: metric for metric in metrics})
+def declare(*metrics: Metric, depends_on: Optional[tuple[Aspect, ...]] = None) -> None:
+    """Adds metrics to METRICS; each module calls this on import for the metrics that it computes.
+
+    depends_on: `Metric.depends_on` of all these metrics; None: each metric keeps its own.
+    """
+    for metric in metrics:
+        METRICS[metric.name] = metric if depends_on is None else metric._replace(depends_on=depends_on)
+
+
+def declared(name: str, names: Collection[str] = ()) -> Metric:
+    """Returns the declaration of a metric, also of one on a subset of the data ("loss/source=wiki").
+
+    An undeclared metric gets the defaults of `Metric`, which allow a comparison only if all aspects are equal. Its unit
+    is FRACTION if its name says so, as in "my_accuracy".
+
+    names: all metrics of the run; if "labels" is one of them, the run trains a task.
+    """
+    metric = name.partition("/")[0]
+    unit = FRACTION if metric.endswith(_FRACTIONS) else ""
+    known = (_TASK_METRICS if "labels" in names else {}).get(metric) or METRICS.get(metric)
+    return known or Metric(metric, "", unit=unit)
 
 
 def value_format(name: str) -> str:
     """Returns the format of a metric's value: at most four decimals for a count, exactly four for other metrics."""
-    metric = METRICS.get(name.partition("/")[0])
-    return ",.15g" if metric is not None and metric.is_count else ",.4f"
+    return ",.15g" if declared(name).is_count else ",.4f"
 
 
 def metric_text(name: str, value: float) -> str:
     """Formats a metric's value, also on a subset of the data: "1,216" for a count, "2.0000" for a loss."""
     return format(round(value, 4), value_format(name))
+
+
+def reported(name: str, value: float) -> str:
+    """Formats a metric's value with its unit of display: "8.72%" for a fraction, "2.0000" for a loss."""
+    return f"{value:.2%}" if declared(name).unit == FRACTION else metric_text(name, value)
 
 
 def larger_is_better(name: str) -> bool:

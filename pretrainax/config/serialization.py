@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pretrainax.config.choice import Choice, fits, format_value, type_error_line
@@ -55,20 +55,31 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
     return tuple(from_json(object, v, path) for v in value) if isinstance(value, list) else value
 
 
+def differing_fields(configs: Sequence[Experiment]) -> dict[str, tuple[object, ...]]:
+    """Finds the fields that affect a run's numerical results and differ between configs.
+
+    Returns:
+      {path of a field: its value in each config}, such as {"optimizer.learning_rate": (1e-3, 3e-3)}.
+    """
+    return dict(_compare(configs, ""))
+
+
 def differences(old: Experiment, new: Experiment) -> list[str]:
-    """Lists differing fields that affect a run's numerical results, one line each: "train.seed: 0 -> 1"."""
-    return [f"{path}: {format_value(a)} -> {format_value(b)}" for path, a, b in _compare(old, new, "")]
+    """Lists the `differing_fields` of two configs, one line each: "train.seed: 0 -> 1"."""
+    fields = differing_fields((old, new))
+    return [f"{path}: {format_value(a)} -> {format_value(b)}" for path, (a, b) in fields.items()]
 
 
-def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, object]]:
-    if dataclasses.is_dataclass(a) and type(a) is type(b):
-        for f in (f for f in dataclasses.fields(a) if not f.metadata.get("free")):
-            yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
-    elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and any(map(dataclasses.is_dataclass, a)):
-        for i, (item, other_item) in enumerate(zip(a, b, strict=True)):
-            yield from _compare(item, other_item, f"{path}[{i}]")
-    elif a != b:
-        yield path, a, b
+def _compare(values: Sequence[object], path: str) -> Iterator[tuple[str, tuple[object, ...]]]:
+    first, tuples = values[0], [value for value in values if isinstance(value, tuple)]
+    if dataclasses.is_dataclass(first) and all(type(value) is type(first) for value in values):
+        for f in (f for f in dataclasses.fields(first) if not f.metadata.get("free")):
+            yield from _compare([getattr(value, f.name) for value in values], f"{path}.{f.name}".lstrip("."))
+    elif len(tuples) == len(values) and len({*map(len, tuples)}) == 1 and any(map(dataclasses.is_dataclass, tuples[0])):
+        for i, items in enumerate(zip(*tuples, strict=True)):
+            yield from _compare(items, f"{path}[{i}]")
+    elif any(value != first for value in values):
+        yield path, tuple(values)
 
 
 def load(path: str) -> Experiment:

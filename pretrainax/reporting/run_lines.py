@@ -7,6 +7,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from pretrainax.config.metric import declared
+
 SECONDS = "seconds"
 # Largest absolute value that is drawn. The margins of matplotlib overflow near 1e308; metrics are far below 1e30.
 _LARGEST = 1e30
@@ -67,6 +69,12 @@ class RunLines(NamedTuple):
             line[field] for line in reversed(self.lines) if line["split"] == split and line.get(field) is not None
         )
         return next(values, None)
+
+    def best(self, metric: str) -> Optional[Mapping]:
+        """Returns the line of the best validation by a metric, or None if no validation has a value."""
+        lines = [line for line in self.lines if line["split"] == "valid" and line.get(metric) is not None]
+        choose = max if declared(metric).larger_is_better else min
+        return choose(lines, key=lambda line: line[metric], default=None)
 
 
 def drawable_numbers(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
@@ -135,22 +143,28 @@ def short_names(folders: Sequence[str]) -> list[str]:
     return list(folders)
 
 
-def metrics_of(runs: Sequence[RunLines], wanted: Sequence[str] = ()) -> list[str]:
-    """Returns the metrics to plot: `wanted` or, if it is empty, those of MAIN_METRICS that at least one run has."""
-    return list(wanted) or [figure for figure in MAIN_METRICS if any(run.has(figure) for run in runs)]
+def metrics_of(runs: Sequence[RunLines], wanted: Sequence[str] = (), selected: Sequence[str] = ()) -> list[str]:
+    """Returns the metrics to plot: `wanted` or, if it is empty, all that at least one run has of the main ones.
+
+    selected: the metrics by which the runs select their best checkpoints, which follow the loss.
+    """
+    main = dict.fromkeys((*MAIN_METRICS[:1], *selected, *MAIN_METRICS[1:]))
+    return list(wanted) or [figure for figure in main if any(run.has(figure) for run in runs)]
 
 
 def missing(runs: Sequence[RunLines], figures: Sequence[str], by: str) -> Iterator[str]:
-    """Yields one explanatory line for each run that the plot omits or that lacks a metric.
+    """Yields one line for each run that the plot omits, and one for all runs that lack the same metrics.
 
     Args:
       figures: names of the metrics to plot.
       by: name in AXES of the x-axis.
     """
+    axis, lacking = AXES[by].field, collections.defaultdict(list)
     for run in runs:
-        axis = AXES[by].field
         if not run.has(axis):
             source = "step_seconds" if axis == SECONDS else axis
             yield f"{run.name} is left out: --by={by} needs {source}, which its lines do not have"
         elif without := [figure for figure in figures if not run.has(figure)]:
-            yield f"{run.name} has no {', '.join(without)}"
+            lacking[", ".join(without)].append(run.name)
+    for metrics, names in lacking.items():
+        yield f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no {metrics}"

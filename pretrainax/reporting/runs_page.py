@@ -2,55 +2,56 @@
 
 import base64
 import html
-import itertools
 import json
 import math
 import pathlib
 import re
-from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
 
-from pretrainax.config.metric import METRICS
+from pretrainax.config.metric import FRACTION, METRICS, declared
 from pretrainax.reporting.curves import trend_of
-from pretrainax.reporting.run_lines import AXES, SECONDS, RunLines
-from pretrainax.reporting.runs_plot import COLORS, NOISY, SMOOTHING, title_of
-from pretrainax.reporting.units import elapsed, large_number
+from pretrainax.reporting.line_styles import line_styles
+from pretrainax.reporting.run_lines import AXES, RunLines
+from pretrainax.reporting.runs_plot import NOISY, SMOOTHING, panel_title
+from pretrainax.reporting.runs_table import Report, Table, field_table, run_table, setting_table
 
 _TEMPLATE = pathlib.Path(__file__).with_name("overlay_page.html")
 _MAX_POINTS = 400  # points per curve, few enough for a phone to draw without delay
 
 
-def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str], picture: bytes) -> str:
+def render(report: Report, picture: bytes) -> str:
     """Renders the page as HTML.
 
     Args:
-      figures: names of the metrics to plot.
-      by: name in AXES of the x-axis that is selected when the page opens.
-      notes: lines about missing data.
       picture: a PNG image that is shown when scripts are disabled.
     """
-    title = title_of(runs, by).partition(" by ")[0]
+    runs, styles = report.runs, line_styles([run.name for run in report.runs], report.settings)
     data = {
-        "by": by,
+        "by": report.by,
         "axes": [[name, axis.title] for name, axis in AXES.items() if any(run.has(axis.field) for run in runs)],
-        "figures": list(figures),
+        "panels": [
+            {"metric": panel.metric, "title": panel_title(panel), "runs": panel.runs}
+            | {"isFraction": declared(panel.metric).unit == FRACTION}
+            for panel in report.panels
+        ],
         "runs": [
-            {"name": run.name, "color": color, "curves": {name: _curves(run, name) for name in figures}}
-            for run, color in zip(runs, itertools.cycle(COLORS), strict=False)
+            {"name": run.name, **style._asdict(), "curves": {name: _curves(run, name) for name in report.metrics}}
+            for run, style in zip(runs, styles, strict=True)
         ],
     }
-    metric_meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in figures if name in METRICS]
+    meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in report.metrics if name in METRICS]
     explanations = [
         f"{SMOOTHING}. Curves with more than {_MAX_POINTS} points are averaged over neighboring points.",
-        "Losses are in nats per target. k, M, B and T are 10^3, 10^6, 10^9 and 10^12.",
-        *metric_meanings,
+        "k, M, B and T are 10^3, 10^6, 10^9 and 10^12.",
+        *meanings,
     ]
     values = {
-        "TITLE": html.escape(title),
-        "ROWS": "".join(map(_row, runs, itertools.cycle(COLORS))),
-        "NOTES": "".join(f"<li>{html.escape(note)}</li>" for note in [*explanations, *notes]),
+        "TITLE": html.escape(report.title),
+        "TABLES": "".join(_tables(report, [style.color for style in styles])),
+        "NOTES": _list(report.notes),
+        "EXPLANATIONS": _list(explanations),
         "PICTURE": base64.b64encode(picture).decode(),
         "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # a run's name cannot end the script
     }
@@ -81,18 +82,30 @@ def _numbers(values: np.ndarray) -> list[Optional[float]]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _row(run: RunLines, color: str) -> str:
-    """Formats a run's table row as HTML: step, tokens, last training loss, best validation loss and time."""
-    last = run.lines[-1]
-    train, valid = run.last("train", "loss"), [x for x in run.lines if x["split"] == "valid" and x["loss"] is not None]
-    best = min(valid, key=lambda line: line["loss"], default=None)
-    tokens, seconds = last.get("text_tokens"), last.get(SECONDS)
-    cells = (
-        f"{last['step']:,}",
-        "unknown" if tokens is None else large_number(tokens),
-        "none" if train is None else f"{train:.4f}",
-        "none" if best is None else f"{best['loss']:.4f} (step {best['step']:,})",
-        "unknown" if seconds is None else elapsed(seconds),
-    )
-    name = f'<th><i style="background:{color}"></i>{html.escape(run.name)}</th>'
-    return f"<tr>{name}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+def _list(lines) -> str:
+    return "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+
+
+def _tables(report: Report, colors: list[str]):
+    """Yields the HTML of the tables: for each group its runs, settings and verdict; then the differing fields."""
+    for group, verdict in zip(report.groups, report.verdicts, strict=True):
+        if len(report.groups) > 1:
+            yield f"<h2>Group {html.escape(group.title)}</h2>"
+        yield _table(run_table(report, group), [colors[i] for i in group.runs])
+        yield _table(setting_table(verdict))
+        yield f"<p>{html.escape(verdict.text)}</p>" if verdict.text else ""
+    yield _table(field_table(report, most=100), css="fields")
+
+
+def _table(rows: Table, colors: Optional[list[str]] = None, css: str = "") -> str:
+    """Formats a table as HTML. `colors` are the colors of the runs, if each row is a run."""
+    if not rows:
+        return ""
+    header = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
+    lines = []
+    for i, row in enumerate(rows[1:]):
+        mark = f'<i style="background:{colors[i]}"></i>' if colors else ""
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
+        lines.append(f"<tr><th>{mark}{html.escape(row[0])}</th>{cells}</tr>")
+    table = f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="{f"table {css}".strip()}">{table}</div>'

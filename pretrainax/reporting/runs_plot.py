@@ -1,85 +1,172 @@
-"""Draws report.png, which plots several runs with one panel per metric and one color per run, as in curves.png."""
+"""Draws report.png, which plots several runs: one panel per metric and set of comparable runs, labels at the curves."""
 
-import itertools
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
-from pretrainax.reporting.curves import FAINT, LEFT, MOST_POINTS, PART_COLORS, RIGHT, STYLE, line_with_trend, trend_of
+from pretrainax.config.metric import FRACTION, declared
+from pretrainax.reporting.curves import FAINT, INK, LEFT, MOST_POINTS, STYLE, line_with_trend, trend_of
+from pretrainax.reporting.line_styles import MARKERS, LineStyle, label_columns, line_styles, spread
+from pretrainax.reporting.run_groups import Panel
 from pretrainax.reporting.run_lines import AXES, RunLines
+from pretrainax.reporting.runs_table import Report, numbers
 from pretrainax.reporting.units import clock, large_number, scientific
 
-# The first two colors are blue and red, which color-blind people can distinguish.
-COLORS = (PART_COLORS[1], PART_COLORS[0], *PART_COLORS[2:])
-SMOOTHING = "bold: training, smoothed by a Gaussian mean of neighbors; faint: as logged; dots: validation"
+SMOOTHING = "bold: training, smoothed by a Gaussian mean of neighbors; faint: as logged; markers: validation"
 # Training metrics that have an additional smoothed curve.
 NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")
-_NOTE_FONT_SIZE = 9
+_FONT, _LINE = 9, 0.2  # size of small text in points, and its line height in inches
+_WIDTH, _CHARACTER = 12, 0.078  # width of the picture and of a character of small text, in inches
+_MOST_CHARACTERS = 155  # of a line of small text
 
 
-def title_of(runs: Sequence[RunLines], by: str) -> str:
-    """Returns the title of the plot and of the page."""
-    return f"{len(runs)} runs by {AXES[by].title}" if len(runs) > 1 else f"{runs[0].name} by {AXES[by].title}"
+def draw(path: str, report: Report) -> None:
+    """Plots each panel of a report. The first panel is large, and the others are below it, two per row.
 
-
-def draw(path: str, runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str]) -> None:
-    """Plots the first metric in a large panel, and the remaining metrics below it, two panels per row.
-
-    Training metrics are drawn as lines, and validation metrics as dots connected by dashed lines.
+    Training metrics are drawn as lines, and validation metrics as markers connected by thin lines.
 
     Args:
       path: the PNG file to write.
-      figures: names of the metrics, one per panel.
-      by: name in AXES of the x-axis.
-      notes: lines about missing data, printed below the panels.
     """
-    rows = -(-(len(figures) - 1) // 2)
-    footer_height = 0.5 + 0.2 * len(notes)  # inches
-    legend_rows = -(-len(runs) // 4)  # number of rows of the legend
-    header_height = 0.95 + 0.22 * legend_rows
-    height = header_height + 4.0 + 2.9 * rows + footer_height
+    styles = line_styles([run.name for run in report.runs], report.settings)
+    header, footer = list(_header(report, styles)), list(_footer(report))
+    columns = [panel.metric == report.metrics[0] and panel.groups == "" for panel in report.panels]
+    rows = sum(columns) + -(-(len(columns) - sum(columns)) // 2)
+    header_height, footer_height = 0.95 + _LINE * len(header), 0.5 + _LINE * len(footer)  # inches
+    height = header_height + 2.9 * rows + 1.1 * sum(columns) + footer_height
+    label_width = _label_width(styles) / _WIDTH
     with matplotlib.rc_context(STYLE):
-        picture = figure.Figure(figsize=(12, height), dpi=150)
-        edges = dict(left=LEFT, right=RIGHT, top=1 - header_height / height, bottom=(footer_height + 0.35) / height)
-        ratios = (1.5, *[1] * rows)
-        grid = picture.add_gridspec(len(ratios), 2, height_ratios=ratios, hspace=0.42, wspace=0.15, **edges)
-        cells = [grid[0, :], *(grid[1 + i // 2, i % 2] for i in range(len(figures) - 1))]
-        for cell, name in zip(cells, figures, strict=True):
-            _draw_metric(picture.add_subplot(cell), runs, name, by)
-        picture.text(LEFT, 1 - 0.35 / height, title_of(runs, by), fontsize=16, fontweight="bold", parse_math=False)
-        picture.text(LEFT, 1 - 0.62 / height, SMOOTHING, color=FAINT)
-        for i, (run, color) in enumerate(zip(runs, itertools.cycle(COLORS), strict=False)):
-            position = LEFT + (i % 4) * (RIGHT - LEFT) / 4, 1 - (0.88 + 0.22 * (i // 4)) / height
-            name = run.name if len(run.name) <= 34 else f"…{run.name[-33:]}"
-            picture.text(
-                *position, f"● {name}", color=color, fontweight="bold", fontsize=_NOTE_FONT_SIZE, parse_math=False
-            )
-        for i, note in enumerate(notes):
-            position = LEFT, (footer_height - 0.3 - 0.2 * i) / height
-            picture.text(*position, note, color=FAINT, fontsize=_NOTE_FONT_SIZE, parse_math=False)
+        picture = figure.Figure(figsize=(_WIDTH, height), dpi=150)
+        ratios = (1.5,) * sum(columns) + (1,) * (rows - sum(columns))
+        right = 0.985 - label_width
+        gap = 2 * (LEFT + label_width) / (right - LEFT - label_width)  # in mean widths of two panels
+        edges = dict(left=LEFT, right=right, top=1 - header_height / height, bottom=(footer_height + 0.35) / height)
+        grid = picture.add_gridspec(rows, 2, height_ratios=ratios, hspace=0.42, wspace=gap, **edges)
+        places = [grid[0, :]] * sum(columns) + [grid[row, i] for row in range(sum(columns), rows) for i in (0, 1)]
+        for place, panel in zip(places, report.panels, strict=False):
+            _draw_panel(picture.add_subplot(place), report, panel, styles)
+        title = f"{report.title} by {AXES[report.by].title}"
+        picture.text(LEFT, 1 - 0.35 / height, title, fontsize=16, fontweight="bold", parse_math=False)
+        for i, line in enumerate(header):
+            picture.text(LEFT, 1 - (0.62 + _LINE * i) / height, line, color=INK if i else FAINT, fontsize=_FONT)
+        for i, line in enumerate(footer):
+            picture.text(LEFT, (footer_height - 0.3 - _LINE * i) / height, line, color=FAINT, fontsize=_FONT)
+        for text in picture.texts:
+            text.set_parse_math(False)
         picture.savefig(path, facecolor="white")
 
 
-def _draw_metric(panel, runs: Sequence[RunLines], name: str, by: str) -> None:
-    """Draws the training and validation curves of one metric for all runs, and formats the axes."""
-    panel.set_title(name.replace("_", " ") + (", nats per target" if name == "loss" else ""))
-    panel.grid(axis="x", visible=False)
-    for run, color in zip(runs, itertools.cycle(COLORS), strict=False):
-        positions, values = run.curve("train", name, by, MOST_POINTS)
-        line_with_trend(panel, positions, values, color, trend_of(values) if name in NOISY else values)
-        positions, values = run.curve("valid", name, by, MOST_POINTS)
-        panel.plot(positions, values, color=color, linewidth=1.0, alpha=0.6, linestyle=(0, (4, 2)))
-        panel.plot(positions, values, "o", color=color, markersize=5, markeredgecolor="white", markeredgewidth=0.8)
-    panel.set_xlabel(AXES[by].title)
-    panel.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=by == "step"))
-    panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: place_text(x, by)))
-    panel.set_xlim(left=0)
-    if name in ("learning_rate", "gradient_norm"):
-        panel.set_ylim(bottom=0)
-    if name == "gradient_norm":
-        _limit_spikes(panel, runs, by)
+def _header(report: Report, styles: Sequence[LineStyle]) -> Iterator[str]:
+    """Yields the lines below the title: the meaning of the curves, the groups, and the names of numbered runs."""
+    yield SMOOTHING
+    for group in report.groups if len(report.groups) > 1 else ():
+        names = ", ".join(styles[i].label for i in group.runs)
+        if names.replace(", ", "").isdecimal():
+            names = numbers(group.runs)
+        yield from _wrapped(f"{group.title}  ({names})")
+    names = [f"{style.label}  {run.name}" for style, run in zip(styles, report.runs, strict=True)]
+    if any(style.label != run.name for style, run in zip(styles, report.runs, strict=True)):
+        per_line = max(1, _MOST_CHARACTERS // (max(map(len, names)) + 4))
+        for first in range(0, len(names), per_line):
+            yield from _wrapped("    ".join(names[first : first + per_line]))
+
+
+def _footer(report: Report) -> Iterator[str]:
+    """Yields the lines below the panels: the verdict of each group, and the notes."""
+    for group, verdict in zip(report.groups, report.verdicts, strict=True):
+        if verdict.text:
+            yield from _wrapped(f"group {group.name}: {verdict.text}" if len(report.groups) > 1 else verdict.text)
+    for note in report.notes:
+        yield from _wrapped(note)
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, _MOST_CHARACTERS, subsequent_indent="      ") or [""]
+
+
+def panel_title(panel: Panel) -> str:
+    """Returns the title of a panel: the metric, its unit, and the groups that are comparable in it."""
+    unit = declared(panel.metric).unit
+    title = panel.metric.replace("_", " ")
+    if unit and unit != FRACTION and unit not in title:
+        title += f", {unit}"
+    mark = "; not comparable between groups" if panel.is_mixed else ""
+    return f"{title}; group {panel.groups}" if panel.groups else title + mark
+
+
+def _draw_panel(axes, report: Report, panel: Panel, styles: Sequence[LineStyle]) -> None:
+    """Draws the training and validation curves of one panel, formats the axes, and labels the curves."""
+    axes.set_title(panel_title(panel), parse_math=False)
+    axes.grid(axis="x", visible=False)
+    ends = []
+    for i in panel.runs:
+        run, style = report.runs[i], styles[i]
+        positions, values = run.curve("train", panel.metric, report.by, MOST_POINTS)
+        trend = trend_of(values) if panel.metric in NOISY else values
+        first = len(axes.lines)
+        line_with_trend(axes, positions, values, style.color, trend)
+        if style.dashes:
+            axes.lines[first + 1].set(linestyle=(0, style.dashes), dash_capstyle="butt")
+        trained = np.column_stack([positions, trend])
+        positions, values = run.curve("valid", panel.metric, report.by, MOST_POINTS)
+        marker = dict(marker=MARKERS[style.marker], markersize=5.5, markeredgecolor="white", markeredgewidth=0.7)
+        axes.plot(positions, values, color=style.color, linewidth=0.8, alpha=0.9, **marker)
+        points = np.concatenate([trained, np.column_stack([positions, values])])
+        points = points[np.isfinite(points).all(axis=1)]
+        if len(points):
+            ends.append((points[points[:, 0].argmax()], style))
+    axes.set_xlabel(AXES[report.by].title)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=report.by == "step"))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: place_text(x, report.by)))
+    axes.set_xlim(0, 1.01 * max((point[0] for point, _ in ends), default=1) or 1)
+    if declared(panel.metric).unit == FRACTION:
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, symbol=" %"))
+    if panel.metric in ("learning_rate", "gradient_norm"):
+        axes.set_ylim(bottom=0)
+    if panel.metric == "gradient_norm":
+        _limit_spikes(axes, [report.runs[i] for i in panel.runs], report.by)
+    _label(axes, ends)
+
+
+def _label(axes, ends: Sequence[tuple[np.ndarray, LineStyle]]) -> None:
+    """Writes the label of each curve to the right of its end, with its marker, and connects them by a thin line.
+
+    ends: the last point and the style of each curve.
+    """
+    if not ends:
+        return
+    to_axes = axes.transData + axes.transAxes.inverted()
+    axes.get_ylim()  # computes the limits, on which the transformation depends
+    points = np.clip([to_axes.transform(point) for point, _ in ends], 0, 1)  # [N, 2]
+    box, (width, height) = axes.get_position(), axes.figure.get_size_inches()
+    label_width = _label_width([style for _, style in ends]) / (box.width * width)
+    for column in label_columns(points[:, 0], label_width):
+        x = points[column, 0].max() + 0.02
+        heights = spread(points[column, 1], 1.35 * _FONT / 72 / (box.height * height), 0, 1)
+        for i, y in zip(column, heights, strict=True):
+            end, style = ends[i]
+            _label_curve(axes, end, style, (x, y))
+
+
+def _label_curve(axes, end: np.ndarray, style: LineStyle, place: tuple[float, float]) -> None:
+    """Writes the label of one curve at `place`, in fractions of the panel, with a marker and a line from its end."""
+    line = dict(arrowstyle="-", color=style.color, linewidth=0.6, alpha=0.6, shrinkA=0, shrinkB=0, relpos=(0, 0.5))
+    axes.annotate("", end, place, textcoords="axes fraction", annotation_clip=False, arrowprops=line)
+    marker = dict(marker=MARKERS[style.marker], color=style.color, markersize=5)
+    axes.plot(*place, transform=axes.transAxes, clip_on=False, zorder=4, **marker)
+    axes.annotate(
+        style.label, place, (7, 0), xycoords="axes fraction", textcoords="offset points", va="center", fontsize=_FONT,
+        color=INK, annotation_clip=False, parse_math=False, zorder=4,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+    )  # fmt: skip
+
+
+def _label_width(styles: Sequence[LineStyle]) -> float:
+    """Returns the width of the longest label with its marker, in inches."""
+    return 0.35 + _CHARACTER * max(len(style.label) for style in styles)
 
 
 def _limit_spikes(panel, runs: Sequence[RunLines], by: str) -> None:

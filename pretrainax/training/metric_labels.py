@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Optional
 
-from pretrainax.config.metric import value_format
+from pretrainax.config.metric import FRACTION, declared, value_format
 
 METRIC_FORMATS = {  # label and format of each validation metric, in display order
     "loss": ("validation loss", ".4f"),
@@ -29,8 +29,8 @@ _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 def label_and_format(name: str) -> tuple[str, str]:
     """Returns a metric's label ("validation loss of source=wiki" for "loss/source=wiki") and number format."""
     name, _, part = name.partition("/")
-    is_fraction = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
-    label, spec = METRIC_FORMATS.get(name, (name.replace("_", " "), ".2%" if is_fraction else value_format(name)))
+    spec = ".2%" if declared(name).unit == FRACTION else value_format(name)
+    label, spec = METRIC_FORMATS.get(name, (name.replace("_", " "), spec))
     return (f"{label} of {part}" if part else label), spec
 
 

@@ -10,7 +10,7 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config.former_fields import upgrade_metrics
-from pretrainax.config.metric import METRICS, Metric, declare
+from pretrainax.config.metric import FRACTION, METRICS, Metric, declare, declared
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.layers.by_layer import BY_LAYER
 from pretrainax.training import expert_balance
@@ -24,20 +24,24 @@ declare(
     Metric("tokens", "tokens that the devices have read so far, with padding and special tokens", is_count=True),
     Metric("flops", "FLOPs of all steps so far, counted as for `mfu`", is_count=True),
     Metric("learning_rate", "learning rate of the last step"),
-    Metric("gradient_norm", "gradient norm of the last step, before clipping"),
     Metric("skipped_updates", "updates skipped so far because they were not finite", is_count=True),
     Metric("skipped_batches", "batches skipped so far after loss spikes", is_count=True),
-    Metric("tokens_per_second", "text tokens per second"),
+    Metric("padding_fraction", "fraction of the tokens read that is padding", unit=FRACTION),
+    depends_on=(),
+)
+declare(
     Metric("padded_tokens_per_second", "tokens that the devices read per second, with padding"),
     Metric("step_seconds", "seconds per step, without compilation, evaluations and checkpoints"),
     Metric("compile_seconds", "seconds of the steps that compiled the update, only in lines with such a step"),
-    Metric("mfu", "model FLOPs utilization; attention is counted in full, as in the PaLM paper"),
-    Metric("mfu_executed", "model FLOPs utilization, without masked blocks that attention skips"),
-    Metric("data_wait_fraction", "fraction of the time that devices waited for a batch"),
-    Metric("padding_fraction", "fraction of the tokens read that is padding"),
+    Metric("mfu", "model FLOPs utilization; attention is counted in full, as in the PaLM paper", unit=FRACTION),
+    Metric("mfu_executed", "model FLOPs utilization, without masked blocks that attention skips", unit=FRACTION),
+    Metric("data_wait_fraction", "fraction of the time that devices waited for a batch", unit=FRACTION),
+    depends_on=("hardware",),
 )
-# Descriptions of metrics that differ for tasks, whose metrics include "labels".
-TASK_MEANINGS = {"loss": "nats per label, or the squared error of a number", "accuracy": "labels predicted correctly"}
+declare(Metric("tokens_per_second", "text tokens per second"), depends_on=("tokenizer", "hardware"))
+declare(
+    Metric("gradient_norm", "gradient norm of the last step, before clipping"), depends_on=("objective", "tokenizer")
+)
 _DERIVED = ("perplexity", "bits_per_token")  # derived from the loss
 
 
@@ -48,10 +52,7 @@ def parts_in_names(names: Iterable[str]) -> list[str]:
 
 def meaning(name: str, names: Collection[str] = ()) -> str:
     """Returns a metric's description, or "" if it has none; if "labels" is in `names`, the metrics are of a task."""
-    metric, _, part = name.partition("/")
-    declared = METRICS[metric].meaning if metric in METRICS else ""
-    description = TASK_MEANINGS.get(metric, declared) if "labels" in names else declared
-    return ", of ".join(filter(None, (description, part)))
+    return ", of ".join(filter(None, (declared(name, names).meaning, name.partition("/")[2])))
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:

@@ -61,6 +61,13 @@ def test_differences_name_only_fields_that_change_the_mathematics():
     assert config_lib.differences(old, new) == ["objective.noise_density: 0.15 -> 0.5", "train.seed: 0 -> 3"]
 
 
+def test_differing_fields_compare_any_number_of_configs():
+    configs = [tiny.get_config("t5") for _ in range(3)]
+    configs[1].train.seed, configs[2].objective.noise_density = 3, 0.5
+    fields = {"objective.noise_density": (0.15, 0.15, 0.5), "train.seed": (0, 3, 0)}
+    assert config_lib.differing_fields(configs) == fields and config_lib.differing_fields(configs[:1]) == {}
+
+
 @pytest.mark.parametrize("steps", [1, 49, 50, 99, 1300, 10**6])
 def test_a_run_of_any_length_is_logged_at_fifty_steps_or_more(steps):
     train = TrainConfig(steps=steps)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from pretrainax.config.choice import import_built_in
-from pretrainax.config.metric import METRICS, metric_text
+from pretrainax.config.metric import FRACTION, METRICS, declared, metric_text, reported
 from pretrainax.data.inspection.check import format_plan_value
 from pretrainax.models import heads  # noqa: F401  declares its metrics
 from pretrainax.scoring.results import Result, results_table, table_over_steps
@@ -42,6 +42,37 @@ def test_every_number_of_things_is_declared_as_a_count():
     assert {name for name, metric in METRICS.items() if counts.search(metric.meaning)} == {
         name for name, metric in METRICS.items() if metric.is_count
     }
+
+
+def test_every_share_is_declared_as_a_fraction():
+    shares = re.compile(
+        r"\bshare\b|^fraction of|correctly|utilization|^replaced tokens|^exact_match|pairs .* correct label"
+    )
+    assert {name for name, metric in METRICS.items() if shares.search(metric.meaning)} == {
+        name for name, metric in METRICS.items() if metric.unit == FRACTION
+    }
+
+
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("accuracy", 0.125, "12.50%"),
+        ("accuracy/source=wiki", 1.0, "100.00%"),
+        ("loss", 2.0, "2.0000"),
+        ("f1", 0.5, "0.5000"),
+    ],
+)
+def test_a_fraction_is_reported_in_percent(name, value, text):
+    assert reported(name, value) == text
+
+
+def test_the_loss_of_a_task_does_not_depend_on_the_tokenizer():
+    assert "tokenizer" in declared("loss").depends_on
+    assert declared("loss", ["labels"]).depends_on == declared("bits_per_byte").depends_on == ("objective", "text")
+
+
+def test_an_undeclared_metric_compares_only_if_everything_is_equal():
+    assert declared("my_metric").depends_on == ("objective", "tokenizer", "text")
 
 
 def test_tables_print_counts_without_decimals():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import MixtureOfExperts, ModelConfig
-from pretrainax.config.metric import Metric, declare
+from pretrainax.config.metric import FRACTION, Metric, declare
 from pretrainax.layers.by_layer import BY_LAYER, EXPERT_TOKENS, ROUTER_ENTROPY
 from pretrainax.layers.linear import normal_init
 from pretrainax.layers.sums import Sums
@@ -18,7 +18,7 @@ declare(
     Metric("expert_imbalance", "tokens of the busiest expert divided by the mean: the mean over layers; 1 is balanced"),
     Metric("dead_experts", "number of experts in all layers that received no token", is_count=True),
     Metric("router_entropy", "entropy of a router over experts, in nats per token: the mean over layers"),
-    Metric("dropped_fraction", "fraction of assignments dropped because the expert was full"),
+    Metric("dropped_fraction", "fraction of assignments dropped because the expert was full", unit=FRACTION),
 )
 
 

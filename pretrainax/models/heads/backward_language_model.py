@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig, Recurrent, UserError
-from pretrainax.config.metric import Metric
+from pretrainax.config.metric import FRACTION, Metric
 from pretrainax.data.batch import has_loss, has_previous
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, register_head
@@ -25,7 +25,12 @@ class BackwardLanguageModel(Head):
             "nats per token of the backward language model, which predicts each token from the tokens after it",
             in_total_loss=True,
         ),
-        Metric("backward_accuracy", "tokens that the backward model predicts correctly", larger_is_better=True),
+        Metric(
+            "backward_accuracy",
+            "tokens that the backward model predicts correctly",
+            larger_is_better=True,
+            unit=FRACTION,
+        ),
     )
 
     def is_in(self, config: ModelConfig) -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.config.metric import Metric
+from pretrainax.config.metric import FRACTION, OF_RECORDS, Metric
 from pretrainax.data.batch import is_gathered
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -45,24 +45,37 @@ class LanguageModelOutput:
 class LanguageModel(Head):
     name, loss_name = "lm", "loss"
     metrics = (
-        Metric("loss", "nats per target token"),
-        Metric("text_loss", "nats per target token of text, without sentinels, end tokens and [SEP]"),
+        Metric("loss", "nats per target token", unit="nats per target"),
+        Metric(
+            "text_loss",
+            "nats per target token of text, without sentinels, end tokens and [SEP]",
+            unit="nats per target",
+        ),
         Metric("perplexity", "exp(loss)"),
-        Metric("bits_per_token", "loss in bits"),
-        Metric("bits_per_byte", "bits of the targets per byte of their text"),
+        Metric("bits_per_token", "loss in bits", unit="bits per target"),
+        Metric(
+            "bits_per_byte", "bits of the targets per byte of their text", unit="bits per byte", depends_on=OF_RECORDS
+        ),
         Metric(
             "accuracy",
             "target tokens predicted correctly from the true context (teacher-forced)",
             larger_is_better=True,
+            unit=FRACTION,
         ),
-        Metric("text_accuracy", "target tokens of text predicted correctly (teacher-forced)", larger_is_better=True),
+        Metric(
+            "text_accuracy",
+            "target tokens of text predicted correctly (teacher-forced)",
+            larger_is_better=True,
+            unit=FRACTION,
+        ),
         Metric(
             "sequence_accuracy",
             "targets with all tokens predicted correctly, as greedy decoding would",
             larger_is_better=True,
+            unit=FRACTION,
         ),
-        Metric("loss_tokens", "target tokens", is_count=True),
-        Metric("total_loss", "sum of the loss and the losses of other heads"),
+        Metric("loss_tokens", "target tokens", is_count=True, depends_on=()),
+        Metric("total_loss", "sum of the loss and the losses of other heads", unit="nats"),
     )
     partition_rules = (
         (r"masked_lm_head/norm/(scale|bias)", "features"),

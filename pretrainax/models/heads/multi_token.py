@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.config.metric import Metric
+from pretrainax.config.metric import FRACTION, Metric
 from pretrainax.data.batch import has_loss, segments_of
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import feed_forwards_of
@@ -78,7 +78,12 @@ class MultiToken(Head):
     name, loss_name = "multi_token", "multi_token_loss"
     metrics = (
         Metric("multi_token_loss", "nats per token after the next token"),
-        Metric("multi_token_accuracy", "tokens after the next token predicted correctly", larger_is_better=True),
+        Metric(
+            "multi_token_accuracy",
+            "tokens after the next token predicted correctly",
+            larger_is_better=True,
+            unit=FRACTION,
+        ),
     )
     partition_rules = (
         (r"multi_token/(token|hidden)_norm_\d+/(scale|bias)", "features"),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.config.metric import Metric
+from pretrainax.config.metric import FRACTION, Metric
 from pretrainax.data.batch import has_pairs
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.sums import Sums
@@ -25,7 +25,7 @@ class Pairs(Head):
     name, loss_name = "pair", "pair_loss"
     metrics = (
         Metric("pair_loss", "nats per pair of segments, for the label of the pair", in_total_loss=True),
-        Metric("pair_accuracy", "pairs of segments with the correct label", larger_is_better=True),
+        Metric("pair_accuracy", "pairs of segments with the correct label", larger_is_better=True, unit=FRACTION),
     )
     partition_rules = (
         (r"pair_head/dense/kernel", "d_model features"),

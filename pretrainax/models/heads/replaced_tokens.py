@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.config.metric import Metric
+from pretrainax.config.metric import FRACTION, Metric
 from pretrainax.data.batch import has_replaced
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -29,24 +29,31 @@ class ReplacedTokensOutput:
 @register_head
 class ReplacedTokens(Head):
     name, loss_name = "replaced", "replaced_loss"
-    metrics = (
-        Metric("replaced_loss", "nats per token of the discriminator"),
-        Metric(
-            "replaced_accuracy",
-            "tokens that the discriminator classifies correctly as replaced or original",
-            larger_is_better=True,
-        ),
-        Metric(
-            "replaced_precision",
-            "replaced tokens among the tokens that the discriminator classifies as replaced",
-            larger_is_better=True,
-        ),
-        Metric(
-            "replaced_recall",
-            "replaced tokens that the discriminator classifies as replaced",
-            larger_is_better=True,
-        ),
-        Metric("replaced_fraction", "replaced tokens among all tokens"),
+    # The task of the discriminator depends on the tokens that the generator proposes.
+    metrics = tuple(
+        m._replace(depends_on=("objective", "tokenizer", "text", "generator"))
+        for m in (
+            Metric("replaced_loss", "nats per token of the discriminator", unit="nats per token"),
+            Metric(
+                "replaced_accuracy",
+                "tokens that the discriminator classifies correctly as replaced or original",
+                larger_is_better=True,
+                unit=FRACTION,
+            ),
+            Metric(
+                "replaced_precision",
+                "replaced tokens among the tokens that the discriminator classifies as replaced",
+                larger_is_better=True,
+                unit=FRACTION,
+            ),
+            Metric(
+                "replaced_recall",
+                "replaced tokens that the discriminator classifies as replaced",
+                larger_is_better=True,
+                unit=FRACTION,
+            ),
+            Metric("replaced_fraction", "replaced tokens among all tokens", unit=FRACTION),
+        )
     )
     partition_rules = (
         (r"replaced_token_head/norm/(scale|bias)", "features"),

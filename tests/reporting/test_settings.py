@@ -1,0 +1,77 @@
+"""A setting is named the best only if no other seed in the group contradicts it."""
+
+import pytest
+
+from pretrainax.reporting.run_groups import group_runs
+from pretrainax.reporting.settings import compare, field_rows
+from tests.support.made_records import made_record, made_run
+
+
+def verdict(*runs):
+    """Compares runs, each (seed, learning rate, losses), and returns the verdict about their only group."""
+    lines = [made_run(str(i), losses) for i, (_, _, losses) in enumerate(runs)]
+    records = [made_record(seed=seed, rate=rate) for seed, rate, _ in runs]
+    (group,) = group_runs(lines, records)
+    return compare(lines, records, group)
+
+
+def test_ranges_that_do_not_overlap_have_a_best():
+    best = verdict((0, 1e-3, [2.0]), (1, 1e-3, [2.1]), (0, 3e-3, [1.5]), (1, 3e-3, [1.9]))
+    assert best.best.label == "learning_rate=0.003"
+    first, second = "learning_rate=0.003 1.5000 to 1.9000", "learning_rate=0.001 2.0000 to 2.1000"
+    assert best.text == f"best loss: {first} (2 seeds); next: {second} (2 seeds)"
+
+
+@pytest.mark.parametrize(
+    "runs, reason",
+    [
+        (
+            [(0, 1e-3, [2.0]), (1, 1e-3, [1.8]), (0, 3e-3, [1.5]), (1, 3e-3, [1.9])],
+            "ranges overlap: learning_rate=0.003",
+        ),
+        ([(0, 1e-3, [1.9]), (1, 1e-3, [1.9]), (0, 3e-3, [1.5]), (1, 3e-3, [1.9])], "ranges overlap"),
+        ([(0, 1e-3, [2.0]), (1, 1e-3, [2.1]), (0, 3e-3, [1.0])], "1 seed of learning_rate=0.003"),
+        ([(0, 1e-3, [2.0]), (0, 3e-3, [1.0])], "1 seed of learning_rate=0.001 and of 1 more"),
+        ([(0, 1e-3, [2.0]), (0, 1e-3, [2.0]), (0, 3e-3, [1.0]), (1, 3e-3, [1.0])], "1 seed of learning_rate=0.001"),
+        ([(0, 1e-3, [2.0]), (1, 1e-3, [2.1, 1.9]), (0, 3e-3, [1.5]), (1, 3e-3, [1.6])], "different lengths (10 to 20"),
+    ],
+)
+def test_otherwise_the_reason_is_given(runs, reason):
+    result = verdict(*runs)
+    assert result.best is None and result.text.startswith("no best: ") and reason in result.text
+
+
+def test_one_setting_needs_no_verdict():
+    assert verdict((0, 1e-3, [2.0]), (1, 1e-3, [2.1])).text == ""
+
+
+def test_a_larger_accuracy_is_better():
+    runs = [made_run(str(i), [1.0], accuracy=accuracy) for i, accuracy in enumerate((0.5, 0.6, 0.7, 0.8))]
+    records = [made_record(seed=i % 2, rate=1e-3 if i < 2 else 3e-3) for i in range(4)]
+    for record in records:
+        record.experiment.evaluate.select_by = "accuracy"
+    (group,) = group_runs(runs, records)
+    assert compare(runs, records, group).text.startswith("best accuracy: learning_rate=0.003 70.00% to 80.00%")
+
+
+def test_a_run_without_a_validation_prevents_a_verdict():
+    runs = [made_run(str(i), [2.0]) for i in range(4)]
+    runs[3] = runs[3]._replace(lines=runs[3].lines[:1])
+    records = [made_record(seed=i % 2, rate=1e-3 if i < 2 else 3e-3) for i in range(4)]
+    (group,) = group_runs(runs, records)
+    assert compare(runs, records, group).text == "no best: 3 has no validation loss yet"
+
+
+def test_fields_that_differ_have_a_path_and_the_runs_of_each_value():
+    records = [made_record(rate=1e-3), made_record(rate=3e-3), made_record(rate=1e-3)]
+    records[2].experiment.train.steps = 50
+    assert field_rows(records) == [
+        ("optimizer.learning_rate", [("0.001", [0, 2]), ("0.003", [1])]),
+        ("train.steps", [("40", [0, 1]), ("50", [2])]),
+    ]
+
+
+@pytest.mark.parametrize("seeds, is_trivial", [((0, 1, 0, 1), True), ((0, 0, 0, 1), False)])
+def test_the_seed_is_omitted_if_it_numbers_the_runs_of_each_setting(seeds, is_trivial):
+    records = [made_record(seed=seed, rate=rate) for seed, rate in zip(seeds, (1e-3, 1e-3, 3e-3, 3e-3), strict=True)]
+    assert ("train.seed" in dict(field_rows(records))) is not is_trivial
