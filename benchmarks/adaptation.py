@@ -1,38 +1,35 @@
-"""Measures whether pretraining helps: small models learn four tasks with five methods, over several seeds.
+"""Measures whether pretraining helps small models to learn chunking, over several fine-tuning seeds.
 
     python benchmarks/adaptation.py --workdir=runs/adaptation --books=books --tasks=tasks --to=docs/adapt.png
 
-The script pretrains a BERT, an ELECTRA, a T5 and a GPT with 2 blocks of width 128 on `books`, a folder of JSON lines
-with a text. Each model then learns SST-2, CoLA, RTE and CoNLL-2000 from `tasks` (`sst2/train.jsonl`). The five methods:
+The script pretrains a BERT, an ELECTRA and a GPT with 2 blocks of width 128 on `books`, a folder of JSON lines with a
+text. Each model then learns CoNLL-2000 from `tasks` (`conll2000/train.jsonl`), starting from the pretrained weights or
+from the random weights of step 0 of the same run, so with the same tokenizer.
 
-- all parameters, from random weights: the checkpoint of step 0 of the same run, so with the same tokenizer
-- all parameters, pretrained
-- LoRA
-- a prefix
-- the head alone
-
-The learning rate of each method is the best of four on SST-2 with seed 0, for each model. The last validation gives the
+The learning rate of each start is the best of four on SST-2 with seed 0, for each model. The last validation gives the
 metric. The script writes the picture to --to, and the values to a JSON file with the same name. It writes the JSON file
 after each table cell and skips cells that the file contains. Several processes can therefore share the models, and an
 interrupted script continues.
 """
 
 import argparse
+import collections
 import json
 import os
-import statistics
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import runs
 from matplotlib import figure
+from sklearn import feature_extraction, linear_model
 
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.curves import FAINT, PART_COLORS, STYLE
 from pretrainax.reporting.tables import markdown
+from pretrainax.tasks import label_metrics
 from pretrainax.tasks.conll import TASKS as CONLL
 
 MODELS = {
@@ -42,9 +39,9 @@ MODELS = {
         *("--config.model.num_heads=2", "--config.model.embedding_dim=None"),
         "--config.model.generator=Generator(num_layers=2, d_model=64, d_ff=256, num_heads=1)",
     ],
-    "T5": ["--config=configs/t5_base.py:tiny"],  # 2 blocks in each stack
     "GPT": ["--config=configs/gpt2.py:tiny"],
 }
+OFFSET = {"textcoords": "offset points", "fontsize": 9}
 ENCODERS = ("BERT", "ELECTRA")  # pretrained without a sentence-level loss on the first token, so they use mean pooling
 
 
@@ -60,39 +57,24 @@ class Set(NamedTuple):
     is_of_texts: bool = True  # the task labels whole texts, not words
 
 
-PAIR = "Classification(text_field='premise', pair_field='hypothesis', labels=('0', '1'))"
 TAGS = f"TokenClassification(words_field='tokens', tags_field='tags', labels={CONLL['conll2000'].task.labels})"  # pyright: ignore[reportAttributeAccessIssue]
 TEXT = ["--config=finetune:classification"]
-ROOM, PREFIX = 128, 20  # GPT has 128 learned positions; a prefix takes 20 of them, so its rows are 20 tokens shorter
 BUCKETS = "--config.data.packing=OneEach(buckets="
 SETS = {
     "sst2": Set("accuracy", "valid", 432, 64, [*TEXT, f"{BUCKETS}(24, 40))"], 6),
-    "cola": Set("matthews", "valid", 267, 40, [*TEXT, f"{BUCKETS}(16,))"]),
-    "rte": Set("accuracy", "valid", 105, ROOM, [*TEXT, f"--config.objective={PAIR}", f"{BUCKETS}(64,))"]),
     "conll2000": Set(
-        *("strict_f1", "test", 279, ROOM),
+        *("strict_f1", "test", 279, 128),
         ["--config=finetune:token_classification", f"--config.objective={TAGS}", f"{BUCKETS}(40, 64))"],
         is_of_texts=False,
     ),
 }
 
 
-class Way(NamedTuple):
-    """A method to train a model on a task."""
-
-    start: str  # suffix of the pretrained run: "@0" selects step 0
-    rate: float  # learning rate; 1/9, 1/3 and 3 times this value are tried too
-    tuning: Optional[str] = None
-
-
-WHOLE, RANDOM = "whole", "whole, random weights"
-WAYS = {
-    RANDOM: Way("@0", 3e-4),
-    WHOLE: Way("", 3e-4),
-    "LoRA": Way("", 3e-3, "LoRA(rank=8)"),
-    "prefix": Way("", 1e-2, f"PrefixTuning(length={PREFIX})"),
-    "head alone": Way("", 1e-2, "HeadAlone()"),
-}
+RATE_TASK, TASK = SETS  # SST-2 selects the learning rates, and CoNLL-2000 is reported
+SPLITS = ("train", "test")  # of CoNLL-2000
+RATE = 3e-4  # learning rate; 1/9, 1/3 and 3 times this value are tried too
+PRETRAINED, RANDOM = "pretrained", "random weights"
+STARTS = {RANDOM: "@0", PRETRAINED: ""}  # name -> suffix of the pretrained run: "@0" selects step 0
 
 
 def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
@@ -113,16 +95,16 @@ def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
     return {"tokens": lines[-1]["tokens"], "loss": runs.last_loss(lines)}
 
 
-def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: float, more: Sequence[str]) -> str:
-    """Trains the missing runs of a task, model, method and learning rate, over seeds; returns their folder."""
-    kind, chosen = WAYS[way], SETS[task]
+def learn(options: argparse.Namespace, model: str, task: str, start: str, rate: float, more: Sequence[str]) -> str:
+    """Trains the missing runs of a task, model, start and learning rate, over seeds; returns their folder."""
+    chosen = SETS[task]
     folder = os.path.join(options.tasks, task)
     source = f"JsonLines(path={folder + '/train.jsonl'!r}, valid_path={f'{folder}/{chosen.valid}.jsonl'!r})"
-    name = f"{task}-{model}-{way}-{rate:.1g}".replace(" ", "_").replace(",", "")
+    name = f"{task}-{model}-{start}-{rate:.1g}".replace(" ", "_").replace(",", "")
     fields = {
         "data.source": source,
         "data.sequence_length": chosen.length,
-        "checkpoint.init_from": os.path.join(options.workdir, model) + kind.start,
+        "checkpoint.init_from": os.path.join(options.workdir, model) + STARTS[start],
         "model.dropout_rate": 0.1,
         "model.attention_dropout_rate": 0.1,
         "optimizer.learning_rate": rate,
@@ -133,8 +115,6 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
         "evaluate.select_by": chosen.figure,
         "checkpoint.every": chosen.steps,
     }
-    fields |= {"tuning": kind.tuning} if kind.tuning else {}
-    fields |= {"data.sequence_length": ROOM - PREFIX} if (model, way, chosen.length) == ("GPT", "prefix", ROOM) else {}
     fields |= {"model.head": "Classify(pooling='mean')"} if chosen.is_of_texts and model in ENCODERS else {}
     workdir = os.path.join(options.workdir, name)
     flags = [*chosen.flags, *(f"--config.{field}={value}" for field, value in fields.items())]
@@ -142,10 +122,10 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
     return workdir
 
 
-def best_rate(options: argparse.Namespace, model: str, way: str) -> float:
+def best_rate(options: argparse.Namespace, model: str, start: str) -> float:
     """Returns the best of four learning rates on SST-2 with seed 0."""
-    rates = [WAYS[way].rate * factor for factor in (1 / 9, 1 / 3, 1, 3)]
-    found = {rate: curve(learn(options, model, "sst2", way, rate, ["--seeds=1"]), 0, "sst2") for rate in rates}
+    rates = [RATE * factor for factor in (1 / 9, 1 / 3, 1, 3)]
+    found = {r: curve(learn(options, model, RATE_TASK, start, r, ["--seeds=1"]), 0, RATE_TASK) for r in rates}
     return max(rates, key=lambda rate: found[rate][-1][1])
 
 
@@ -156,30 +136,73 @@ def curve(workdir: str, seed: int, task: str) -> list[tuple[int, float]]:
 
 
 def measure(options: argparse.Namespace, model: str, path: str) -> None:
-    """Adds missing results of a model to a file: the pretraining, and learning rate and curves per task and method."""
-    for task, way in ((task, way) for task in options.sets for way in WAYS):
-        sets = known(path).get(model, {}).get("tasks", {})
-        if len(sets.get(task, {}).get(way, {}).get("curves", [])) >= options.seeds:
+    """Adds missing results of a model to a file: the pretraining, and the learning rate and curves of each start."""
+    for start in STARTS:
+        if len(known(path).get(model, {}).get("starts", {}).get(start, {}).get("curves", [])) >= options.seeds:
             continue
         pretraining = pretrain(options, model)
-        rates = [ways[way]["rate"] for ways in sets.values() if way in ways] or [best_rate(options, model, way)]
-        workdir = learn(options, model, task, way, rates[0], [f"--seeds={options.seeds}"])
-        curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
+        rate = best_rate(options, model, start)
+        workdir = learn(options, model, TASK, start, rate, [f"--seeds={options.seeds}"])
+        curves = [curve(workdir, seed, TASK) for seed in range(options.seeds)]
         found = known(path)  # read again, because another process may have added other models
-        mine = found.setdefault(model, {"tasks": {}}) | {"pretraining": pretraining}
-        mine["tasks"].setdefault(task, {})[way] = {"rate": rates[0], "curves": curves}
+        mine = found.setdefault(model, {"starts": {}}) | {"pretraining": pretraining}
+        mine["starts"][start] = {"rate": rate, "curves": curves}
         found[model] = mine
         write_atomically(path, json.dumps(found) + "\n")
-        print(task, model, way, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
+        print(model, start, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
+
+
+def baselines(folder: str) -> dict[str, float]:
+    """Returns the strict F1 of chunkers without a Transformer: the most frequent tag of a word, and a linear model.
+
+    The linear model is a logistic regression on the word, its neighbors, both pairs, and the last three letters.
+    """
+    (words, tags), (test_words, test_tags) = (_tagged(os.path.join(folder, f"{split}.jsonl")) for split in SPLITS)
+    counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for word, tag in zip(sum(words, []), sum(tags, []), strict=True):
+        counts[word][tag] += 1
+    most_frequent = sum(counts.values(), collections.Counter()).most_common(1)[0][0]
+    best = {word: count.most_common(1)[0][0] for word, count in counts.items()}
+    vectorizer = feature_extraction.DictVectorizer()
+    features = _int32_indices(vectorizer.fit_transform(sum(map(_window, words), [])))
+    linear = linear_model.LogisticRegression(C=3, max_iter=25, solver="saga", tol=1e-2, random_state=0)
+    linear.fit(features, sum(tags, []))
+    predictions = {
+        "most frequent tag of the word": [[best.get(word, most_frequent) for word in row] for row in test_words],
+        "logistic regression on three words": [
+            linear.predict(_int32_indices(vectorizer.transform(_window(row)))).tolist() for row in test_words
+        ],
+    }
+    return {n: label_metrics.span_metrics(x, test_tags, "iob2")["strict_f1"] for n, x in predictions.items()}
+
+
+def _tagged(path: str) -> tuple[list[list[str]], list[list[str]]]:
+    with open(path) as file:
+        records = [json.loads(line) for line in file]
+    return [record["tokens"] for record in records], [record["tags"] for record in records]
+
+
+def _window(words: Sequence[str]) -> list[dict[str, str]]:
+    row = ["<s>", *words, "</s>"]
+    return [
+        {"word": w, "before": a, "after": b, "suffix": w[-3:], "pair": f"{a} {w}", "next pair": f"{w} {b}"}
+        for a, w, b in zip(row, row[1:], row[2:], strict=False)
+    ]
+
+
+def _int32_indices(matrix):
+    """Converts the indices of a sparse matrix to the type that the solver supports."""
+    matrix.indices, matrix.indptr = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)
+    return matrix
 
 
 def known(path: str) -> dict[str, dict]:
-    """Returns the results in a file, in the order of MODELS; an empty dict if there is no file."""
+    """Returns the results in a file, {model: results} in the order of MODELS, and {"baselines": {name: F1}}."""
     if not os.path.exists(path):
         return {}
     with open(path) as file:
         found = json.load(file)
-    return {model: found[model] for model in MODELS if model in found}
+    return {name: found[name] for name in (*MODELS, "baselines") if name in found}
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -189,57 +212,43 @@ def finals(cell: dict) -> np.ndarray:
     return np.array([curve[-1][1] for curve in cell["curves"]])
 
 
-def measured_sets(found: dict[str, dict]) -> list[str]:
-    """Returns the tasks with results of all models and methods."""
-    done = lambda model, task: len(found.get(model, {"tasks": {}})["tasks"].get(task, {})) == len(WAYS)  # noqa: E731
-    return [task for task in SETS if all(done(model, task) for model in MODELS)]
-
-
 def tables(found: dict[str, dict]) -> str:
-    """Returns three tables: the pretraining, medians with standard deviations, and paired differences per seed."""
-    cells, differences = [], []
-    for task in measured_sets(found):
-        for model, ways in ((model, one["tasks"][task]) for model, one in found.items()):
-            numbers = {way: finals(ways[way]) for way in WAYS}
-            medians = [f"{statistics.median(n):.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
-            cells.append([f"{task}, {SETS[task].figure}", model, *medians])
-            whole = numbers[WHOLE]
-            others = [runs.gain(numbers[way], whole) for way in WAYS if way not in (WHOLE, RANDOM)]
-            differences.append([task, model, runs.gain(whole, numbers[RANDOM]), *others])
-    less = [f"{way} - whole" for way in WAYS if way not in (WHOLE, RANDOM)]
-    trained = [
-        [m, f"{p['tokens']:,}", f"{p['loss']:.3f}"] for m, p in ((m, o["pretraining"]) for m, o in found.items())
-    ]
+    """Returns three tables: the pretraining, each start with the paired differences per seed, and the baselines."""
+    trained, cells = [], []
+    for model, one in ((model, found[model]) for model in MODELS):
+        pretraining, numbers = one["pretraining"], {start: finals(one["starts"][start]) for start in STARTS}
+        trained.append([model, f"{pretraining['tokens']:,}", f"{pretraining['loss']:.3f}"])
+        means = [f"{n.mean():.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
+        cells.append([model, *means, runs.gain(numbers[PRETRAINED], numbers[RANDOM])])
     return "\n".join(
         [
             markdown(["model", "tokens", "validation loss"], trained),
-            markdown(["task, metric", "model", *WAYS], cells),
-            markdown(["task", "model", "pretrained - random", *less], differences),
+            markdown(["model", *STARTS, "difference"], cells),
+            markdown(["baseline", "strict F1"], [[name, f"{score:.3f}"] for name, score in found["baselines"].items()]),
         ]
     )
 
 
 def draw(path: str, found: dict[str, dict]) -> None:
-    """Draws the median and the range over seeds against the steps, with one row of panels per task."""
+    """Draws the mean and the range over seeds against the steps, with one panel per model."""
     with matplotlib.rc_context(STYLE):
-        tasks = measured_sets(found)
-        rows, columns = len(tasks), len(found)
-        height = 2.4 * rows + 1.0
-        picture = figure.Figure(figsize=(3.4 * columns, height), dpi=120)
-        panels = picture.subplots(rows, columns, sharey="row", squeeze=False)
-        for row, task in zip(panels, tasks, strict=True):
-            for panel, (model, one) in zip(row, found.items(), strict=True):
-                for color, way in zip(PART_COLORS, WAYS, strict=False):
-                    cell = one["tasks"][task][way]
-                    values = np.array([[value for _, value in curve] for curve in cell["curves"]])
-                    steps = [step for step, _ in cell["curves"][0]]
-                    panel.plot(steps, np.median(values, 0), color=color, lw=1.8, label=way)
-                    panel.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
-                panel.set_title(f"{model}: {task}, {SETS[task].figure}")
-        handles, labels = panels[0][0].get_legend_handles_labels()
-        picture.legend(handles, labels, ncols=len(WAYS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.0))
-        picture.supxlabel("steps of 32 records", color=FAINT, fontsize=10, y=0.1 / height)
-        picture.tight_layout(rect=(0, 0.2 / height, 1, 1 - 0.4 / height))
+        picture = figure.Figure(figsize=(3.6 * len(MODELS), 3.4), dpi=120)
+        panels = picture.subplots(1, len(MODELS), sharey=True, squeeze=False)[0]
+        for panel, model in zip(panels, MODELS, strict=True):
+            for color, start in zip(PART_COLORS, STARTS, strict=False):
+                curves = found[model]["starts"][start]["curves"]
+                values, steps = np.array([[v for _, v in curve] for curve in curves]), [step for step, _ in curves[0]]
+                panel.plot(steps, values.mean(0), color=color, lw=1.8, marker="o", ms=4, label=start)
+                panel.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
+                offset = (0, 9) if start == PRETRAINED else (0, -17)
+                panel.annotate(start, (steps[-1], values.mean(0)[-1]), offset, color=color, ha="right", **OFFSET)
+            for name, score in found["baselines"].items():
+                panel.axhline(score, color=FAINT, lw=1, ls=(0, (4, 2)))
+                panel.annotate(name, (steps[-1], score), (0, 3), color=FAINT, ha="right", **OFFSET)
+            panel.set_title(model)
+        panels[0].set_ylabel("strict F1, CoNLL-2000 test")
+        picture.supxlabel("steps of 32 sentences", color=FAINT, fontsize=10)
+        picture.tight_layout()
         picture.savefig(path, facecolor="white")
 
 
@@ -248,7 +257,6 @@ def main() -> None:
     parser.add_argument("--tasks", required=True, help="folder with one folder per task")
     parser.add_argument("--steps", type=int, default=6_000, help="pretraining steps, with 32 rows of 128 tokens each")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="TASK")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--to", required=True, help="picture, such as docs/adapt.png; the values go to docs/adapt.json")
     options = parser.parse_args()
@@ -256,8 +264,10 @@ def main() -> None:
     for model in options.models:
         measure(options, model, numbers)
     found = known(numbers)
-    if not measured_sets(found):
-        sys.exit(f"{numbers} has no task with results of all models and methods. Run the missing --models.")
+    if missing := [model for model in MODELS if found.get(model, {"starts": {}})["starts"].keys() != STARTS.keys()]:
+        sys.exit(f"{numbers} has no results of {', '.join(missing)}. Run the missing --models.")
+    found["baselines"] = baselines(os.path.join(options.tasks, TASK))
+    write_atomically(numbers, json.dumps(found) + "\n")
     draw(options.to, found)
     print(tables(found))
 

@@ -117,7 +117,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     beginning = start_model_of(init_from) if init_from is not None else _fresh(named.task)
     model = beginning.model
     if named.task.has_head:
-        model = beginning.with_head(named.task.head(model))
+        model = beginning.with_head(named.task.head)
     steps = EPOCHS * named.examples // BATCH  # 0 for your own records: the data determines it
     every = max(steps // 10, 1) if steps else 0
     length = min(named.length, model.position.max_length or named.length)

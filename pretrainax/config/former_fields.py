@@ -12,6 +12,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "Adafactor": {"least_factored": "min_factored_size"},
     "AdEMAMix": {"rise_steps": "alpha_warmup_steps"},
     "SOAP": {"longest": "max_side"},
+    "MarkedWords": {"unit": "position_unit"},
     **dict.fromkeys(("Distillation", "DistilBERT", "TinyBERT", "MiniLM"), {"own": "hard"}),
 }
 # (class, current name of a field) -> former value -> current value

@@ -18,6 +18,8 @@ Kind = Literal["auto", "single", "multi", "regression", "choice"]
 class HeadConfig(Choice):
     """Base class of the configs of task heads; models/heads/ has a Flax module and a loss for each subclass."""
 
+    labels_tokens: ClassVar[bool] = False  # whether the head predicts from the state of each token, as in tagging
+
     def completed(self, wanted: "HeadConfig") -> "HeadConfig":
         """Returns a copy in which each `auto` is replaced by the value in `wanted`, the task's head config."""
         own_fields, wanted_fields = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
@@ -91,6 +93,8 @@ class Tag(HeadConfig):
     output_bias: bool = True  # bias of the last linear layer
     dropout_rate: Optional[float] = None  # dropout before each linear layer; None: config.model.dropout_rate
 
+    labels_tokens: ClassVar[bool] = True
+
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if AUTO in (self.num_labels, self.follows):
             yield "config.model.head has 'auto' fields, which require a task as config.objective"
@@ -126,6 +130,7 @@ class Extract(HeadConfig):
     dropout_rate: Optional[float] = 0.0  # dropout before each linear layer (BERT: 0); None: config.model.dropout_rate
 
     num_labels: ClassVar[int] = 2  # logits of the start and of the end
+    labels_tokens: ClassVar[bool] = True
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         model = experiment.model

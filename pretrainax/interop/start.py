@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple, Optional, cast
 
 import jax
@@ -60,21 +60,29 @@ class StartModel(NamedTuple):
     tokenizer: TokenizerConfig
     classes: tuple[TaskClass, ...]  # transformers classes with task heads for this family
 
-    def with_head(self, usual: HeadConfig) -> ModelConfig:
+    def with_head(self, head_of: Callable[[ModelConfig], HeadConfig]) -> ModelConfig:
         """Returns the model config with the task head of a transformers class, instead of the pretraining heads.
 
-        This is the first class in `classes` whose head has the same type as `usual`. If the class also sets other
-        config fields, these are applied too, unless they would change the shapes of the parameters.
+        This is the first class in `classes` whose head has the same type as that of the task. If the class also sets
+        other config fields, these are applied too, unless they would change the shapes of the parameters.
+
+        A head that labels tokens uses only the encoder of an encoder-decoder, because its decoder has not yet read the
+        token at the position of its state. A trained model with such a head keeps its decoder.
 
         Args:
-          usual: a head of the required type, which is itself used if no transformers class has this type of head.
+          head_of: returns the head of the task for a model, which is itself used if no transformers class has this type
+            of head.
         """
-        classifier = next((x for x in self.classes if type(x.head) is type(usual)), None)
-        if classifier is None:
-            return dataclasses.replace(self.model, head=usual.left_open())
-        changed = classifier.apply_to(self.model)
-        fits = not classifier.changes or _shapes(changed) == _shapes(self.model)
-        return dataclasses.replace(changed if fits else self.model, head=dataclasses.replace(classifier.head))
+        model, usual = self.model, head_of(self.model)
+        if model.family == "encoder_decoder" and usual.labels_tokens and type(model.head) is not type(usual):
+            model = model.stacks["encoder"]
+            usual = head_of(model)
+        fitting = (x for x in self.classes if type(x.head) is type(usual) and x.family in ("", model.family))
+        if (classifier := next(fitting, None)) is None:
+            return dataclasses.replace(model, head=usual.left_open())
+        changed = classifier.apply_to(model)
+        fits = not classifier.changes or _shapes(changed) == _shapes(model)
+        return dataclasses.replace(changed if fits else model, head=dataclasses.replace(classifier.head))
 
 
 def start_model_of(name: str) -> StartModel:

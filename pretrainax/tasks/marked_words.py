@@ -17,9 +17,9 @@ SYMBOLS = "*#"  # the symbols around the words of the first and of the second ma
 class MarkedWords(Classification):
     """Classifies marked words in a text or text pair (WiC, Pilehvar and Camacho-Collados 2019; WSC).
 
-    With marks=("text span1_index span1_text", "text span2_index span2_text") and unit="words", the record {"text": "Ann
-    saw Eve before she left", "span1_index": 0, "span1_text": "Ann", "span2_index": 4, "span2_text": "she", "label": 1}
-    becomes the text
+    With marks=("text span1_index span1_text", "text span2_index span2_text") and position_unit="words", the record
+    {"text": "Ann saw Eve before she left", "span1_index": 0, "span1_text": "Ann", "span2_index": 4, "span2_text":
+    "she", "label": 1} becomes the text
 
         * Ann * saw Eve before # she # left
 
@@ -30,9 +30,11 @@ class MarkedWords(Classification):
     """
 
     # each mark has the names of three fields: the text (text_field or pair_field), the start of the words, and the end
-    # of the words. With unit="words", the third field contains the words instead, of which only the number is used
+    # of the words. With position_unit="words", the third field contains the words instead, of which only the number is
+    # used
     marks: tuple[str, ...] = ()
-    unit: Literal["characters", "words"] = "characters"  # unit of the positions, from 0; words are separated by spaces
+    # unit of the positions, from 0; words are separated by spaces
+    position_unit: Literal["characters", "words"] = "characters"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -57,10 +59,10 @@ class MarkedWords(Classification):
         Args:
           text: the text that contains the words.
           begin_field: field with the start of the words.
-          end_field: field with the end of the words or, with unit="words", with the words themselves.
+          end_field: field with the end of the words or, with position_unit="words", with the words themselves.
         """
         values = [value_of(record, field, "config.objective.marks") for field in (begin_field, end_field)]
-        if self.unit == "words":
+        if self.position_unit == "words":
             words = [word.span() for word in re.finditer(r"\S+", text)]
             count = len(text_in(record, end_field, "marks").split())
             begin, end = _as_index(values[0]), _as_index(values[0]) + count
@@ -69,8 +71,8 @@ class MarkedWords(Classification):
         elif 0 <= (begin := _as_index(values[0])) < (end := _as_index(values[1])) <= len(text):
             return begin, end
         raise ValueError(
-            f"fields {begin_field!r} and {end_field!r} hold {values[0]!r} and {values[1]!r}, which are no {self.unit} "
-            "of the text (config.objective.marks)"
+            f"fields {begin_field!r} and {end_field!r} hold {values[0]!r} and {values[1]!r}, which are no "
+            f"{self.position_unit} of the text (config.objective.marks)"
         )
 
     def field_problems(self):

@@ -30,7 +30,7 @@ _WSC = MarkedWords(
     "text",
     labels=("False", "True"),
     marks=("text span1_index span1_text", "text span2_index span2_text"),
-    unit="words",
+    position_unit="words",
 )
 
 TASKS = {

@@ -45,7 +45,9 @@ class TokenClassification(Task):
     tags_field: str = "tags"  # the field of the list of tags, of the same length
     # names of the tags, in the order of their numbers; (): the tags of the training records, sorted: O, B-X, I-X, …
     labels: tuple[str, ...] = ()
-    subword: Literal["first", "last", "mean"] = "first"  # which token of a word is classified; mean: mean of all tokens
+    # which token of a word is classified; mean: the mean of all; auto: the last in a decoder, which has not read the
+    # rest of a word at its first token, otherwise the first
+    subword: Literal["auto", "first", "last", "mean"] = "auto"
     # span scheme of the tags. iob2: a span of type X begins with B-X and continues with I-X. iob1: a span begins with
     # I-X, or with B-X directly after a span of the same type. none: no spans. auto: iob2 if all labels are O, B-X or
     # I-X, otherwise none
@@ -153,11 +155,12 @@ class TokenClassification(Task):
         example = self.framed([text.tokens], vocabulary)
         sizes, capacity = np.diff(text.parts, prepend=0), len(example["tokens"]) - self._frame.count(1)
         starts, ends = text.parts - sizes, text.parts
-        is_read = (sizes > 0) & ((starts < capacity) if self.subword == "first" else (ends <= capacity))
+        subword = ("last" if self._model.family == "decoder" else "first") if self.subword == "auto" else self.subword
+        is_read = (sizes > 0) & ((starts < capacity) if subword == "first" else (ends <= capacity))
         numbers = np.where(is_read, np.cumsum(is_read), 0)
         word_of_token = np.repeat(numbers, sizes)
-        if self.subword != "mean":
-            positions = starts if self.subword == "first" else ends - 1
+        if subword != "mean":
+            positions = starts if subword == "first" else ends - 1
             word_of_token[np.setdiff1d(np.arange(len(word_of_token)), positions[sizes > 0])] = 0
         words = np.zeros(len(example["tokens"]), np.int32)
         words[len(self._frame.single.before) :][:capacity] = word_of_token[:capacity]
@@ -192,6 +195,14 @@ class TokenClassification(Task):
             yield (
                 f"config.model.head is {head}, TokenClassification of {num_labels} labels needs "
                 f"Tag(num_labels={num_labels})"
+            )
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if experiment.model.family == "encoder_decoder":
+            yield (
+                "config.model.family is 'encoder_decoder', whose decoder has not read the word that it would tag: use "
+                "--config=finetune, which takes the encoder, or set config.model.family to 'encoder'"
             )
 
     def field_problems(self):

@@ -1,11 +1,15 @@
 """A choice is written as a flag reads it, and what can be chosen is known."""
 
+import dataclasses
+
 import pytest
 
 from pretrainax.config import Choice, UserError, kinds
 from pretrainax.data.objectives import MaskedLM, NGrams, ObjectiveMixture, SpanCorruption
+from pretrainax.data.objectives.base import Objective
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.optim import AdamW
+from pretrainax.tasks.base import Task
 
 CHOICES = {
     "AdamW()": AdamW(),
@@ -91,3 +95,10 @@ def test_a_base_class_is_no_choice():
 def test_a_base_cannot_be_chosen():
     with pytest.raises(UserError, match="unknown choice 'Schedule'"):
         Choice.parse("Schedule()")
+
+
+def test_no_objective_has_a_field_with_the_name_of_an_attribute_of_all_objectives():
+    """As MarkedWords had the field `unit`, which replaced `Objective.unit`, so that its records were read as text."""
+    for cls in Choice.alternatives(kinds.Objective):
+        names = {field.name for field in dataclasses.fields(cls)} - {"static"}  # which means the same in both
+        assert not names & set(dir(Task if issubclass(cls, Task) else Objective)), cls.__name__

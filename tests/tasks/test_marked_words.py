@@ -4,7 +4,7 @@ import pytest
 
 from pretrainax.tasks import MarkedWords
 
-OF_WORDS = MarkedWords("text", labels=("no", "yes"), marks=("text i a", "text j b"), unit="words")
+OF_WORDS = MarkedWords("text", labels=("no", "yes"), marks=("text i a", "text j b"), position_unit="words")
 OF_CHARACTERS = MarkedWords("one", "two", labels=("no", "yes"), marks=("one s e", "two t f"))
 RECORD = {"text": "Ann  saw\nEve", "i": 2, "a": "Eve", "j": 0, "b": "Ann saw", "label": "yes"}
 PAIR = {"one": "a bank", "s": 2, "e": 6, "two": "Zürich", "t": "0", "f": "6", "label": 0}

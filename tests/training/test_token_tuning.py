@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import Experiment, MeshConfig, Tag, UserError
+from pretrainax.config import Experiment, Extract, MeshConfig, Tag, UserError
 from pretrainax.config.config_file import read_config_file
+from pretrainax.config.validation import validate
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import ConllFiles
 from pretrainax.inference.load import load
@@ -29,6 +30,7 @@ from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.support import tiny
 from tests.support.built import build_run
+from tests.support.classifiers import with_head
 from tests.support.huggingface_weights import write_directory
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,7 @@ def source(tmp_path_factory):
 def tagging(source, cache, variant="bert", head=None, **fields) -> Experiment:
     experiment = read_config_file("finetune:token_classification")
     experiment.model, experiment.tokenizer = tiny.get_config(variant).model, WordPiece(vocab_size=40)
+    experiment.model = experiment.model.stacks.get("encoder", experiment.model)  # of T5, as --config=finetune does
     experiment.model.masked_lm_head, experiment.model.head = False, head or Tag()
     experiment.model.norm_at, experiment.model.embedding_norm = ("post", True) if variant == "bert" else ("pre", False)
     experiment.data.source, experiment.data.cache_dir = source, str(cache)
@@ -134,6 +137,28 @@ def test_sentences_that_do_not_fit_are_one_line(change, said, source, cache):
         setattr(experiment.objective, name, value)
     with pytest.raises(UserError, match=said):
         prepare(experiment, report=lambda line: None)
+
+
+def test_an_encoder_decoder_is_refused_because_its_decoder_has_not_read_the_word(source, cache):
+    experiment = tagging(source, cache, "t5")
+    experiment.model.family = "encoder_decoder"
+    with pytest.raises(UserError, match="whose decoder has not read the word that it would tag: use --config=finetune"):
+        validate(experiment)
+
+
+@pytest.mark.parametrize("name", ["t5_1_1", "bart"])
+@pytest.mark.parametrize("task", ["conll2003", "squad"])
+def test_a_head_of_tokens_takes_the_encoder_of_an_encoder_decoder(name, task, tmp_path):
+    start = str(write_directory(tmp_path / name, name))
+    experiment = read_config_file(f"finetune:{task}", start)
+    experiment.objective.complete(experiment)
+    assert experiment.model.family == "encoder"
+    assert not fit_of(find_origin(start), experiment.model, fresh_heads=True).changed
+
+
+def test_a_model_that_finds_answers_with_its_decoder_keeps_it(tmp_path):
+    start = str(write_directory(tmp_path / "bart", with_head("bart", Extract())))
+    assert read_config_file("finetune:squad", start).model.family == "encoder_decoder"
 
 
 def test_what_is_repaired_is_said(source, cache):
