@@ -119,8 +119,8 @@ class MetricsWriter:
             self._lines += 1
         except OSError as error:
             raise RunFailed(
-                f"could not write the metrics of step {step} to {self.path} after {os.path.getsize(self.path):,} bytes: "
-                f"{error.strerror}"
+                f"could not write the metrics of step {step} to {self.path} after {os.path.getsize(self.path):,} "
+                f"bytes: {error.strerror}"
             ) from error
         if split == "train":
             self._progress(step, numbers)

@@ -137,7 +137,7 @@ TASKS = {
     "judgements": ("classification", AnswerJudgement(), judged, "accuracy"),
     "entities": ("classification", EntityChoice(), filled, "exact_match"),
     "passages": ("retrieval", Retrieval(), paired, "recall@1"),
-    "text": ("text_to_text", TextGeneration(), written, "exact_match"),
+    "text": ("text_to_text", TextGeneration(), written, "accuracy"),
     "instructions": ("instructions", Instructions(messages_field=None), instructed, "accuracy"),
 }
 
