@@ -36,7 +36,7 @@ Passage retrieval by embeddings, with encoders and decoders: `:natural_questions
 own records, with `--config.objective="Retrieval(query_field='question', passage_field='answer')"`.
 
 Your own records train for three epochs, with a warmup of a tenth of the steps, and with a validation and a checkpoint
-after each epoch. `--config.train.epochs=2`, `--config.train.steps=500`, `--config.schedule.warmup_steps=100`,
+after each epoch. `--config.train.budget="2 epochs"`, `--config.train.steps=500`, `--config.schedule.warmup_steps=100`,
 `--config.evaluate.every=50` and `--config.checkpoint.every=50` change this. Without `labels`, the labels are those of
 the training records, sorted.
 

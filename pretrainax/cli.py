@@ -25,7 +25,7 @@ from absl import app, flags, logging
 import pretrainax
 from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
-from pretrainax.config.overrides import EPOCHS, fields_named, set_field
+from pretrainax.config.overrides import BUDGET, fields_named, set_field
 from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import complete, validate
 from pretrainax.files.atomic_files import FULL_DISK
@@ -373,7 +373,7 @@ def _parse(
         if settings and CONFIG.value is None:
             reason = "--config is missing" if config is None else "this model has no training config"
             raise UserError(f"{reason}, so --{settings[0][0]} cannot set a field")
-        for path, text in sorted(settings, key=lambda setting: setting[0] != EPOCHS):
+        for path, text in sorted(settings, key=lambda setting: setting[0] != BUDGET):
             set_field(CONFIG.value, path, text)
         _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
         if wants_help:

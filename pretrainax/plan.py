@@ -4,7 +4,8 @@ Reports whether the run fits in memory, the memory by component, the traffic ove
 hours and price. If the run does not fit, the report lists changes that make it fit. `--search` lists the best meshes.
 No accelerator is needed. If the extra `tpu` or `cuda13` is installed, the command also compiles the actual training
 step for the topology and prints the compiler's values next to the estimates; `--nocompile` skips the compilation.
-`--flops`, `--hours`, `--tokens` and `--fit` size a model for a budget: see `pretrainax.scaling.budget`.
+`--law` also predicts the run's validation loss, and needs no topology. `--flops`, `--hours`, `--tokens` and `--fit`
+size a model for a budget: see `pretrainax.scaling.budget`.
 """
 
 import sys
@@ -14,6 +15,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, TrainConfig, UserError, resolve_auto
+from pretrainax.config.budget import RunBudget
 from pretrainax.scaling import budget
 from pretrainax.scaling.budget import Budget
 
@@ -38,6 +40,7 @@ def main() -> int:
 
     from pretrainax.planning import plans_page, report, search, values
     from pretrainax.planning.topologies import Topology
+    from pretrainax.scaling.prediction import predict_loss
 
     jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free for other processes
     budget_flags = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
@@ -56,15 +59,21 @@ def main() -> int:
     experiment = cli.experiment(files=False)
     tokenizer = experiment.tokenizer
     resolve_auto(experiment, tokenizer.size if tokenizer.path is None else None)
-    if not experiment.train.steps:
-        experiment.train.steps = TrainConfig.steps
-        steps = f"config.train.steps follows from the data: the plan is for {TrainConfig.steps:,} steps"
-        print(f"pretrainax: {steps}", file=sys.stderr)
+    _set_steps(experiment)
+    prediction = predict_loss(experiment, budget_flags["law"]) if "law" in budget_flags else None
+    if prediction is not None and not cli.prints_json():
+        print(prediction)
+    if prediction is not None and _TOPOLOGY.value is None:
+        if cli.prints_json():
+            cli.print_json({"prediction": prediction.values()})
+        return 0
     if _TOPOLOGY.value is None:
         raise UserError("--topology is missing: the devices of the run, such as v5p:4x4x8 or h100:8")
     topology = Topology.parse(_TOPOLOGY.value)
     if _SEARCH.value:
         found = search.best(experiment, topology)
+        if cli.prints_json() and prediction:
+            raise UserError("--search --json prints meshes alone: leave --law out")
         if cli.prints_json():
             cli.print_json(values.mesh_values(experiment, found))
         else:
@@ -78,12 +87,31 @@ def main() -> int:
         else (None, "not compiled: --nocompile")
     )
     if cli.prints_json():
-        cli.print_json(values.run_values(cli.config_name(), candidate, topology, compiled, compile_status))
+        numbers = values.run_values(cli.config_name(), candidate, topology, compiled, compile_status)
+        cli.print_json(numbers | ({"prediction": prediction.values()} if prediction else {}))
         return 0
     print(report.run_report(cli.config_name(), candidate, topology, compiled, compile_status))
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))
     return 0
+
+
+def _set_steps(experiment: Experiment) -> None:
+    """Sets `train.steps` from a budget in FLOPs; other budgets need the data or the devices, so the default is set."""
+    from pretrainax.models.flops import flops_per_step
+
+    if experiment.train.steps:
+        return
+    train, lengths = experiment.train, experiment.objective.lengths(experiment.data.sequence_length)
+    budget = RunBudget.parse(train.budget) if train.budget else None
+    if budget and budget.unit == "flops":
+        rows, passes = experiment.rows_per_update, experiment.passes
+        cost = flops_per_step(experiment.model, rows, lengths.inputs, lengths.targets, passes=passes)
+        train.steps, train.budget = max(int(budget.amount / cost), 1), None
+        return
+    train.steps, train.budget = TrainConfig.steps, None
+    steps = f"config.train.steps follows from config.train.budget: the plan is for {train.steps:,} steps"
+    print(f"pretrainax: {steps}", file=sys.stderr)
 
 
 def _compile_for_topology(experiment: Experiment, topology: "Topology") -> tuple[Optional["Compiled"], str]:

@@ -27,7 +27,7 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import Experiment, MeshConfig, UserError, phases_of
 from pretrainax.config.choice import format_value
-from pretrainax.config.overrides import EPOCHS
+from pretrainax.config.overrides import BUDGET
 from pretrainax.files.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.resume_check import Trial, compare, record
@@ -109,12 +109,12 @@ def _devices(mesh: MeshConfig, processes: int) -> int:
 
 
 def _config_arguments(words: list[str]) -> list[str]:
-    """Returns, unchanged, the command-line arguments that set --config or override its fields, except the epochs."""
+    """Returns, unchanged, the command-line arguments that set --config or override its fields, except the budget."""
     arguments = []
     for word, next_word in zip(words, [*words[1:], "-"], strict=True):
         name = word.lstrip("-").split("=")[0]
         is_config = name == "config" or name.removeprefix("no").startswith("config.")
-        if word.startswith("-") and is_config and name != EPOCHS:  # `_overrides` sets the number of steps
+        if word.startswith("-") and is_config and name != BUDGET:  # `_overrides` sets the number of steps
             arguments += [word] if "=" in word or next_word.startswith("-") else [word, next_word]
     return arguments
 
@@ -123,6 +123,7 @@ def _overrides(experiment: Experiment, steps: int) -> list[str]:
     """Returns the overrides for a run of `steps` steps that logs every step and saves five checkpoints."""
     save_interval = max(steps // 5, 1)
     changes = {
+        "train.budget": "none",
         "train.steps": steps,
         "train.log_every": 1,
         "train.deterministic": True,

@@ -8,6 +8,7 @@ from pretrainax import config as config_lib
 from pretrainax.checkpoints import longer
 from pretrainax.checkpoints.steps import has_checkpoints, list_steps
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.budget import RunBudget
 
 _MAX_FIELDS = 5  # maximum number of differing fields in an error message
 
@@ -51,12 +52,27 @@ def _complete(new: Experiment, old: Experiment) -> None:
     if new.model.vocab_size == config_lib.AUTO:
         new.model.vocab_size = old.model.vocab_size
     config_lib.resolve_auto(new, None)
-    if new.train.epochs is not None:
-        new.train.steps, new.train.epochs = old.train.steps, None
+    if new.train.budget is not None:
+        new.train.steps, new.train.budget = old.train.steps, None
     new.evaluate.every = new.evaluate.every or old.evaluate.every
     new.checkpoint.every = new.checkpoint.every or old.checkpoint.every
     if getattr(new.schedule, "warmup_steps", None) == config_lib.AUTO:
         new.schedule.warmup_steps = getattr(old.schedule, "warmup_steps", config_lib.AUTO)
+
+
+def adopt_steps(workdir: str, experiment: Experiment) -> list[tuple[str, str]]:
+    """Sets the steps of an existing run if `config.train.budget` is in FLOPs or time; returns header rows.
+
+    A resumed run thus does not measure its speed again.
+    """
+    path, budget = os.path.join(workdir, "config.json"), experiment.train.budget
+    if budget is None or RunBudget.parse(budget).unit == "epochs" or not has_steps(workdir) or not os.path.exists(path):
+        return []
+    _complete(experiment, config_lib.load(path))
+    steps = experiment.train.steps
+    return [
+        ("steps", f"{steps:,}, as the run began; to extend it, replace the budget by --config.train.steps=N --extend")
+    ]
 
 
 def has_steps(workdir: str) -> bool:

@@ -14,10 +14,11 @@ Size = Annotated[int, AUTO]  # an integer, or 'auto' until `resolve_auto` replac
 _MULTIPLE = 128  # width of the matrix unit of a TPU; most mesh sizes divide it
 
 
-def follow_epochs(experiment: "Experiment") -> None:
-    """Lets the steps, the warmup and the intervals of validations and checkpoints follow from `config.train.epochs`.
+def follow_budget(experiment: "Experiment") -> None:
+    """Lets the steps, the warmup and the intervals of validations and checkpoints follow from `config.train.budget`.
 
-    `data.epochs.resolve_steps` computes them once the data is prepared.
+    `data.epochs.resolve_steps` computes them from epochs once the data is prepared, and `training.budget` from FLOPs or
+    time once the model is built.
     """
     experiment.train.steps = experiment.evaluate.every = experiment.checkpoint.every = 0
     experiment.schedule.warmup_steps = AUTO  # pyright: ignore[reportAttributeAccessIssue]

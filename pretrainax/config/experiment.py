@@ -82,10 +82,11 @@ class MeshConfig:
 class TrainConfig:
     """Config of training: length, batch size, seeds, numerics, fault handling and performance options."""
 
-    steps: int = 1000  # total number of updates; 0: `epochs` passes over the training data
-    # passes over the training data, which determine `steps` and, if they are 0 or auto, evaluate.every,
-    # checkpoint.every and schedule.warmup_steps; None: 3 for fine-tuning with steps 0
-    epochs: Optional[float] = optional_in_json(None)
+    steps: int = 1000  # total number of updates; 0: they follow from `budget`
+    # length of the run, which determines `steps` and, if they are 0 or auto, evaluate.every, checkpoint.every and
+    # schedule.warmup_steps: "3 epochs", "1e15 flops", or "20 min" of updates, whose speed the run measures before it
+    # begins; None: 3 epochs for fine-tuning with steps 0
+    budget: Optional[str] = optional_in_json(None)
     global_batch_size: int = 32  # examples per update, over all devices and microbatches
     accumulate: int = 1  # microbatches per update
     seed: int = 0  # seed of parameters, data order, dropout and masks; the next four fields override it for one of them
@@ -200,7 +201,8 @@ class LayersConfig:
 class EvaluateConfig:
     """Config of validation: frequency, data, parameters and metric."""
 
-    every: int = resumable_field(500)  # steps between validations; 0: one epoch
+    # steps between validations; 0: one epoch, or a tenth of the steps if `train.budget` is in FLOPs or time
+    every: int = resumable_field(500)
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
     batches: int = resumable_field(20)  # batches of the validation split, the same in every validation; 0: all batches
@@ -220,7 +222,8 @@ class EvaluateConfig:
 class CheckpointConfig:
     """Config of checkpoints: when to save them, which of them to keep, and the initial parameters of the run."""
 
-    # steps between checkpoints; 0: one epoch. The run also saves at the end and on SIGTERM
+    # steps between checkpoints; 0: one epoch, or a tenth of the steps if `train.budget` is in FLOPs or time. The run
+    # also saves at the end and on SIGTERM
     every: int = resumable_field(500)
     keep: int = resumable_field(2)  # number of newest checkpoints to keep, in addition to the best
     # additional steps whose checkpoints are permanent; log: 0, 1, 2, 4, 8, …, to study training dynamics

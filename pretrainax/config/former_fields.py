@@ -31,6 +31,8 @@ def upgrade_fields(class_name: str, fields: JsonObject) -> JsonObject:
             upgraded[name] = _VALUES.get((class_name, name), {}).get(value, value)
     if class_name == "ModelConfig" and (recurrent := upgraded.pop("recurrent", None)) is not None:  # configs of 0.6
         upgraded["parts"] = [*upgraded.get("parts", ()), recurrent]
+    if class_name == "TrainConfig" and (epochs := upgraded.pop("epochs", None)) is not None:
+        upgraded["budget"] = f"{epochs} epochs"
     return upgraded
 
 

@@ -6,7 +6,7 @@ import types
 import typing
 from typing import Any, Optional
 
-from pretrainax.config.auto import follow_epochs
+from pretrainax.config.auto import follow_budget
 from pretrainax.config.choice import Choice, fits, format_type
 from pretrainax.config.config_file import configs_like
 from pretrainax.config.experiment import Experiment
@@ -15,14 +15,14 @@ from pretrainax.files.errors import UserError, nearest, shortened
 
 _BOOLS: dict[str, bool] = {word: True for word in "true yes on t y 1".split()}
 _BOOLS |= {word: False for word in "false no off f n 0".split()}
-EPOCHS = "config.train.epochs"
+BUDGET = "config.train.budget"
 _EXACT = 2**53  # floats represent all integers up to this value exactly
 
 
 def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     """Sets a config field to the parsed value of a flag.
 
-    `config.train.epochs` also resets the fields that follow from it, so it must be set before them.
+    `config.train.budget` also resets the fields that follow from it, so it must be set before them.
 
     Args:
       experiment: the config; modified in place.
@@ -50,8 +50,8 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     if text is None and hint is not bool:
         raise UserError(f"--{path}=… needs a value, it must be {format_type(hint)}")
     setattr(node, last_segment, True if text is None else read_value(text, hint, path))
-    if path == EPOCHS and experiment.train.epochs is not None:
-        follow_epochs(experiment)
+    if path == BUDGET and experiment.train.budget is not None:
+        follow_budget(experiment)
 
 
 def _tuple_item(value: object, index: str, path: str) -> object:

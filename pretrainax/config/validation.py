@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from pretrainax.config.auto import AUTO
+from pretrainax.config.budget import RunBudget
 from pretrainax.config.choice import Choice
 from pretrainax.config.experiment import Experiment, LayersConfig
 from pretrainax.config.heads import HeadConfig
@@ -163,16 +164,18 @@ def _number_problems(e: Experiment) -> Iterator[str]:
 
 
 def _length_problems(e: Experiment) -> Iterator[str]:
-    """Yields an error message for each problem with the length of the run, `train.steps` or `train.epochs`."""
-    steps, epochs = e.train.steps, e.train.epochs
-    if epochs is not None and epochs <= 0:
-        yield f"config.train.epochs is {epochs}, it must be greater than 0"
-    if steps < 0 or (steps == 0 and epochs is None):
-        yield f"config.train.steps is {steps}, it must be at least 1, or config.train.epochs must be set"
-    if steps > 0 and epochs is not None:
-        yield f"config.train.steps is {steps} and config.train.epochs is {epochs}: set only one of them"
+    """Yields an error message for each problem with the length of the run, `train.steps` or `train.budget`."""
+    steps, budget = e.train.steps, e.train.budget
+    try:
+        RunBudget.parse("1 epoch" if budget is None else budget)
+    except ValueError as error:
+        yield f"config.train.budget is {budget!r}, {error}"
+    if steps < 0 or (steps == 0 and budget is None):
+        yield f"config.train.steps is {steps}, it must be at least 1, or config.train.budget must be set"
+    if steps > 0 and budget is not None:
+        yield f"config.train.steps is {steps} and config.train.budget is {budget!r}: set only one of them"
     if steps == 0 and e.phases:
-        yield "config.train.epochs does not support config.phases: set config.train.steps"
+        yield "config.train.budget does not support config.phases: set config.train.steps"
 
 
 def _average_problems(e: Experiment) -> Iterator[str]:

@@ -1,9 +1,13 @@
-"""Computes the number of steps of a run, its warmup and its intervals from the number of rows in an epoch."""
+"""Computes the number of steps of a run, its warmup and its intervals from the number of rows in an epoch.
+
+`training.budget` does so for a budget in FLOPs or time.
+"""
 
 import math
 from typing import TYPE_CHECKING
 
 from pretrainax.config import AUTO, Experiment, UserError
+from pretrainax.config.budget import RunBudget
 from pretrainax.config.validation import validate
 from pretrainax.data.pipeline import batches_of
 
@@ -14,9 +18,10 @@ if TYPE_CHECKING:
 def resolve_steps(experiment: Experiment, prepared: "Prepared") -> None:
     """Replaces `train.steps` 0, the warmup "auto" and the intervals 0 by numbers of steps.
 
-    `train.steps` becomes `train.epochs` times the rows of an epoch, divided by the batch size and rounded down;
-    `train.epochs` then becomes None. `evaluate.every` and `checkpoint.every` become the steps of one epoch, rounded up,
-    but at most `train.steps`. The warmup becomes a tenth of `train.steps`.
+    `train.steps` becomes the epochs of `train.budget` times the rows of an epoch, divided by the batch size and rounded
+    down; `train.budget` then becomes None. `evaluate.every` and `checkpoint.every` become the steps of one epoch,
+    rounded up, but at most `train.steps`. The warmup becomes a tenth of `train.steps`. A config whose budget is in
+    FLOPs or time stays unchanged.
 
     Args:
       experiment: the config; modified in place.
@@ -26,17 +31,21 @@ def resolve_steps(experiment: Experiment, prepared: "Prepared") -> None:
       UserError: the rows come from several sources or objectives, which have no common epoch, or the resulting config
         is invalid.
     """
+    budget = experiment.train.budget and RunBudget.parse(experiment.train.budget)
+    if budget and budget.unit != "epochs":
+        return
     train, sections, schedule = experiment.train, (experiment.evaluate, experiment.checkpoint), experiment.schedule
     if not train.steps or not all(section.every for section in sections):
         batches = batches_of(experiment, prepared, "train")
         if len(batches.streams) > 1:
             raise UserError(
-                "config.train.epochs, and evaluate.every or checkpoint.every 0, need an epoch, but config.data.source "
-                "and config.objective mix several streams of rows: set config.train.steps and both intervals"
+                "config.train.budget in epochs, and evaluate.every or checkpoint.every 0, need an epoch, but "
+                "config.data.source and config.objective mix several streams of rows: set config.train.steps and both "
+                "intervals"
             )
         epoch = batches.rows_per_epoch / train.global_batch_size  # in steps
-        if train.epochs is not None:
-            train.steps, train.epochs = max(int(round(train.epochs * epoch, 6)), 1), None
+        if budget:
+            train.steps, train.budget = max(int(round(budget.amount * epoch, 6)), 1), None
         for section in sections:
             section.every = section.every or min(math.ceil(epoch), train.steps)
     elif getattr(schedule, "warmup_steps", None) != AUTO:  # nothing is to be computed

@@ -32,7 +32,8 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     experiment = load(os.path.join(folder, "config.json"))
     prefix = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a trailing slash
     extension_flags = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
-    if experiment.objective.unit == "records":  # the warmup may be a tenth of the steps, and must stay the same
+    has_budget = any(word.startswith("--config.train.budget") for word in words)
+    if has_budget or experiment.objective.unit == "records":  # the warmup may be a tenth of the steps, and must stay
         extension_flags.insert(1, f"--config.schedule.warmup_steps={experiment.schedule.warmup_steps}")
     init_flags = (
         f"--config.checkpoint.init_from={workdir}",
@@ -49,7 +50,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
         *_uses(experiment, vocabulary, workdir),
         ("evaluate", _pretrainax("evaluate", f"--from={workdir}")),
         ("export to transformers", _export(experiment, vocabulary, export_flags)),
-        ("train longer", resume_command(workdir, [*remove_flags(words, ["config.train.epochs"]), *extension_flags])),
+        ("train longer", resume_command(workdir, [*remove_flags(words, ["config.train.budget"]), *extension_flags])),
         ("train on from here", resume_command(f"{prefix}-more", [*words, *init_flags, *no_adapt])),
         ("curves in TensorBoard", tensorboard),
     ]

@@ -5,9 +5,10 @@
     --law=besiroglu|hoffmann|FILE.json     the loss law; --fit=runs/* fits a law to your own runs and writes FILE.json
 
 The published laws were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
-so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, the FLOPs in the
-result are correct, but the optimal run is only a starting point. To get a law for one of them, run `--fit` on a
-grid of small runs of that family.
+so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, run `--fit` on a
+grid of small runs, and set --law to the law that it writes.
+
+`--config=FILE --law=…` predicts the loss of a config's run, with its interval if `--fit` wrote the law.
 """
 
 import dataclasses
@@ -42,8 +43,8 @@ class Budget:
     law: str = "besiroglu"  # name in LAWS, or path of a JSON file that --fit writes
     # model FLOPs / peak FLOPs; LLaMA 3 405B reached 0.38 to 0.43 (Grattafiori et al. 2024, table 4; recalled)
     mfu: float = 0.4
-    vocab_size: Optional[int] = None  # None: the value of the family
-    sequence_length: Optional[int] = None  # None: the value of the family
+    vocab_size: Optional[int] = None  # None: the value of the family, or less for a small budget
+    sequence_length: Optional[int] = None  # None: the value of the family, or less for a small budget
     to: str = "scaling"  # output folder of a fit
 
     @property
@@ -131,20 +132,25 @@ class _Solution(NamedTuple):
 def _solve(budget: Budget) -> _Solution:
     """Computes the optimal run of a budget; raises UserError if a value is out of range."""
     from pretrainax.planning.topologies import Topology
-    from pretrainax.scaling.compute_optimal import RECIPES, Space, make_plan
+    from pretrainax.scaling.compute_optimal import RECIPES, make_plan, space_for
     from pretrainax.scaling.power_laws import law_of
 
     budget.check_range()
     if budget.family not in RECIPES:
         raise UserError(f"--family={budget.family}: {nearest(budget.family, RECIPES)}")
     law = law_of(budget.law)
-    space = Space(budget.family, budget.vocab_size, budget.sequence_length)
+    if law.family != budget.family:
+        raise UserError(
+            f"--law={budget.law} was measured on runs of the family {law.family}, and --family is {budget.family}: fit "
+            "a law to your own runs of this family (--fit=runs/*), and set --law to its law.json"
+        )
+    if law.unidentified:
+        raise UserError(f"--law={budget.law} is not identified by its runs: {'; '.join(law.unidentified)}")
     topology = Topology.parse(budget.topology) if budget.topology else None
     flops = budget.flops
     if budget.hours is not None:
         flops = budget.hours * 3600 * topology.flops_at(budget.mfu)
-    elif budget.tokens is not None:
-        flops = space.flops_for(law, budget.tokens)
+    space, flops = space_for(budget.family, budget.vocab_size, budget.sequence_length, law, flops, budget.tokens)
     return _Solution(make_plan(space, law, flops, budget.tokens), space, law, topology)
 
 
@@ -165,10 +171,12 @@ def define_flags() -> dict[str, flags.FlagHolder]:
         ),
         "mfu": flags.DEFINE_float("mfu", Budget.mfu, "Assumed MFU: share of the peak FLOP/s that the run reaches"),
         "vocab_size": flags.DEFINE_integer(
-            "vocab_size", None, "Rows of the embedding; default: the value of the family"
+            "vocab_size", None, "Rows of the embedding; default: the value of the family, or less for a small budget"
         ),
         "sequence_length": flags.DEFINE_integer(
-            "sequence_length", None, "Tokens per input sequence; default: the value of the family"
+            "sequence_length",
+            None,
+            "Tokens per input sequence; default: the value of the family, or less for a small budget",
         ),
     }
     for holder in holders.values():  # makes --help list the flag

@@ -16,13 +16,18 @@ import numpy as np
 from scipy import optimize
 
 from pretrainax import models, zoo
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import Experiment, ModelConfig, UserError, phases_of
 from pretrainax.data.objectives import CausalLM, Lengths, MaskedLM, Objective, SpanCorruption
 from pretrainax.models.electra import discriminator_config
 from pretrainax.models.flops import flops_per_step
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.power_laws import LossLaw, critical_batch_size
 from pretrainax.sharding.param_paths import parameter_names
+
+# Smaller defaults of (vocabulary size, sequence length), for budgets whose optimal model would consist of more than
+# three quarters of embeddings. The vocabulary 8,192 is the one of the small variants (scaling/small.py).
+_SMALLER = ((8192, 512), (1024, 128), (512, 64))
+MIN_FLOPS = 1e12  # smallest budget: a second on a laptop
 
 _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
 
@@ -43,6 +48,14 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
     sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
     names = parameter_names(params)
     return sum(sizes), sum(n for n, name in zip(sizes, names, strict=True) if not _TABLES.match(name))
+
+
+def text_tokens(experiment: Experiment) -> float:
+    """Computes the number of tokens of text that all steps of a run train on; padding counts as text."""
+    runs = ((phase.steps, phase.experiment) for phase in phases_of(experiment))
+    return float(
+        sum(steps * e.train.global_batch_size * e.objective.lengths(e.data.sequence_length).raw for steps, e in runs)
+    )
 
 
 class Recipe(NamedTuple):
@@ -108,7 +121,8 @@ class Space:
         self.lengths: Lengths = self.recipe.objective.lengths(self.sequence_length)
         pairs = {(c.d_model, c.num_layers) for name in RECIPES for _, c in _zoo_models(name)}
         self._depth = np.polyfit(*np.log(sorted(pairs)).T, 1)
-        widths = sorted({_round_width(2 ** (i / 2)) for i in range(12, 31)})  # 64 to 32,768
+        narrowest = 8 if self.vocab_size <= _SMALLER[0][0] else 12  # width 16, or 64
+        widths = sorted({_round_width(2 ** (i / 2)) for i in range(narrowest, 31)})  # to 32,768
         self.ladder = [self.build(width, self.depth(width)) for width in widths]
 
     def depth(self, width: int) -> int:
@@ -123,7 +137,7 @@ class Space:
             vocab_size=self.vocab_size,
             num_layers=layers,
             d_model=width,
-            d_ff=128 * max(1, round(width * self.base.d_ff / self.base.d_model / 128)),
+            d_ff=_round_to(width * self.base.d_ff / self.base.d_model, 128 if width >= 64 else 16),
             num_heads=width // head,
             num_kv_heads=self.base.num_kv_heads and width // head,
             head_dim=self.base.head_dim and head,
@@ -147,6 +161,10 @@ class Space:
         sizes = np.geomspace(self.ladder[0].size(law), self.ladder[-1].size(law), 20_000)
         return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
 
+    def contains(self, law: LossLaw, size: float) -> bool:
+        """Returns True if N = `size` is larger than the smallest and smaller than the largest model of `ladder`."""
+        return 1.001 * self.ladder[0].size(law) < size < self.ladder[-1].size(law) / 1.001
+
     def flops_for(self, law: LossLaw, tokens: float) -> float:
         """Computes the training FLOPs at which the compute-optimal run trains on `tokens` tokens."""
         low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
@@ -164,10 +182,10 @@ class Space:
           UserError: `size` is smaller than the smallest or larger than the largest model of `ladder`.
         """
         low, high = self.ladder[0].size(law), self.ladder[-1].size(law)
-        if not 1.001 * low < size < high / 1.001:
+        if not self.contains(law, size):
             raise UserError(
                 f"the best model for this budget has less than {large_number(low)} or more than {large_number(high)} "
-                "parameters, which is out of range: give another budget"
+                "parameters, which is out of range: give another budget, or set --vocab_size and --sequence_length"
             )
         width = math.exp(np.interp(math.log(size), np.log([s.size(law) for s in self.ladder]), self._log_widths()))
         width = _round_width(width)
@@ -180,14 +198,45 @@ class Space:
         return np.log([shape.config.d_model for shape in self.ladder])
 
 
+def space_for(
+    family: str, vocab_size: Optional[int], sequence_length: Optional[int], law: LossLaw, flops: Optional[float], tokens
+) -> tuple[Space, float]:
+    """Builds the models of a family that suit a budget; returns them with the training FLOPs of the budget.
+
+    If `vocab_size` or `sequence_length` is None, the function uses the family's default, or the largest of the smaller
+    defaults (_SMALLER) whose optimal model has at least a quarter of its parameters outside the embeddings.
+
+    Args:
+      family: key of RECIPES.
+      flops: training FLOPs of the budget; None: the FLOPs of the optimal run on `tokens` tokens.
+      tokens: number of tokens of the budget, if `flops` is None.
+
+    Raises:
+      UserError: the budget is less than MIN_FLOPS, or the vocabulary or the sequence length is too small.
+    """
+    recipe_length = RECIPES[family].sequence_length
+    for vocabulary, length in ((None, None), *_SMALLER):
+        space = Space(family, vocab_size or vocabulary, sequence_length or min(length or recipe_length, recipe_length))
+        total = space.flops_for(law, tokens) if flops is None else flops
+        size = space.optimum(law, total)
+        if space.contains(law, size) and 4 * (shape := space.nearest(law, size)).without_embeddings > shape.parameters:
+            break
+    if total < MIN_FLOPS:
+        raise UserError(f"the budget is {total:.3g} FLOPs, it must be at least {MIN_FLOPS:.0e}")
+    return space, total
+
+
 def _head_width(width: float) -> int:
-    return 64 if width < 2048 else 128
+    return min(int(width), 64) if width < 2048 else 128
+
+
+def _round_to(number: float, multiple: int) -> int:
+    return multiple * max(1, round(number / multiple))
 
 
 def _round_width(width: float) -> int:
-    """Rounds a width to a multiple of 64 or, from 1,024 on, to one of eight widths per octave, such as 2,560."""
-    step = max(64, 2 ** math.floor(math.log2(width)) // 8)
-    return step * max(1, round(width / step))
+    """Rounds a width to a multiple of 16 below 64, of 64 below 1,024, and then to one of eight widths per octave."""
+    return _round_to(width, 16 if width < 56 else max(64, 2 ** math.floor(math.log2(width)) // 8))
 
 
 def published(shape: Shape) -> str:
@@ -232,6 +281,14 @@ class Plan(NamedTuple):
     flops: float  # training FLOPs of all steps
     loss: float  # expected loss in nats per token
 
+    @property
+    def critical_batch_size(self) -> float:
+        """Returns the critical batch size in tokens, for a loss of at most that of a uniform distribution.
+
+        A law that is extrapolated to small runs predicts higher losses.
+        """
+        return critical_batch_size(min(self.loss, math.log(self.shape.config.vocab_size)))
+
 
 def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] = None) -> Plan:
     """Computes the optimal run for a budget of training FLOPs.
@@ -242,7 +299,8 @@ def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] 
     """
     shape = space.nearest(law, space.optimum(law, flops))
     size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
-    batch_tokens = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))
+    plan = Plan(shape, size, 1, 1, tokens, tokens * shape.flops_per_token, law.loss(size, tokens))
+    batch_tokens = BATCH_SHARE * plan.critical_batch_size
     examples = 2 ** max(0, round(math.log2(batch_tokens / space.lengths.raw)))
     steps = max(1, round(tokens / (examples * space.lengths.raw)))
     tokens = float(steps * examples * space.lengths.raw)

@@ -1,64 +1,30 @@
-"""Fits L(N, D) = E + A / N^alpha + B / D^beta to your own runs: `python -m pretrainax.plan --fit=runs/*`.
+"""Fits a law to your own runs, and reports it: `python -m pretrainax.plan --fit=runs/*`.
 
-The method is approach 3 of Hoffmann et al. 2022 (appendix D.2): it minimizes the Huber loss of the errors in log L,
-with a delta of 1e-3, from a grid of initial points. L is the last validation loss of a finished run. Losses from the
-middle of a run are not used: the learning rate is still high there, so the loss is higher than at the end of a run with
-a shorter schedule (section 3.1 of the paper). The loss is the metric `config.evaluate.select_by`, for example the
-discriminator's loss for ELECTRA. N is the number of parameters without embeddings. D is the number of text tokens that
-all steps train on: repeated text counts each time, and padding counts as text.
-
-NOTE The paper uses L-BFGS. This module uses Gauss-Newton in a trust region, which minimizes the same cost. In our
-comparison, L-BFGS needed more evaluations. L-BFGS may stop too early if the cost is not scaled, as happened in the
-paper's own fit (Besiroglu et al. 2024, section 4.1; recalled).
+L is the last validation loss of a finished run. Losses from the middle of a run are not used: the learning rate is
+still high there, so the loss is higher than at the end of a run with a shorter schedule (Hoffmann et al. 2022, section
+3.1). The loss is the metric `config.evaluate.select_by`, for example the discriminator's loss for ELECTRA. N is the
+number of parameters without embeddings. D is the number of text tokens that all steps train on: repeated text counts
+each time, and padding counts as text.
 """
 
 import glob
-import itertools
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
-from scipy import optimize
+from collections.abc import Sequence
 
 from pretrainax import config as config_lib
-from pretrainax.config import Experiment, UserError, phases_of
+from pretrainax.config import Experiment, UserError
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.units import large_number
-from pretrainax.scaling.compute_optimal import count_parameters
-from pretrainax.scaling.power_laws import LossLaw
+from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
+from pretrainax.scaling.law_fit import COVERAGE, Fit, Run, fit, interval, unidentified
+from pretrainax.scaling.power_laws import CONSTANTS
 from pretrainax.training.metrics import read_metrics
 
-DELTA = 1e-3  # delta of the Huber loss, in log L
-STARTS = 16  # number of initial points, the best of 225 in the grid; nearly all of them lead to the same minimum
-RESAMPLES = 400  # number of laws that the bootstrap fits
-COVERAGE = 0.95  # coverage of the intervals of the law's constants
-CONSTANTS = ("E", "A", "alpha", "B", "beta")
 MIN_RUNS = 6  # minimum number of runs for a fit: the number of constants + 1
 # Fields of the config that must be equal in all runs, so that the losses are comparable.
 _SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
 _LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the metrics that a fit supports
-
-
-class Run(NamedTuple):
-    """A finished run: its workdir, its numbers of parameters and tokens, and its last validation loss."""
-
-    workdir: str
-    parameters: int  # number of parameters without embeddings
-    tokens: float  # number of tokens of text that all steps train on
-    loss: float  # value of the metric `Fit.metric` in the last validation
-
-
-class Fit(NamedTuple):
-    """A law fitted to runs, the laws fitted to bootstrap resamples, and the runs themselves."""
-
-    law: LossLaw
-    resampled: list[LossLaw]  # laws fitted to resampled residuals (bootstrap)
-    runs: list[Run]  # the runs to which the law was fitted
-    left_out: list[str]  # one line per excluded run, with the reason
-    metric: str = "loss"  # the fitted metric: `config.evaluate.select_by` of the runs
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
@@ -89,8 +55,7 @@ def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
                 f"{workdir}: no validation {experiment.select_by} at its last step, {experiment.train.steps:,}"
             )
             continue
-        tokens = float(sum(phase.steps * _tokens_of_step(phase.experiment) for phase in phases_of(experiment)))
-        runs.append(Run(workdir, count_parameters(experiment.model)[1], tokens, loss))
+        runs.append(Run(workdir, count_parameters(experiment.model)[1], text_tokens(experiment), loss))
     if first is None:
         raise UserError(f"--fit={pattern}: no matching folder has a config.json and a metrics.jsonl")
     if not (metric := first[1].select_by).partition("/")[0].endswith(_LOSSES):
@@ -99,10 +64,6 @@ def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
             f"({', '.join(_LOSSES)})"
         )
     return runs, first[1], left_out
-
-
-def _tokens_of_step(experiment: Experiment) -> int:
-    return experiment.train.global_batch_size * experiment.objective.lengths(experiment.data.sequence_length).raw
 
 
 def _read(workdir: str) -> tuple[Experiment, float | None]:
@@ -140,114 +101,6 @@ def check_enough(pattern: str, runs: Sequence[Run]) -> None:
         )
 
 
-# --- the fit -------------------------------------------------------------------------------------------------------
-
-
-class _Problem:
-    """The minimization problem: min over t of sum Huber(log(exp(e) + exp(a - alpha n) + exp(b - beta d)) - log L).
-
-    The variables are t = (e, a, alpha, b, beta). The method `constants` converts them to the law's constants. n is
-    log N minus its mean over the runs, and d is log D minus its mean. If the means were not subtracted, a and alpha
-    would be nearly collinear.
-    """
-
-    def __init__(self, parameters: np.ndarray, tokens: np.ndarray):
-        n, d = np.log(parameters), np.log(tokens)
-        self.n_mean, self.d_mean = n.mean(), d.mean()
-        self.n, self.d = n - self.n_mean, d - self.d_mean
-
-    def predict(self, t: np.ndarray) -> np.ndarray:
-        """Computes the log L that the variables `t` predict for each run, [runs]."""
-        return np.logaddexp.reduce(self._terms(t))
-
-    def slope(self, t: np.ndarray) -> np.ndarray:
-        """Computes the derivatives [runs, 5] of the predicted log L with respect to the variables `t`."""
-        terms = self._terms(t)
-        e, a, b = np.exp(terms - np.logaddexp.reduce(terms))
-        return np.stack([e, a, -a * self.n, b, -b * self.d], axis=1)
-
-    def _terms(self, t: np.ndarray) -> np.ndarray:
-        return np.stack([np.full_like(self.n, t[0]), t[1] - t[2] * self.n, t[3] - t[4] * self.d])
-
-    def descend(self, start: np.ndarray, log_loss: np.ndarray) -> optimize.OptimizeResult:
-        """Minimizes the cost from one initial point and returns SciPy's result, which is a local minimum.
-
-        Args:
-          start: initial values of the variables `t`.
-          log_loss: each run's log L, [runs].
-        """
-        upper = np.array([np.inf, np.inf, 3.0, np.inf, 3.0])
-        lower = np.array([-np.inf, -np.inf, 0.0, -np.inf, 0.0])
-        residuals = lambda t: self.predict(t) - log_loss  # noqa: E731
-        return optimize.least_squares(residuals, start, self.slope, (lower, upper), loss="huber", f_scale=DELTA)
-
-    def solve(self, log_loss: np.ndarray) -> np.ndarray:
-        """Finds the variables `t` with the lowest cost, by minimizing from each of the STARTS best initial points."""
-        initial_points = sorted(self._initial_points(log_loss), key=lambda t: np.abs(self.predict(t) - log_loss).sum())
-        return min(
-            (self.descend(start, log_loss) for start in initial_points[:STARTS]), key=lambda result: result.cost
-        ).x
-
-    def _initial_points(self, log_loss: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the initial points: a grid over four properties of the law.
-
-        The properties are the fraction of the median loss that is due to E, the fraction of the rest that is due to N,
-        alpha, and beta.
-        """
-        median, exponents = float(np.median(log_loss)), (0.1, 0.3, 0.5, 0.8, 1.2)
-        for e_fraction, fraction, alpha, beta in itertools.product(
-            (0.2, 0.5, 0.8), (0.2, 0.5, 0.8), exponents, exponents
-        ):
-            e, a, b = np.log([e_fraction, (1 - e_fraction) * fraction, (1 - e_fraction) * (1 - fraction)]) + median
-            yield np.array([e, a, alpha, b, beta])
-
-    def constants(self, t: np.ndarray) -> dict[str, float]:
-        """Converts the variables `t` to the law's constants, as a dict with the keys E, A, alpha, B and beta."""
-        e, a, alpha, b, beta = t
-        return dict(
-            E=math.exp(e),
-            A=math.exp(a + alpha * self.n_mean),
-            alpha=float(alpha),
-            B=math.exp(b + beta * self.d_mean),
-            beta=float(beta),
-        )
-
-
-def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[LossLaw, list[LossLaw]]:
-    """Fits the law to runs; returns (the law, RESAMPLES laws from a bootstrap of the residuals).
-
-    The bootstrap keeps each run's N and D, because the user chose these values, and draws the residual of its log L
-    from the residuals of all runs. For n runs, the residuals are scaled by n / (n - 5), because a fit of five constants
-    passes almost exactly through about five runs. On 20 synthetic sets of 20 runs with 0.3 % noise, the 95 % intervals
-    contained A 16 times, alpha 17 times, E 18 times, and B, beta and the exponent of N_opt 20 times.
-
-    Args:
-      family: model family of the runs.
-      source: description of the runs, stored in the law.
-      seed: random seed of the bootstrap.
-    """
-    parameters, tokens, losses = (np.array([getattr(r, k) for r in runs], float) for k in Run._fields[1:])
-    problem, log_loss = _Problem(parameters, tokens), np.log(losses)
-    constants = problem.solve(log_loss)
-    predicted = problem.predict(constants)
-    scale = len(runs) / (len(runs) - len(CONSTANTS))
-    residuals, rng = scale * (log_loss - predicted), np.random.default_rng(seed)
-
-    def law(t: np.ndarray) -> LossLaw:
-        return LossLaw(**problem.constants(t), source=source, with_embeddings=False, family=family)
-
-    resampled = [
-        law(problem.descend(constants, predicted + rng.choice(residuals, len(runs))).x) for _ in range(RESAMPLES)
-    ]
-    return law(constants), resampled
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Computes the (lower, upper) bounds of the interval that contains the central 95 % of the values."""
-    low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
-    return float(low), float(high)
-
-
 # --- the report ----------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +119,7 @@ def fit_report(pattern: str, directory: str) -> str:
     largest = f"{parameters} parameters and {tokens} tokens"
     source = f"fit of {len(runs)} runs of up to {largest}, {pattern}"
     law, resampled = fit(runs, experiment.model.family, source)
-    law_fit = Fit(law, resampled, runs, left_out, experiment.select_by)
+    law_fit = Fit(law, resampled, runs, left_out, experiment.select_by, unidentified(resampled, runs))
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, "law.json")
@@ -276,7 +129,11 @@ def fit_report(pattern: str, directory: str) -> str:
         draw_law(os.path.join(directory, "law.png"), law, resampled, runs)
     except OSError as e:
         raise UserError(f"--to={directory} cannot be written: {e.strerror}") from e
-    return f"{_tables(law_fit)}\n\nWrote {path} and law.png. To use this law for a budget: --flops=… --law={path}\n"
+    use = f"To use this law for a budget: --flops=… --law={path}"
+    if law_fit.unidentified:
+        use = f"THE LAW IS NOT IDENTIFIED, so that --flops=… --law={path} does not use it:\n  "
+        use += "\n  ".join(law_fit.unidentified)
+    return f"{_tables(law_fit)}\n\nWrote {path} and law.png. {use}\n"
 
 
 def _law_json(law_fit: Fit) -> dict[str, object]:
@@ -292,8 +149,10 @@ def _law_json(law_fit: Fit) -> dict[str, object]:
             name: interval([getattr(x, name) for x in law_fit.resampled]) for name in (*CONSTANTS, "exponent")
         },
         "interval": COVERAGE,
+        "unidentified": law_fit.unidentified,
         "runs": [run._asdict() for run in law_fit.runs],
         "left_out": law_fit.left_out,
+        "resamples": [[float(f"{getattr(x, name):.6g}") for name in CONSTANTS] for x in law_fit.resampled],
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import figure, ticker
 
 from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
-from pretrainax.scaling.fit import Run
+from pretrainax.scaling.law_fit import Run
 from pretrainax.scaling.power_laws import LossLaw
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
@@ -75,13 +75,14 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> No
     lines = panel.contour(token_grid, size_grid, loss, levels=10, colors="#9aa5b1", linewidths=0.9)
     panel.clabel(lines, fmt="%.2f", fontsize=8, inline_spacing=2)
     flops = np.geomspace(6 * size_grid[0] * token_grid[0] / 1e3, 6 * size_grid[-1] * token_grid[-1] * 1e3, 200)
-    log_optima = [
-        np.log(resampled_law.optimum(flops)) for resampled_law in resampled
-    ]  # log of (N, D), [2, C] for each law
+    log_optima = [resampled_law.log_optimum(flops) for resampled_law in resampled]  # (N, D), each [C]
     log_tokens = np.log(token_grid)
     low, high = np.quantile([np.interp(log_tokens, d, n) for n, d in log_optima], [0.025, 0.975], axis=0)
-    panel.fill_between(token_grid, np.exp(low), np.exp(high), color=TRAINING, alpha=0.2, linewidth=0)
-    best_size, best_tokens = law.optimum(flops)
+    size_limits, token_limits = (np.log([grid[0] / 10, 10 * grid[-1]]) for grid in (size_grid, token_grid))
+    low, high = np.exp(np.clip([low, high], *size_limits))
+    panel.fill_between(token_grid, low, high, color=TRAINING, alpha=0.2, linewidth=0)
+    log_size, log_text = law.log_optimum(flops)
+    best_size, best_tokens = np.exp(np.clip(log_size, *size_limits)), np.exp(np.clip(log_text, *token_limits))
     panel.plot(best_tokens, best_size, color=TRAINING, linewidth=2)
     panel.plot(tokens, sizes, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white")
     panel.yaxis.set_major_formatter(ticker.FuncFormatter(_count))

@@ -16,6 +16,7 @@ from pretrainax.config import UserError, nearest
 from pretrainax.files.json_files import read_object
 
 PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
+CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of LossLaw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,9 @@ class LossLaw:
     source: str
     with_embeddings: bool = True  # whether N includes the embedding tables (Hoffmann et al. 2022, appendix F)
     family: str = "decoder"  # model family of the runs to which the law was fitted
+    metric: str = "loss"  # the validation metric that L is
+    resampled: tuple["LossLaw", ...] = ()  # laws from the bootstrap of --fit; (): a published law
+    unidentified: tuple[str, ...] = ()  # one line per term that the runs of --fit do not determine
 
     def loss(self, parameters, tokens):
         """Computes the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast."""
@@ -45,9 +49,14 @@ class LossLaw:
 
     def optimum(self, flops: float) -> tuple[float, float]:
         """Computes the (parameters N, tokens D) that give the lowest loss subject to 6 N D = `flops` (equation 4)."""
-        g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
-        parameters = g * (flops / 6) ** self.exponent
-        return parameters, flops / (6 * parameters)
+        log_parameters, log_tokens = self.log_optimum(flops)
+        return math.exp(log_parameters), math.exp(log_tokens)
+
+    def log_optimum(self, flops):
+        """Computes the logs of `optimum`, which are finite for all exponents, for a number or an array of FLOPs."""
+        log_ratio = math.log(self.alpha * self.A) - math.log(self.beta * self.B)
+        log_parameters = log_ratio / (self.alpha + self.beta) + self.exponent * np.log(flops / 6)
+        return log_parameters, np.log(flops / 6) - log_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +122,15 @@ def law_of(name: str) -> LossLaw:
 
 def _law(values: dict) -> LossLaw:
     """Parses the contents of a JSON file that `--fit` wrote."""
-    constants = {key: float(values["constants"][key]) for key in ("E", "A", "alpha", "B", "beta")}
-    if not all(math.isfinite(x) and x > 0 for x in constants.values()):
-        raise ValueError(f"constants must be positive and finite, but are {constants}")
-    return LossLaw(**constants, **{key: values[key] for key in ("source", "with_embeddings", "family")})
+    constants = {key: float(values["constants"][key]) for key in CONSTANTS}
+    resamples = [[float(x) for x in row] for row in values.get("resamples", ())]
+    for row in (constants.values(), *resamples):
+        if len(row) != len(CONSTANTS) or not all(math.isfinite(x) and x > 0 for x in row):
+            raise ValueError(f"constants must be positive and finite, but are {[*row]}")
+    fields = {key: values[key] for key in ("source", "with_embeddings", "family")}
+    fields["metric"] = str(values.get("metric", LossLaw.metric))
+    resampled = tuple(LossLaw(*row, **fields) for row in resamples)
+    return LossLaw(**constants, **fields, resampled=resampled, unidentified=tuple(values.get("unidentified", ())))
 
 
 # --- Kaplan et al. 2020 --------------------------------------------------------------------------------------------
@@ -166,20 +180,12 @@ def kaplan_learning_rate(parameters: float) -> float:
     return max(0.003239 - 0.0001395 * math.log(parameters), 0.0)
 
 
-def deepseek_learning_rate(flops: float) -> float:
-    """Computes AdamW's peak learning rate for a run of `flops` FLOPs (Bi et al. 2024, equation 1).
-
-    The authors fitted this rule to runs of 1e17 to 2e19 FLOPs and used it for models of up to 67e9 parameters.
-    """
-    return 0.3118 * flops**-0.1250
-
-
 def learning_rate(parameters: float) -> float:
     """Computes the peak learning rate in the command that `plan` prints, from the number of parameters.
 
     `parameters` does not count embeddings. Up to the size of Kaplan's largest model, the result is
     `kaplan_learning_rate`. For larger models, the learning rate falls with the exponent that Bi et al. measured for
-    FLOPs, given that the FLOPs of optimal runs are proportional to N^2.
+    FLOPs, -0.1250 (2024, equation 1), given that the FLOPs of optimal runs are proportional to N^2.
 
     NOTE The learning rate of Bi et al. is about three times as high, with batches of twice as many tokens (their
     equation 1).

@@ -1,5 +1,6 @@
 """Formats the report of `plan` for a budget: the optimal run, other sizes, other laws, and the training command."""
 
+import math
 from collections.abc import Iterator
 from typing import Optional
 
@@ -11,11 +12,9 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import large_number, three_digits
 from pretrainax.scaling.compute_optimal import Plan, Space, published
 from pretrainax.scaling.power_laws import (
+    LARGEST_KAPLAN,
     LAWS,
     LossLaw,
-    critical_batch_size,
-    deepseek_learning_rate,
-    kaplan_learning_rate,
     kaplan_loss,
     kaplan_loss_by_flops,
     kaplan_loss_by_parameters,
@@ -23,8 +22,15 @@ from pretrainax.scaling.power_laws import (
     learning_rate,
 )
 
-# Samples of FineWeb: (number of tokens with GPT-2's tokenizer, name of the sample). All of FineWeb has 15 T tokens.
-_FINEWEB = ((10e9, "sample-10BT"), (100e9, "sample-100BT"), (350e9, "sample-350BT"))
+# (number of tokens with GPT-2's tokenizer, dataset, its configuration): WikiText-103 (Merity et al. 2016), and samples
+# of FineWeb (Penedo et al. 2024), all of which has 15 T tokens.
+_DATASETS = (
+    (100e6, "Salesforce/wikitext", "wikitext-103-raw-v1"),
+    (10e9, "HuggingFaceFW/fineweb", "sample-10BT"),
+    (100e9, "HuggingFaceFW/fineweb", "sample-100BT"),
+    (350e9, "HuggingFaceFW/fineweb", "sample-350BT"),
+    (math.inf, "HuggingFaceFW/fineweb", None),
+)
 
 
 def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
@@ -39,9 +45,10 @@ def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Opt
     rows = [("budget", said.lstrip("-").replace("=", " ")), *_run_rows(plan, space, law)]
     if topology is not None:
         rows += _cost(plan, topology, mfu)
-    family = plan.shape.config.family
-    sections = [text_table(rows), _caveat(family, law), _neighbours(plan, space, law), _other_laws(plan)]
-    return "\n\n".join([*filter(None, sections), _command(plan, space)]) + "\n"
+    sections = [text_table(rows), _neighbours(plan, space, law)]
+    if plan.shape.config.family == "decoder":
+        sections.append(_other_laws(plan))
+    return "\n\n".join([*sections, _command(plan, space)]) + "\n"
 
 
 def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str]]:
@@ -61,9 +68,7 @@ def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str
     length = f"{space.sequence_length:,}"
     if config.family == "encoder_decoder":
         length = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
-    b_crit = critical_batch_size(plan.loss)
-    peak = learning_rate(shape.without_embeddings)
-    kaplan, deepseek = kaplan_learning_rate(shape.without_embeddings), deepseek_learning_rate(plan.flops)
+    b_crit = plan.critical_batch_size
     yield "law", law.source
     yield "parameters", f"{large_number(shape.parameters)}; {large_number(shape.without_embeddings)} without embeddings"
     yield (
@@ -89,26 +94,19 @@ def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str
         "(Kaplan et al. 2020, equation 1.4)",
     )
     yield "steps", f"{plan.steps:,}"
-    yield (
-        "learning rate",
-        f"peak {peak:.2g}, for Adam (Kaplan et al. 2020, eq. D.1: {kaplan:.2g}; Bi et al. 2024, eq. 1: {deepseek:.2g})",
-    )
-    yield (
-        "expected loss",
-        f"{plan.loss:.3f} nats per token{'' if law.family == config.family else ', for family ' + law.family}",
-    )
+    yield "learning rate", _rate(plan, space)
+    yield "expected loss", f"{plan.loss:.3f} nats per token"
+    if plan.loss > (uniform := math.log(config.vocab_size)):
+        yield "NOTE", f"a loss above {uniform:.2f}, that of a uniform distribution: the law does not hold at this size"
 
 
-def _caveat(family: str, law: LossLaw) -> str:
-    """Returns a NOTE if the law was measured on another model family; otherwise ""."""
-    if family == law.family:
-        return ""
-    return (
-        f"NOTE This law was measured on the {_hyphenated(law.family)} family. The {_hyphenated(family)} family\n"
-        "predicts other targets, so its losses will differ from the losses here, and its optimal ratio of parameters\n"
-        "to tokens may differ. The FLOPs are correct for this family. Use the result as a starting point. To measure\n"
-        "this family's own constants, train a grid of small runs and set --fit=runs/*."
-    )
+def _rate(plan: Plan, space: Space) -> str:
+    """Formats the peak learning rate of the printed command, with its source."""
+    if space.recipe.relative_rate:
+        return f"the one of {space.recipe.config}, whose optimizer scales updates by the size of the matrix"
+    size = plan.shape.without_embeddings
+    source = "Kaplan et al. 2020, eq. D.1" + ", extrapolated as in Bi et al. 2024" * (size > LARGEST_KAPLAN)
+    return f"peak {learning_rate(size):.2g}, for Adam ({source})"
 
 
 def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
@@ -155,12 +153,11 @@ def _other_laws(plan: Plan) -> str:
         "N is without embeddings):",
         text_table(rows, "<>"),
     ]
-    if plan.shape.config.family == "decoder":
-        size, tokens = plan.shape.without_embeddings, plan.tokens
-        lines.append(
-            f"Expected loss of the run above by Kaplan et al.: {kaplan_loss(size, tokens):.3f} from N and D, "
-            f"{kaplan_loss_by_parameters(size):.3f} from N alone, {kaplan_loss_by_tokens(tokens):.3f} from D alone."
-        )
+    size, tokens = plan.shape.without_embeddings, plan.tokens
+    lines.append(
+        f"Expected loss of the run above by Kaplan et al.: {kaplan_loss(size, tokens):.3f} from N and D, "
+        f"{kaplan_loss_by_parameters(size):.3f} from N alone, {kaplan_loss_by_tokens(tokens):.3f} from D alone."
+    )
     return "\n".join(lines)
 
 
@@ -172,7 +169,7 @@ def _command(plan: Plan, space: Space) -> str:
     fields = {f"model.{name}": value for name, value in model.items()} | {
         "model.vocab_size": config.vocab_size,
         "tokenizer.vocab_size": config.vocab_size - recipe.spare_rows,
-        "data.source": f'"{_fineweb(plan.tokens)}"',
+        "data.source": f'"{_dataset(plan.tokens)}"',
         "data.sequence_length": space.sequence_length,
         "train.steps": plan.steps,
         "train.global_batch_size": plan.examples,
@@ -181,24 +178,15 @@ def _command(plan: Plan, space: Space) -> str:
     }
     lines = [f"--config.{name}={value}" for name, value in fields.items()]
     notes = [
-        "FineWeb is on the Hugging Face Hub. For your own text: --config.data.source=\"TextFiles(path='FOLDER')\"."
+        "The dataset is on the Hugging Face Hub. For your own text: --config.data.source=\"TextFiles(path='FOLDER')\"."
     ]
-    if recipe.relative_rate:
-        notes.append(
-            "The optimizer of this config scales updates by the size of the matrix, so its own learning rate stays."
-        )
-    else:
-        rate = learning_rate(plan.shape.without_embeddings)
-        lines.append(f"--config.optimizer.learning_rate={rate:.2g}")
+    if not recipe.relative_rate:
+        lines.append(f"--config.optimizer.learning_rate={learning_rate(plan.shape.without_embeddings):.2g}")
     command = " \\\n  ".join([f"python -m pretrainax.main --config={recipe.config}", *lines])
     return "\n\n".join([command, *notes])
 
 
-def _fineweb(tokens: float) -> HuggingFace:
-    """Selects FineWeb's smallest sample (Penedo et al. 2024) with at least `tokens` tokens, or else all of FineWeb."""
-    name = next((name for size, name in _FINEWEB if size >= tokens), None)
-    return HuggingFace(path="HuggingFaceFW/fineweb", name=name, streaming=True)
-
-
-def _hyphenated(family: str) -> str:
-    return family.replace("_", "-")
+def _dataset(tokens: float) -> HuggingFace:
+    """Selects the smallest dataset of _DATASETS with at least `tokens` tokens, or else all of FineWeb."""
+    path, name = next((path, name) for size, path, name in _DATASETS if size >= tokens)
+    return HuggingFace(path=path, name=name, streaming=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
     from pretrainax.training.run import Params, Run
 
-EPOCHS = 3.0  # passes over the records if neither their number nor that of the steps is set (BERT: 2 to 4)
+BUDGET = "3 epochs"  # passes over the records if neither their number nor that of the steps is set (BERT: 2 to 4)
 _MAX_SPECIAL_TOKENS = 4  # maximum number of special tokens around a text pair
 
 
@@ -187,8 +187,8 @@ class Task(Objective):
         return self.metric_names
 
     def complete(self, experiment: Experiment) -> None:
-        if experiment.train.steps == 0 and experiment.train.epochs is None:
-            experiment.train.epochs = EPOCHS
+        if experiment.train.steps == 0 and experiment.train.budget is None:
+            experiment.train.budget = BUDGET
         if not self.has_head:
             return
         default = self.head(experiment.model)

@@ -323,4 +323,7 @@ def open_run(
         )
         if preemption is not None:
             stack.enter_context(preemption)
+        from pretrainax.training.budget import resolve_budget  # that module imports this module
+
+        resolve_budget(experiment, lambda trial: build_run(trial, prepared, mesh, peers, start, write))
         yield build_run(experiment, prepared, mesh, peers, start, write)

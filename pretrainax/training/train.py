@@ -9,10 +9,11 @@ import jax
 
 from pretrainax.checkpoints.hosts import open_checkpoints
 from pretrainax.checkpoints.paths import exact_path
-from pretrainax.checkpoints.workdir import check_workdir
-from pretrainax.config import Experiment
+from pretrainax.checkpoints.workdir import adopt_steps, check_workdir
+from pretrainax.config import Experiment, dump
 from pretrainax.config.validation import complete
 from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.workdir_lock import WorkdirLock
@@ -46,12 +47,11 @@ def train(
 
     Args:
       process_age: seconds since this process started.
-      extend: whether a run may continue past its planned end (see `check_workdir`).
-      callbacks: callbacks to run in addition to `config.callbacks`.
+      extend: whether a run may continue past its planned end. callbacks: in addition to `config.callbacks`.
       start, write: as in `build_run`.
     """
     _check(experiment, workdir, start)
-    claimed, remat = [], experiment.train.remat
+    claimed, remat, follows_budget = [], experiment.train.remat, experiment.train.steps == 0
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
     run_callbacks = Callbacks(all_callbacks(experiment, callbacks), goodput)
 
@@ -62,18 +62,19 @@ def train(
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
             with places.process_zero_first(workdir):
-                check_workdir(workdir, experiment, extend)  # before the data is prepared, which may take hours
+                kept_rows = _check_workdir(workdir, experiment, extend)
                 prepared = prepare(experiment, saved_tokenizer=os.path.join(workdir, "tokenizer"))
-                claimed = claim_workdir(workdir, experiment, prepared, extend)
+                claimed = kept_rows + claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     outer_stack = contextlib.ExitStack()  # holds the lock of the workdir, which is released last
     run_context = open_run(experiment, prepare_data, preemption, workdir, start, write)
     with outer_stack, run_context as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # known only after JAX has connected the processes
+        _store_config(workdir, experiment, follows_budget)
         options = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
         checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *options)
-        stack.enter_context(contextlib.closing(checkpoints))
+        stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
         writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, experiment.select_by)
@@ -100,6 +101,20 @@ def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Cal
     profiles = [] if any(isinstance(callback, Profiles) for callback in given) else [Profiles()]
     configured = cast(tuple[Callback, ...], experiment.callbacks)
     return [Tracking(experiment.trackers), *configured, *given, ExpertBalance(), *profiles]
+
+
+def _check_workdir(workdir: str, experiment: Experiment, extend: bool) -> list[tuple[str, str]]:
+    """Checks the workdir before the data is prepared, which may take hours; returns header rows."""
+    rows = adopt_steps(workdir, experiment)
+    check_workdir(workdir, experiment, extend)
+    return rows
+
+
+def _store_config(workdir: str, experiment: Experiment, is_resolved: bool) -> None:
+    """Writes config.json again if `open_run` has computed the steps from a budget."""
+    with places.process_zero_first(workdir):
+        if is_resolved and jax.process_index() == 0:
+            write_atomically(os.path.join(workdir, "config.json"), dump(experiment))
 
 
 def _check(experiment: Experiment, workdir: str, start: Start) -> None:

@@ -38,7 +38,7 @@ def fine_tuning(folder, count=50, epochs=3.0, **fields):
     experiment.objective, experiment.data.cache_dir = Classification(), str(folder / "cache")
     path = write(folder, count)
     experiment.data.source = JsonLines(path, valid_path=path)
-    set_field(experiment, "config.train.epochs", str(epochs))
+    set_field(experiment, "config.train.budget", f"{epochs} epochs")
     for name, value in fields.items():
         set_field(experiment, f"config.{name.replace('__', '.')}", str(value))
     return experiment
@@ -74,7 +74,7 @@ def numbers(experiment):
 def test_steps_are_the_epochs_of_the_records(count, batch, epochs, wanted, tmp_path):
     experiment = prepared(fine_tuning(tmp_path, count, epochs, train__global_batch_size=batch))
     assert numbers(experiment) == wanted
-    assert experiment.train.epochs is None
+    assert experiment.train.budget is None
 
 
 @pytest.mark.parametrize("source", [Csv, Tsv, JsonLines])
@@ -98,7 +98,7 @@ def test_numbers_that_are_set_stay(tmp_path):
 
 def test_intervals_and_warmup_follow_from_given_steps_too(tmp_path):
     experiment = fine_tuning(tmp_path)
-    experiment.train.steps, experiment.train.epochs = 100, None
+    experiment.train.steps, experiment.train.budget = 100, None
     assert numbers(prepared(experiment)) == (100, 10, 7, 7)
 
 
@@ -106,7 +106,7 @@ def test_preparing_again_changes_nothing_and_the_run_stores_numbers(tmp_path):
     experiment = prepared(fine_tuning(tmp_path))
     (tmp_path / "config.json").write_text(dump(experiment))
     saved = load(str(tmp_path / "config.json"))
-    assert saved == experiment and "epochs" not in json.loads(dump(experiment))["train"]
+    assert saved == experiment and "budget" not in json.loads(dump(experiment))["train"]
     assert numbers(prepared(saved)) == (18, 1, 7, 7) and saved.objective.labels == ("0", "1")
 
 
@@ -135,7 +135,7 @@ def test_epochs_of_pretraining_are_those_of_its_rows(packing, tmp_path):
         Characters(),
         AUTO,
     )
-    set_field(experiment, "config.train.epochs", "2")
+    set_field(experiment, "config.train.budget", "2 epochs")
     data = prepare(experiment, report=lambda message: None)
     rows = batches_of(experiment, data, "train").rows_per_epoch
     assert experiment.train.steps == 2 * rows // 8 and experiment.evaluate.every == -(-rows // 8)
@@ -148,15 +148,22 @@ def test_epochs_of_pretraining_are_those_of_its_rows(packing, tmp_path):
 @pytest.mark.parametrize(
     "fields, said",
     [
-        ({"train__steps": 5}, r"config.train.steps is 5 and config.train.epochs is 3.0: set only one of them"),
-        ({"train__epochs": 0}, r"config.train.epochs is 0.0, it must be greater than 0"),
-        ({"train__epochs": -2}, r"config.train.epochs is -2.0, it must be greater than 0"),
-        ({"train__epochs": "nan"}, r"config.train.epochs is nan, it must be a finite number"),
-        ({"train__epochs": "inf"}, r"config.train.epochs is inf, it must be a finite number"),
+        ({"train__steps": 5}, r"config.train.steps is 5 and config.train.budget is '3.0 epochs': set only one of them"),
+        ({"train__budget": "0 epochs"}, r"config.train.budget is '0 epochs', it must be greater than 0"),
+        (
+            {"train__budget": "-2 epochs"},
+            r"config.train.budget is '-2 epochs', it must be a number and a unit, such as",
+        ),
+        ({"train__budget": "nan epochs"}, r"config.train.budget is 'nan epochs', it must be a number and a unit"),
+        (
+            {"train__budget": "1e999 epochs"},
+            r"config.train.budget is '1e999 epochs', it must be greater than 0",
+        ),
+        ({"train__budget": "3"}, r"config.train.budget is '3', it must be a number and a unit, such as '3 epochs'"),
         ({"evaluate__every": -1}, r"config.evaluate.every is -1, it must be at least 0"),
         ({"checkpoint__every": -1}, r"config.checkpoint.every is -1, it must be at least 0"),
         ({"schedule__warmup_steps": -1}, r"config.schedule.warmup_steps is -1, it must be at least 0"),
-        ({"phases": "(Phase(share=0.5), Phase())"}, r"config.train.epochs does not support config.phases"),
+        ({"phases": "(Phase(share=0.5), Phase())"}, r"config.train.budget does not support config.phases"),
     ],
 )
 def test_a_mistake_is_one_line(fields, said, tmp_path):
@@ -171,7 +178,7 @@ def test_a_mistake_is_one_line(fields, said, tmp_path):
         ({"checkpoint__keep_at": "(100,)"}, "config.checkpoint.keep_at has 100: steps must be from 0 to .*, 18"),
         ({"train__profile_steps": "20:21"}, "steps must be from 2, .* to config.train.steps, 18"),
         ({"train__on_spike": "rollback"}, "config.checkpoint.keep 2 covers the last 7 steps"),
-        ({"train__epochs": 1e9}, "config.train.steps is .*, it must be at most 2147483647"),
+        ({"train__budget": "1e9 epochs"}, "config.train.steps is .*, it must be at most 2147483647"),
     ],
 )
 def test_what_the_number_of_steps_makes_invalid_is_one_line(fields, said, tmp_path):
@@ -185,8 +192,8 @@ def test_a_mixture_has_no_epoch(tmp_path):
     experiment.data.source = SourceMixture(tuple(sources), weights=(1.0, 1.0))
     experiment.objective, experiment.tokenizer, experiment.model.vocab_size = CausalLM(), Characters(), AUTO
     experiment.data.cache_dir = str(tmp_path / "cache")
-    set_field(experiment, "config.train.epochs", "2")
-    with pytest.raises(UserError, match="config.train.epochs, .* mix several streams of rows: set config.train.steps"):
+    set_field(experiment, "config.train.budget", "2 epochs")
+    with pytest.raises(UserError, match="config.train.budget in epochs, .* mix several streams of rows"):
         prepare(experiment, report=lambda message: None)
 
 
@@ -203,8 +210,8 @@ def test_a_warmup_that_is_auto_is_a_tenth_of_the_steps(schedule):
 def test_epochs_may_be_swept(tmp_path):
     experiment = fine_tuning(tmp_path)
     complete(experiment)
-    runs = grid.grid_of(experiment, None, ["train.epochs=1,2,4"])
-    assert [run.flags for run in runs] == [[f"--config.train.epochs={n}"] for n in (1, 2, 4)]
+    runs = grid.grid_of(experiment, None, ["train.budget=1 epoch,2 epochs,4 epochs"])
+    assert [run.flags for run in runs] == [[f"--config.train.budget={n}"] for n in ("1 epoch", "2 epochs", "4 epochs")]
     assert [prepared(run.experiment).train.steps for run in runs] == [6, 12, 25]
 
 
@@ -221,7 +228,7 @@ def test_records_of_your_own_train_for_three_epochs(tmp_path):
 def test_flags_of_a_named_task_may_set_epochs():
     experiment = config_files.read_config_file("finetune:cola")
     assert numbers(experiment) == (801, 80, 80, 80)
-    set_field(experiment, "config.train.epochs", "2")
+    set_field(experiment, "config.train.budget", "2 epochs")
     assert numbers(experiment) == (0, AUTO, 0, 0)
     set_field(experiment, "config.evaluate.every", "100")
     complete(experiment)

@@ -16,7 +16,7 @@ from tests.support import tiny
 # Fields that hold text and name no file of this machine; what datasets and TFDS are given, they look up themselves.
 NO_PATHS = {
     "family",
-    *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by", "profile_steps"),
+    *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by", "profile_steps", "budget"),
     *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # of tasks
     *("columns", "delimiter", "encoding"),  # of tables and lines
     *("project", "entity", "group", "tags", "experiment", "tracking_uri"),  # of trackers

@@ -88,11 +88,11 @@ def test_a_longer_run_of_records_keeps_its_warmup_and_needs_no_epochs(workdir):
     experiment = load("run/config.json")
     experiment.objective = Classification(labels=("a", "b"))
     pathlib.Path("run", "config.json").write_text(dump(experiment))
-    words = ["--config=finetune:classification", "--config.train.epochs=3", "--config.train.epochs", "2"]
+    words = ["--config=finetune:classification", "--config.train.budget=3 epochs", "--config.train.budget", "2 epochs"]
     found = commands(next_steps.after_training("run", words))
     flags = ["--config=finetune:classification", "--config.train.steps=80", "--config.schedule.warmup_steps=5"]
     assert found["train longer"][2:-1] == [*flags, "--extend"]
-    assert "--config.train.epochs=3" in found["train on from here"]
+    assert "--config.train.budget=3 epochs" in found["train on from here"]
 
 
 def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):

@@ -14,6 +14,7 @@ import pytest
 from pretrainax import zoo
 from pretrainax.config import Choice, UserError
 from pretrainax.data.objectives import CausalLM
+from pretrainax.scaling import budget as budget_lib
 from pretrainax.scaling import compute_optimal
 from pretrainax.scaling.budget import Budget, report
 from pretrainax.scaling.compute_optimal import RECIPES, Space, count_parameters, make_plan
@@ -228,8 +229,30 @@ def test_a_report_has_the_figures():
 
 
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
-def test_other_families_are_told_that_the_constants_are_a_decoders(family):
-    assert "This law was measured on the decoder family" in report(Budget(flops=1e19, family=family))
+def test_other_families_get_no_law_of_decoders(family):
+    with pytest.raises(UserError, match=f"measured on runs of the family decoder, and --family is {family}"):
+        report(Budget(flops=1e19, family=family))
+
+
+@pytest.mark.parametrize("flops", [1e12, 1e13, 1e14, 1e15, 1e16])
+def test_small_budgets_have_a_run_of_their_flops(flops):
+    values = budget_lib.values(Budget(flops=flops))
+    assert values["flops"] == pytest.approx(flops, rel=0.02)  # a whole number of steps, at least 500
+    assert 4 * values["parameters_without_embeddings"] > values["parameters"] or flops == 1e12
+
+
+def test_a_law_that_is_not_identified_sizes_no_run(tmp_path):
+    constants = dict(E=1.5, A=300.0, alpha=0.01, B=400.0, beta=0.3)
+    values = dict(constants=constants, source="mine", family="decoder", with_embeddings=False, unidentified=["A / N"])
+    (tmp_path / "law.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="is not identified by its runs: A / N"):
+        report(Budget(flops=1e18, law=str(tmp_path / "law.json")))
+
+
+def test_one_learning_rate_is_printed_and_used():
+    text = report(Budget(flops=1e18))
+    (said,) = re.findall(r"^learning rate +peak ([\d.e-]+), for Adam", text, re.M)
+    assert f"--config.optimizer.learning_rate={said}\n" in text and "Bi et al." not in text
 
 
 def test_twice_the_mfu_is_half_the_time():
@@ -297,6 +320,7 @@ def test_a_file_that_is_no_law_is_refused(tmp_path, content):
         ({}, "set exactly one of --flops, --hours, --tokens and --fit; got none"),
         ({"flops": 1e20, "tokens": 1e9}, "got --flops=1e[+]20 --tokens=1e[+]09"),
         ({"hours": 3}, "needs a --topology"),
+        ({"flops": 1e11}, "the budget is 1e[+]11 FLOPs, it must be at least 1e[+]12"),
         ({"flops": -1.0}, "--flops=-1: the budget must be above 0"),
         ({"tokens": 0.0}, "the budget must be above 0"),
         ({"flops": 1e20, "mfu": 1.5}, "--mfu=1.5"),

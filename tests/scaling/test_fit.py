@@ -11,8 +11,10 @@ from pretrainax.config import Phase, UserError
 from pretrainax.data.objectives import CausalLM, ReplacedTokenDetection
 from pretrainax.data.sources import TextFiles
 from pretrainax.scaling import fit as fit_lib
-from pretrainax.scaling.fit import CONSTANTS, Run, check_enough, fit, fit_report, interval, read_runs
-from pretrainax.scaling.power_laws import LossLaw, law_of
+from pretrainax.scaling import law_fit
+from pretrainax.scaling.fit import check_enough, fit_report, read_runs
+from pretrainax.scaling.law_fit import Run, fit, interval
+from pretrainax.scaling.power_laws import CONSTANTS, LossLaw, law_of
 from tests.support import tiny
 
 PLANTED = LossLaw(E=1.7, A=400.0, alpha=0.34, B=900.0, beta=0.33, source="planted", with_embeddings=False)
@@ -98,7 +100,7 @@ def test_a_run_that_went_wrong_does_not_move_the_fit():
 
 
 def test_the_slope_is_that_of_the_prediction():
-    problem = fit_lib._Problem(np.array([1e6, 1e8]), np.array([1e8, 1e9]))
+    problem = law_fit.Problem(np.array([1e6, 1e8]), np.array([1e8, 1e9]))
     t, step = np.array([0.5, 0.1, 0.3, -0.2, 0.4]), 1e-6
     for i in range(5):
         moved = t + step * (np.arange(5) == i)
@@ -210,7 +212,7 @@ def test_too_few_runs_are_told_with_what_is_missing(points, missing):
 
 
 def test_a_report_of_workdirs_gives_a_law_that_the_plan_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_lib, "RESAMPLES", 10)
+    monkeypatch.setattr(law_fit, "RESAMPLES", 10)
     for width in (32, 128, 512):
         for steps in (100, 1_000, 10_000):
             write_run(tmp_path / "runs" / f"{width}-{steps}", width=width, steps=steps)
@@ -226,7 +228,7 @@ def test_a_report_of_workdirs_gives_a_law_that_the_plan_takes(tmp_path, monkeypa
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit_lib, "RESAMPLES", 2)
+    monkeypatch.setattr(law_fit, "RESAMPLES", 2)
     for width in (32, 64, 96):
         for steps in (10, 100, 1_000):
             write_run(tmp_path / "runs" / f"{width}-{steps}", width=width, steps=steps)
