@@ -6,9 +6,10 @@ works on desktops and phones. Its x-axis can be steps, tokens, bytes, FLOPs or t
 
 Runs with the same objective, tokenizer and validation text form a group. Only metrics of a group share a panel, unless
 the metric compares between groups: bits per byte do not depend on the tokenizer. Runs of a group whose configs differ
-only in the seed are one setting. The report names a best setting only if every setting has two seeds or more, all runs
-have the same length, and the range of the best setting overlaps with no other range. A table lists the config fields
-that differ between the runs. Notes list metrics that do not compare or that are missing from a run.
+only in the seed are one setting. The report names a best setting only if all runs have the same length, the range of
+the best setting overlaps with no other range, and this would rarely happen between equal settings: two settings need
+four seeds each. A table lists the config fields that differ between the runs. Notes list metrics that do not compare or
+that are missing from a run.
 """
 
 import os

@@ -1,6 +1,7 @@
 """Compares the settings of a group of comparable runs: runs with equal configs apart from the seed are one setting."""
 
 import collections
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
@@ -13,6 +14,7 @@ from pretrainax.reporting.run_lines import RunLines
 SEEDS = tuple(f"train.{name}" for name in ("seed", "init_seed", "order_seed", "dropout_seed", "mask_seed"))
 # Runs are equally long if their tokens differ by less than this ratio. Padding changes the tokens of a step slightly.
 _SAME_LENGTH = 1.02
+_MAX_CHANCE = 0.05  # largest probability of naming a best setting if all settings are equal
 _MAX_FIELDS = 3  # fields in the label of a setting
 
 
@@ -47,8 +49,8 @@ def select_by(record: Record) -> str:
 def compare(runs: Sequence[RunLines], records: Sequence[Record], group: Group) -> Verdict:
     """Compares the settings of a group by their ranges over seeds.
 
-    A setting is the best only if each setting has at least two seeds, all runs are equally long, and the range of the
-    best setting does not overlap with any other range.
+    A setting is the best only if all runs are equally long, the range of the best setting does not overlap with any
+    other range, and there are so many seeds that this happens in at most 5 % of cases if all settings are equal.
     """
     metrics = {select_by(records[i]) for i in group.runs}
     metric = metrics.pop() if len(metrics) == 1 else ""
@@ -59,7 +61,7 @@ def compare(runs: Sequence[RunLines], records: Sequence[Record], group: Group) -
     if not reason:
         sign = -1 if declared(metric).larger_is_better else 1
         ranked = sorted(settings, key=lambda setting: min(sign * value for value in setting.values))
-        reason = _overlap(metric, ranked, sign)
+        reason = _overlap(metric, ranked, sign) or _too_few_seeds(settings)
     if reason:
         return Verdict(metric, settings, None, f"no best: {reason}")
     best, second = ranked[:2]
@@ -82,6 +84,21 @@ def _obstacle(runs: Sequence[RunLines], group: Group, metric: str, settings: Seq
     if single := [setting for setting in settings if setting.seeds == 1]:
         return f"1 seed of {single[0].label}" + (f" and of {len(single) - 1} more" if single[1:] else "")
     return ""
+
+
+def _too_few_seeds(settings: Sequence[Setting]) -> str:
+    """Returns a reason if ranges of equal settings would often not overlap by chance, or "" if this is rare.
+
+    All orders of the values of equal settings are equally likely, so the chance is exact: n values are the best of N
+    in one of N over n cases.
+    """
+    total = sum(setting.seeds for setting in settings)
+    chance = sum(1 / math.comb(total, setting.seeds) for setting in settings)
+    if chance <= _MAX_CHANCE:
+        return ""
+    return (
+        f"too few seeds: the range of one of {len(settings)} equal settings would be separate in {chance:.0%} of cases"
+    )
 
 
 def _overlap(metric: str, ranked: Sequence[Setting], sign: int) -> str:

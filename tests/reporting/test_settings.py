@@ -1,5 +1,6 @@
 """A setting is named the best only if no other seed in the group contradicts it."""
 
+import numpy as np
 import pytest
 
 from pretrainax.reporting.run_groups import group_runs
@@ -16,10 +17,20 @@ def verdict(*runs):
 
 
 def test_ranges_that_do_not_overlap_have_a_best():
-    best = verdict((0, 1e-3, [2.0]), (1, 1e-3, [2.1]), (0, 3e-3, [1.5]), (1, 3e-3, [1.9]))
+    losses = {1e-3: (2.0, 2.1, 2.05, 2.07), 3e-3: (1.5, 1.9, 1.6, 1.7)}
+    best = verdict(*((seed, rate, [loss]) for rate in losses for seed, loss in enumerate(losses[rate])))
     assert best.best.label == "learning_rate=0.003"
     first, second = "learning_rate=0.003 1.5000 to 1.9000", "learning_rate=0.001 2.0000 to 2.1000"
-    assert best.text == f"best loss: {first} (2 seeds); next: {second} (2 seeds)"
+    assert best.text == f"best loss: {first} (4 seeds); next: {second} (4 seeds)"
+
+
+@pytest.mark.parametrize("seeds, settings", [(4, 2), (3, 3), (2, 2)])
+def test_equal_settings_rarely_have_a_best(seeds, settings):
+    """At most 5 % of 400 draws: 35 is the 99.9 % quantile of the binomial distribution with this rate."""
+    rng = np.random.RandomState(0)
+    runs = [(seed, 1e-3 * (1 + setting)) for setting in range(settings) for seed in range(seeds)]
+    named = sum(verdict(*((*run, [rng.normal()]) for run in runs)).best is not None for _ in range(400))
+    assert named <= 35 and (named > 0) == (seeds > 2)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +41,7 @@ def test_ranges_that_do_not_overlap_have_a_best():
             "ranges overlap: learning_rate=0.003",
         ),
         ([(0, 1e-3, [1.9]), (1, 1e-3, [1.9]), (0, 3e-3, [1.5]), (1, 3e-3, [1.9])], "ranges overlap"),
+        ([(0, 1e-3, [2.0]), (1, 1e-3, [2.1]), (0, 3e-3, [1.5]), (1, 3e-3, [1.9])], "separate in 33% of cases"),
         ([(0, 1e-3, [2.0]), (1, 1e-3, [2.1]), (0, 3e-3, [1.0])], "1 seed of learning_rate=0.003"),
         ([(0, 1e-3, [2.0]), (0, 3e-3, [1.0])], "1 seed of learning_rate=0.001 and of 1 more"),
         ([(0, 1e-3, [2.0]), (0, 1e-3, [2.0]), (0, 3e-3, [1.0]), (1, 3e-3, [1.0])], "1 seed of learning_rate=0.001"),
@@ -46,8 +58,11 @@ def test_one_setting_needs_no_verdict():
 
 
 def test_a_larger_accuracy_is_better():
-    runs = [made_run(str(i), [1.0], accuracy=accuracy) for i, accuracy in enumerate((0.5, 0.6, 0.7, 0.8))]
-    records = [made_record(seed=i % 2, rate=1e-3 if i < 2 else 3e-3) for i in range(4)]
+    runs = [
+        made_run(str(i), [1.0], accuracy=accuracy)
+        for i, accuracy in enumerate((0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.7, 0.8))
+    ]
+    records = [made_record(seed=i % 4, rate=1e-3 if i < 4 else 3e-3) for i in range(8)]
     for record in records:
         record.experiment.evaluate.select_by = "accuracy"
     (group,) = group_runs(runs, records)
