@@ -28,7 +28,6 @@ from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import BUDGET, fields_named, set_field
 from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import complete, validate
-from pretrainax.files.atomic_files import FULL_DISK
 from pretrainax.files.errors import printable
 from pretrainax.files.paths import define_path, is_path, is_url, is_utf8
 from pretrainax.reporting import config_reference
@@ -128,9 +127,7 @@ def run(
                 raise
             if e.errno in _OPEN_FILE_ERRORS:
                 return report_error(RunFailed(f"{e.strerror}: raise `ulimit -n`, the limit on open files"))
-            writing = e.errno in FULL_DISK
-            unnamed = f"stdout or a file could not be {'written' if writing else 'read or written'}"
-            location = e.filename or unnamed
+            location = e.filename or "stdout or a file"
             return report_error(RunFailed(f"{location}: {e.strerror}; fix this and run the same command again"))
 
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -7,6 +7,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import LongContextScaling, RotaryPositions, UserError
+from pretrainax.inference.verification.settings import their_config
 from pretrainax.interop import directories
 from pretrainax.interop.architectures import describe_model, described_model
 from pretrainax.zoo.convert import rows_of, tensor_locations, their_shape
@@ -14,7 +15,6 @@ from pretrainax.zoo.family import differences
 from tests.golden import CASES
 from tests.golden.case import VOCABULARY, needs_transformers, weights
 from tests.support.exports import assert_transformers_computes_the_same, write_workdir
-from tests.support.mutated_configs import their_view
 from tests.support.varied import variations
 
 pytestmark = needs_transformers
@@ -50,7 +50,7 @@ def assert_loadable(family, config_json, model):
         for tensor, index in tensor_locations(row, shape):  # of experts, the class keeps all in one tensor
             found = tuple(tensors[tensor].shape) if tensor in tensors else None
             assert found in (None, their_shape(row, shape[len(index) :])), tensor
-    again = described_model(their_view(config_json))[1]
+    again = described_model(their_config(config_json))[1]
     assert differences(again, model) == []
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from pretrainax.config import LearnedPositions, RandomBlocks
+from pretrainax.inference.verification.reference import sparse_inputs
 from tests.golden.case import Case, needs_transformers, weights
 from tests.golden.encoders import BIGBIRD, tiny
-from tests.golden.make import oracle, sparse
+from tests.golden.make import oracle
 from tests.support.exports import our_logits
 from tests.support.tiers import few
 
@@ -38,7 +39,7 @@ def test_logits_of_long_rows_are_those_of_transformers(length, drawn):
     theirs, arrays = oracle(Case(config, BIGBIRD)), rows(length)
     config = dataclasses.replace(config, sparse_attention=RandomBlocks(drawn=drawn))
     t = {name: torch.from_numpy(x.astype(np.int64)) for name, x in arrays.items()}
-    sparse(config, theirs, t)
+    sparse_inputs(config, theirs, t)
     with torch.no_grad():
         out = theirs(t["tokens"], attention_mask=t["segment_ids"], token_type_ids=t["token_types"])
     expected = out.prediction_logits.numpy()
