@@ -1,0 +1,36 @@
+"""Decides whether a model has learned more than its baseline, and words the warning at the end of a run."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+from pretrainax.scoring.results import Estimate
+
+# Standard errors that a gain must exceed. If the model equals its baseline, this happens in 2.3 % of runs.
+MIN_STANDARD_ERRORS = 2.0
+
+
+class Gain(NamedTuple):
+    """How much better a model is than a baseline, on the same predictions."""
+
+    metric: str  # description of the metric, with its unit: "loss at [MASK], nats"
+    baseline: str  # description of the baseline: "token frequencies"
+    estimate: Estimate  # positive if the model is better; its standard error is that of the paired difference
+
+    @property
+    def is_learned(self) -> bool:
+        """Returns True if the gain exceeds its standard error clearly; False if the standard error is unknown."""
+        value, error = self.estimate
+        return error is not None and value > MIN_STANDARD_ERRORS * error
+
+
+def warning_of(gains: Sequence[Gain]) -> Optional[str]:
+    """Returns a warning that names each baseline which the model does not beat, or None if it beats them all."""
+    failures = [gain for gain in gains if not gain.is_learned]
+    if not failures:
+        return None
+    lines = [
+        f"  {gain.metric}: gain over {gain.baseline} {gain.estimate.value:+.4f}"
+        + (" (standard error unknown)" if (error := gain.estimate.standard_error) is None else f" ± {error:.4f}")
+        for gain in failures
+    ]
+    return "\n".join(["WARNING: the model does not beat its baseline", *lines])
