@@ -93,6 +93,13 @@ register_fields(
     Field("target_bytes", "B", _ALL, "UTF-8 bytes of the targets, by their loss_weights", np.float32, optional=True),
     Field("token_types", "BT", _ENCODER, "segment of a pair that a token belongs to, 0 or 1", below="num_token_types"),
     Field("masked_positions", "BN", _ENCODER, "positions of the predictions in the row", optional=True, below="T"),
+    Field(
+        "replacements",
+        "BN",
+        _ENCODER,
+        "input at a masked position: 1 [MASK], 2 another token, 3 the target; only in validation",
+        optional=True,
+    ),
     Field("pair_labels", "B", _ENCODER, "label of the pair of segments", optional=True, below="labels"),
     Field("replaced", "BT", _ENCODER, "1 if a token was replaced; absent: a generator replaces tokens", optional=True),
     Field("prefix_mask", "BT", _DECODER, "1 if earlier tokens attend to this token too", optional=True),
@@ -117,6 +124,7 @@ register_fields(
 )
 TOKEN_FIELDS = ("tokens", "encoder_tokens")  # inputs of the model
 SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # with 0 for padding
+REPLACEMENTS = ("masked", "random", "unchanged")  # names of the values 1, 2 and 3 of "replacements"
 LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder_segment_ids"}  # lengths -> segment ids
 
 

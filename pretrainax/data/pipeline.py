@@ -25,6 +25,7 @@ from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
 from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.data.read_ahead import ReadAhead
+from pretrainax.data.replacements import with_replacements
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream, text_lengths
 from pretrainax.data.sources.base import WeightStages
@@ -92,6 +93,7 @@ class Batches:
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
         self.no_target_bytes = options.no_target_bytes  # why bits per byte cannot be computed; "": they can
+        self._labels_replacements = options.labels_replacements
         self.first_row = process_index * self.local_batch_size
         mask_seed = options.seed if options.mask_seed is None else options.mask_seed
         self.mask_seed = mask_seed % 2**64  # NumPy accepts no negative seeds
@@ -104,6 +106,7 @@ class Batches:
                 stream_weights.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
+        self._first_document = np.cumsum([0, *(corpus.num_documents for corpus in corpora)])
         self._corpus_numbers = [corpus_number for corpus_number, _ in stream_weights]
         self.schedule = MixtureSchedule(
             [
@@ -190,6 +193,27 @@ class Batches:
         stream_rows = [self._stream_row(row) for row in numbers]
         return self._collate_rows(self._counted_examples(numbers, stream_rows), self.lengths_of(step), stream_rows)
 
+    def with_documents(self, step: int) -> tuple[HostBatch, np.ndarray]:
+        """Returns the batch of a step, and the document of each token in its rows, [b, T] int64.
+
+        Documents are numbered across all corpora, from 0; padding has -1. In a decoder, the document at a position is
+        that of the target that is predicted there.
+        """
+        numbers = self._row_numbers(step)
+        stream_rows = [self._stream_row(row) for row in numbers]
+        examples = self._counted_examples(numbers, stream_rows)
+        batch = self._collate_rows(examples, self.lengths_of(step), stream_rows)
+        documents = np.full(batch["tokens"].shape, -1, np.int64)
+        for (stream, n), row_examples, out in zip(stream_rows, examples, documents, strict=True):
+            in_corpus = stream.token_documents(n, row_examples)
+            out[: len(in_corpus)] = in_corpus + self._first_document[self._corpus_numbers[self.streams.index(stream)]]
+        return batch, documents
+
+    @property
+    def num_documents(self) -> int:
+        """Returns the number of documents in all corpora."""
+        return int(self._first_document[-1])
+
     def _counted_examples(
         self, numbers: Sequence[int], stream_rows: Sequence[tuple[RowStream, int]]
     ) -> list[list[Example]]:
@@ -242,7 +266,7 @@ class Batches:
         batch = collate(rows, lengths, self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
             raise UserError(self._invalid_id_message(stream_rows, highest_id(batch)))
-        return batch
+        return with_replacements(batch, self.vocabulary.mask) if self._labels_replacements else batch
 
     @functools.cached_property
     def template(self) -> Example:
@@ -314,6 +338,7 @@ def batches_of(
             packing=packing,
             text=tokenizer.text_table,
             token_inputs=token_inputs(experiment.model, tokenizer),
+            labels_replacements=not training,
             no_target_bytes=_no_target_bytes(objective, tokenizer, corpora),
         ),
         weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),

@@ -32,6 +32,7 @@ class RowOptions:
     packing: Optional[Packing] = None  # None: `default_packing`
     text: Optional[TextTable] = None  # table for counting text; None: text is not counted
     token_inputs: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # see `data/token_inputs.py`
+    labels_replacements: bool = False  # batches have the array "replacements", see `data/replacements.py`
     no_target_bytes: str = "target bytes are not counted"  # why the bytes of targets are not counted; "": they are
 
 
@@ -158,6 +159,23 @@ class RowStream:
             parts = np.minimum(corpus.part_ends[first : last + 1] - start, length)
             draw_other_text = lambda rng: self._text(*self._draw_other_piece(start, rng), progress)  # noqa: E731
         return ObjectiveInput(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, draw_other_text)
+
+    def token_documents(self, n: int, examples: Sequence[Example]) -> np.ndarray:
+        """Returns the index in the corpus of the document of each token in a row, [T] int64, without padding.
+
+        In a decoder, the document at a position is that of the target that is predicted there.
+
+        Args:
+          examples: the examples of row n.
+        """
+        documents = []
+        for (start, length), example in zip(self.row(n)[0], examples, strict=True):
+            offsets = self.objective.token_offsets(example, self.vocabulary).clip(0, length - 1)
+            # Without windows that cross documents, all tokens count as the example's document, also those of another
+            # document in a sentence pair.
+            offsets = offsets if self._crosses_documents else np.zeros_like(offsets)
+            documents.append(self.corpus.document_ends.searchsorted(start + offsets, "right"))
+        return np.concatenate(documents)
 
     def record(self, n: int) -> ObjectiveInput:
         """Returns the record of row n as the input of an example; requires a corpus of records."""

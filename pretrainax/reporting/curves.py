@@ -66,6 +66,7 @@ def draw(
     subtitle: str = "",
     baseline: Optional[Mapping[str, float]] = None,
     select_by: str = "loss",
+    errors: Mapping[str, Optional[float]] = {},  # noqa: B006  never changed
 ) -> None:
     """Plots the main loss (in nats), the learning rate and the gradient norm over the steps, as a PNG file.
 
@@ -79,6 +80,7 @@ def draw(
       title, subtitle: text above the plots.
       baseline: losses of a model that ignores the context, by name. If None, no baseline is drawn.
       select_by: the metric by which checkpoints are selected, such as "accuracy" or "loss/source=wiki".
+      errors: {metric: standard error of the last validation}, drawn as error bars.
     """
     metrics = _main_metrics(select_by)
     main, baseline_loss = metrics[0], (baseline or {}).get(metrics[0])
@@ -94,7 +96,7 @@ def draw(
         loss = picture.add_subplot(grid[0, :])
         rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
         extra_panels = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
-        _draw_losses(loss, train, valid, baseline_loss, main)
+        _draw_losses(loss, train, valid, baseline_loss, main, errors.get(main))
         _draw_rate(rate, *_points(lines, "train", "learning_rate"))
         _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
@@ -106,7 +108,8 @@ def draw(
             panel.set_xlim(0, 1.01 * last)
             panel.set_xlabel("step")
         for panel, name in zip(extra_panels, other_metrics, strict=False):
-            _draw_losses(panel, _points(lines, "train", name), _points(lines, "valid", name), None, name)
+            points = _points(lines, "train", name), _points(lines, "valid", name)
+            _draw_losses(panel, *points, (baseline or {}).get(name), name, errors.get(name))
         for panel, names in zip(extra_panels[len(other_metrics) :], part_metrics, strict=True):
             _draw_parts(panel, lines, names)
         title_y, subtitle_y = (1 - fraction * HEIGHT / height for fraction in (0.055, 0.1))
@@ -170,14 +173,17 @@ def _words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
-    """Draws the training and validation curves of a metric, and the baseline if `baseline_loss` is not None."""
+def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str, error: Optional[float] = None) -> None:
+    """Draws the training and validation curves of a metric, its baseline, and the error of the last validation."""
     unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
     panel.set_title(f"{_words(main)}{unit}")
     panel.set_title(_TREND + _POINTS, loc="right", fontsize=9)
     line_with_trend(panel, *train, TRAINING, trend=trend_of(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
+    if error is not None and len(valid[1]):
+        panel.errorbar(valid[0][-1], valid[1][-1], error, color=VALIDATION, linewidth=1.2, capsize=3)
+        panel.set_title(f"{_TREND}{_POINTS}; bar: standard error", loc="right", fontsize=9)
     if baseline_loss is not None:
         panel.axhline(baseline_loss, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
         panel.annotate(

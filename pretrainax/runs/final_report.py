@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,17 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.checkpoints.params import load_steps
+from pretrainax.checkpoints.params import Params, load_steps
 from pretrainax.checkpoints.steps import last_steps, list_steps
 from pretrainax.config.metric import METRICS
-from pretrainax.data.baseline import target_counts, unigram_baseline
+from pretrainax.data.baseline import Baseline, target_counts
 from pretrainax.data.pipeline import batches_of
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting import curves
 from pretrainax.reporting.tables import text_table
+from pretrainax.runs.comparison import Comparison, Comparisons, compare, gains_of, to_json
+from pretrainax.runs.learned import warning_of
+from pretrainax.scoring.results import Estimate
 from pretrainax.storage.places import with_urls
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.finish import continue_on_error
@@ -30,11 +33,15 @@ from pretrainax.training.metric_labels import (
 )
 from pretrainax.training.metrics import meaning, metrics_from_loss, parts_in_names, read_metrics
 
-# Limits of the unigram baseline: the number of training batches from which it learns the format of targets, and the
-# number of targets that it reads for learning and for scoring.
+# Limits of the comparison with the baseline: the number of training batches from which the baseline learns the format
+# of targets, and the number of targets that it reads for learning and for scoring.
 _BATCHES, _TARGETS = 50, 1_000_000
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # metrics whose labels need no explanation
 _BASELINE = "predicts from token frequencies and the form of targets: which sentinel is next, where a row ends"
+_COPYING = (
+    "predicts from token frequencies; where the input is not [MASK], it expects the input as often as in training"
+)
+_UNKNOWN, _NOT_COMPARED = Estimate(math.nan, None), Comparisons({}, "")
 
 
 class FinalReport(Callback):
@@ -44,37 +51,54 @@ class FinalReport(Callback):
 
     def on_end(self, loop, state, metrics):
         run, select_by = loop.run, loop.run.experiment.select_by
-        baseline = _always_original(metrics)
+        compared = _NOT_COMPARED
         if run.experiment.validation_objective.unit != "records":
             with continue_on_error("the baseline", loop):
-                baseline |= _baseline(loop) or {}
+                compared = _compare(loop, run.validated(state)) or compared
+        baseline = {name: c.baseline for name, c in compared.metrics.items() if c.baseline is not None}
         lines = read_metrics(loop.writer.path) if run.is_primary else []
         with continue_on_error("the table", loop):
-            loop.note(final_table(lines, metrics, baseline, select_by))
+            loop.note(final_table(lines, metrics, baseline, select_by, compared))
+            if warning := warning_of(gains_of(compared.metrics)):
+                loop.note(warning)
+            if run.is_primary and compared.metrics:
+                write_atomically(os.path.join(loop.workdir, "comparison.json"), to_json(compared))
         with continue_on_error("the mean of the last checkpoints", loop):
             if not run.peers.agree(loop.is_stopping):
                 _validate_average(loop, metrics)
         with continue_on_error("curves.png", loop):
             if run.is_primary:
-                draw_curves(loop.workdir, loop.writer.model, baseline, select_by)
+                errors = {name: c.model.standard_error for name, c in compared.metrics.items()}
+                draw_curves(loop.workdir, loop.writer.model, baseline, select_by, errors)
                 loop.note(f"curves: {with_urls(os.path.join(loop.workdir, 'curves.png'))}")
 
 
-def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]], select_by: str) -> None:
+def draw_curves(
+    workdir: str,
+    model: str,
+    baseline: Optional[Mapping[str, float]],
+    select_by: str,
+    errors: Mapping[str, Optional[float]] = {},  # noqa: B006  never changed
+) -> None:
     """Draws WORKDIR/curves.png from WORKDIR/metrics.jsonl.
 
     Args:
       model: description of the model, for the subtitle.
       baseline: losses of models that ignore the context, as in `final_table`, or None if unknown.
       select_by: the metric that selects checkpoints.
+      errors: {metric: standard error of the last validation}.
     """
     lines = [displayed_metrics(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
     name = os.path.basename(os.path.abspath(workdir))
-    curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by)
+    curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by, errors)
 
 
 def final_table(
-    lines: Sequence[Mapping], metrics: Mapping[str, Optional[float]], baseline: Mapping[str, float], select_by: str
+    lines: Sequence[Mapping],
+    metrics: Mapping[str, Optional[float]],
+    baseline: Mapping[str, float],
+    select_by: str,
+    compared: Comparisons = _NOT_COMPARED,
 ) -> str:
     """Formats the last validation's metrics next to a baseline, and tables for the parts of a data mixture.
 
@@ -84,9 +108,12 @@ def final_table(
         the mixture "loss/source=wiki". A value of None was not finite.
       baseline: {name: value} of models that ignore a target's context, or {} if unknown.
       select_by: the metric that selects checkpoints.
+      compared: the standard errors of the metrics, and the gains over the baseline.
     """
-    title = "baseline" if "replaced_loss" in baseline else "unigram baseline"
-    rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
+    copies = "masked_loss" in metrics or "random_loss" in metrics
+    title = "baseline" if copies or "replaced_loss" in baseline else "unigram baseline"
+    heads = ("", "model", *(["±"] if compared.metrics else ()), *([title] if baseline else ()))
+    rows: list[tuple[str, ...]] = [heads + (("gain", "±") if compared.metrics and baseline else ())]
     if "loss" in baseline:
         baseline = {**baseline, **metrics_from_loss(baseline["loss"])}
     train_lines = [line for line in lines if line["split"] == "train"]
@@ -100,22 +127,37 @@ def final_table(
     displayed = sorted(total_metrics, key=lambda name: [*METRIC_FORMATS, *total_metrics].index(name))
     for name in displayed:
         label, spec = label_and_format_among(name, displayed)
-        baseline_cell = [format(baseline[name], spec)] if name in baseline else []
-        rows.append((label, format(metrics[name], spec), *baseline_cell))
+        cells = [format(metrics[name], spec), format(baseline[name], spec) if name in baseline else ""]
+        if compared.metrics:
+            model, _, gain = compared.metrics.get(name, Comparison(_UNKNOWN, None, None))
+            cells[1:1] = [_error_cell(model, spec)]
+            cells += ["", ""] if gain is None else [format(gain.value, f"+{spec}"), _error_cell(gain, spec)]
+        rows.append((label, *_without_empty_end(cells)))
     tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
     notes = [
         f"{label_and_format_among(name, displayed)[0]}: {meaning(name, displayed)}"
         for name in displayed
         if name in METRICS and name not in _PLAIN
     ]
-    if title == "unigram baseline" and baseline:
-        notes.append(f"unigram baseline: {_BASELINE}")
+    if "loss" in baseline:
+        notes.append(f"{title}: {_COPYING if copies else _BASELINE}")
     if "replaced_loss" in baseline:
         notes.insert(0, "validation loss, perplexity, token accuracy: of the generator")
-        notes.append("baseline: token frequencies (unigram); for replaced-token detection, always 'original'")
+        notes.append("baseline of replaced-token detection: always 'original'")
+    if compared.metrics:
+        notes.append(f"±: standard error over {compared.observations}; gain: positive if the model is better")
     if select_by != "loss":
         notes.append(f"the best checkpoint is the one with the best validation {select_by}")
     return "\n" + "\n\n".join([*tables, "\n".join(f"  {note}" for note in notes)]) + "\n"
+
+
+def _error_cell(estimate: Estimate, spec: str) -> str:
+    return "" if estimate.standard_error is None else format(estimate.standard_error, spec)
+
+
+def _without_empty_end(cells: list[str]) -> list[str]:
+    """Returns the cells of a row up to the last one with text."""
+    return cells[: max(i for i, cell in enumerate(cells, start=1) if cell)]
 
 
 def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
@@ -153,8 +195,8 @@ def _validate_average(loop: Loop, final: Mapping[str, float]) -> None:
         )
 
 
-def _baseline(loop: Loop) -> Optional[dict[str, float]]:
-    """Computes the unigram baseline's metrics on the validation split; returns None if a signal ended the run.
+def _compare(loop: Loop, params: Params) -> Optional[Comparisons]:
+    """Compares the model with its baseline on the validation split; returns None if a signal ended the run.
 
     The baseline uses the token frequencies in all training data, and the target format seen in a few training batches.
     """
@@ -165,12 +207,12 @@ def _baseline(loop: Loop) -> Optional[dict[str, float]]:
 
     def until_signal(parts):
         for part in parts:
+            run.peers.progress()
             if loop.is_stopping:
                 raise _Stopped
             yield part
 
     train_batches = until_signal(train[i] for i in range(min(max_batches, _BATCHES, config.train.steps)))
-    valid_batches = until_signal(itertools.islice(run.validation.batches(valid), max_batches))
     with contextlib.suppress(_Stopped):
         vocabulary = prepared.tokenizer.vocabulary
         counts = np.zeros(vocabulary.size)
@@ -178,20 +220,9 @@ def _baseline(loop: Loop) -> Optional[dict[str, float]]:
             for epochs, corpus in zip(part.train_batches.epochs, corpora, strict=True):
                 for batch_counts in until_signal(target_counts(corpus)):
                     counts += epochs * batch_counts
-        return unigram_baseline(counts, train_batches, valid_batches, vocabulary)
+        baseline = Baseline(counts, train_batches, vocabulary)
+        return compare(run, params, baseline, valid, lambda numbers: until_signal(numbers[:max_batches]))
     return None
-
-
-def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Computes a baseline's metrics for replaced-token detection (ELECTRA); returns {} for other models.
-
-    At each position, the baseline predicts "original" with a probability equal to the fraction of original tokens.
-    """
-    if (replaced := metrics.get("replaced_fraction")) is None:
-        return {}
-    original = 1.0 - replaced
-    entropy = -sum(p * math.log(p) for p in (replaced, original) if p > 0)
-    return {"replaced_loss": entropy, "replaced_accuracy": original, "replaced_recall": 0.0}
 
 
 class _Stopped(Exception):

@@ -10,7 +10,7 @@ MIN_STANDARD_ERRORS = 2.0
 
 
 class Gain(NamedTuple):
-    """How much better a model is than a baseline, on the same predictions."""
+    """The improvement of a model over a baseline, on the same predictions."""
 
     metric: str  # description of the metric, with its unit: "loss at [MASK], nats"
     baseline: str  # description of the baseline: "token frequencies"

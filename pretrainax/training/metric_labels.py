@@ -23,7 +23,7 @@ METRIC_FORMATS = {  # label and format of each validation metric, in display ord
     "replaced_loss": ("replaced loss", ".4f"),
 }
 _IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "sequence_accuracy", "bits_per_byte")
-_IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
+_IN_LINE += ("masked_loss", "replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 
 
 def label_and_format(name: str) -> tuple[str, str]:

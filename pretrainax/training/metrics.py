@@ -109,9 +109,6 @@ def metrics_from_loss(loss: float) -> dict[str, float]:
     return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
 
 
-# --- metrics.jsonl -------------------------------------------------------------------------------------------------
-
-
 def read_metrics(path: str) -> list[dict]:
     """Reads the lines of metrics.jsonl as dicts; omits damaged lines and an incomplete last line."""
     with open(path, "rb") as f:

@@ -24,7 +24,7 @@ from pretrainax.layers.hashed_keys import hashed_key
 from pretrainax.models import AnyModel
 from pretrainax.models.decoder import Decoder
 from pretrainax.models.heads import HEADS
-from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions
 from pretrainax.optim.balancing import update_balance_biases
 from pretrainax.optim.layers import mask_frozen
 from pretrainax.optim.optimizers import Optimizer
@@ -300,16 +300,20 @@ def _make_gradients(
 
 
 def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: bool = False) -> jax.stages.Wrapped:
-    """Builds the jitted evaluation without dropout, `(params, batch, frozen=None) -> {metric: (sum, count)}`.
+    """Builds the jitted evaluation without dropout, `(params, batch, frozen=None) -> (sums, values)`.
+
+    The sums are {metric: (sum, count)}, and the values {metric: (value, weight)} of single predictions, [B, …] each.
 
     Args:
       sequences: whether to also count the sequences whose targets are all predicted correctly.
     """
-    options: LossOptions = {**loss_options(train), "sequences": sequences}
+    options: LossOptions = {**loss_options(train), "sequences": sequences, "per_target": True}
 
     def eval_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
-        return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
+        sums = losses.objective(outputs, batch, losses.counts(batch), **options)[1]
+        values = {name for name in sums if name.startswith(PER_TARGET)}
+        return {n: s for n, s in sums.items() if n not in values}, {n.removeprefix(PER_TARGET): sums[n] for n in values}
 
     return jax.jit(eval_step, out_shardings=NamedSharding(mesh, P()))
 

@@ -26,7 +26,7 @@ class Validation:
 
     experiment: Experiment  # config of the run, without phases
     valid_batches: Batches
-    eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> {name: (sum, count)}
+    eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> ({name: (sum, count)}, {name: (value, weight)})
     answer_step: jax.stages.Wrapped  # (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
     mesh: jax.sharding.Mesh
     peers: Watchdog
@@ -78,7 +78,7 @@ class Validation:
         parts, sums = [], []
         for batch_parts, batch in self.iterate_parts():
             parts.append(batch_parts)
-            sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen))
+            sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen)[0])
         sums = jax.device_get(sums)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 

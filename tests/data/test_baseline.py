@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from pretrainax.data.baseline import target_counts, unigram_baseline
+from pretrainax.data.baseline import Baseline, target_counts
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import MaskedLM, ObjectiveInput, SpanCorruption
 from pretrainax.data.preparation import shards
+from pretrainax.data.replacements import with_replacements
 from pretrainax.tokenization import Characters
 from pretrainax.tokenization.base import Vocabulary
 
@@ -22,6 +23,15 @@ FREQUENCIES = np.concatenate([np.zeros(3), np.arange(1, 28), np.zeros(10)])  # o
 def causal(tokens, targets, weights):
     ids = {"tokens": [tokens], "targets": [targets], "segment_ids": [[1] * len(tokens)]}
     return {name: np.array(x, np.int32) for name, x in ids.items()} | {"loss_weights": np.array([weights], np.float32)}
+
+
+def unigram_baseline(counts, train, valid, vocabulary):
+    """The metrics of the baseline over all batches of `valid`: {metric: mean}."""
+    baseline, sums = Baseline(counts, train, vocabulary), collections.defaultdict(lambda: np.zeros(2))
+    for batch in valid:
+        for name, (value, weights) in baseline.values(batch).items():
+            sums[name] += (value * weights).sum(), weights.sum()
+    return {name: total / max(count, 1e-9) for name, (total, count) in sums.items()}
 
 
 def test_by_hand():
@@ -95,6 +105,44 @@ def test_of_masks_it_knows_the_frequencies():
     train, valid = batches(MaskedLM(), vocabulary, 500, 0), batches(MaskedLM(), vocabulary, 50, 1)
     scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, vocabulary)
     assert scores["loss"] == pytest.approx(scores["text_loss"], abs=1e-3)  # one count beside the 2,250 of the form
+
+
+MASKS = Vocabulary(size=40, pad=0, unk=2, cls=1, sep=30, mask=31)
+
+
+@pytest.mark.parametrize("fractions", [(0.8, 0.1), (0.0, 0.5), (0.0, 0.0)])
+def test_where_the_input_is_visible_it_copies_as_often_as_that_was_right_in_training(fractions):
+    objective = MaskedLM(0.3, *fractions)
+    (train,), valid = batches(objective, MASKS, 500, 0), batches(objective, MASKS, 200, 1)
+    valid = [with_replacements(valid[0], MASKS.mask)]
+    scores = unigram_baseline(1e6 * FREQUENCIES, [train], valid, MASKS)
+    seen = lambda batch: np.take_along_axis(batch["tokens"], batch["masked_positions"], 1)  # noqa: E731
+    visible = (train["loss_weights"] > 0) & (seen(train) != MASKS.mask)
+    copied = (seen(train) == train["targets"])[visible].mean()
+    frequency, kinds = FREQUENCIES / FREQUENCIES.sum(), valid[0]["replacements"]
+    expected = {
+        "masked_loss": -np.log(frequency[valid[0]["targets"][kinds == 1]]),
+        "random_loss": -np.log((1 - copied) * frequency[valid[0]["targets"][kinds == 2]]),
+        "unchanged_loss": -np.log(copied + (1 - copied) * frequency[valid[0]["targets"][kinds == 3]]),
+    }
+    nats = np.concatenate(list(expected.values()))
+    for name, values in expected.items():
+        if len(values):
+            # one smoothing count beside 450 or more visible targets
+            assert scores[name] == pytest.approx(values.mean(), rel=0.01, abs=1e-3), name
+    assert scores["loss"] == pytest.approx(nats.mean(), abs=0.01)
+    frequent_at_masks = (valid[0]["targets"][kinds == 1] == FREQUENCIES.argmax()).sum()
+    visible_and_copied = (kinds == 3).sum()  # all of them, because each token is rarer than a copy
+    assert scores["accuracy"] == pytest.approx((frequent_at_masks + visible_and_copied) / (kinds > 0).sum(), rel=1e-6)
+
+
+def test_labels_of_pairs_have_their_frequencies_in_training():
+    batch = batches(MaskedLM(), MASKS, 4, 0)[0]
+    train, valid = (batch | {"pair_labels": np.array(labels, np.int32)} for labels in ([1, 1, 1, 0], [0, 1, 1, 1]))
+    scores = unigram_baseline(1e6 * FREQUENCIES, [train], [valid], MASKS)
+    label_1 = 3.5 / 5  # smoothed by one count in two parts
+    assert scores["pair_loss"] == pytest.approx(-(3 * math.log(label_1) + math.log(1 - label_1)) / 4, rel=1e-12)
+    assert scores["pair_accuracy"] == 0.75
 
 
 @pytest.mark.parametrize("window", [7, 1 << 22])

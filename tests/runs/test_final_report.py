@@ -5,6 +5,8 @@ from matplotlib import figure
 
 from pretrainax.config.metric import METRICS
 from pretrainax.runs import final_report
+from pretrainax.runs.comparison import Comparison, Comparisons
+from pretrainax.scoring.results import Estimate
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support.lines import example_metrics, log_steps
@@ -118,3 +120,33 @@ def test_a_loss_that_is_the_loss_of_text_too_is_drawn_once(tmp_path, monkeypatch
     final_report.draw_curves(run.workdir, "", None, run.select_by)
     run.close()
     assert [panel.get_title(loc="left") for panel in pictures[0].axes[3:]] == panels
+
+
+def test_the_table_has_errors_and_gains_beside_the_figures(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    compared = Comparisons(
+        {
+            "loss": Comparison(Estimate(2.0, 0.125), 3.0, Estimate(1.0, 0.0625)),
+            "accuracy": Comparison(Estimate(0.5, 0.01), 0.125, Estimate(0.375, 0.02)),
+            "masked_loss": Comparison(Estimate(2.5, None), 2.25, Estimate(-0.25, None)),
+        },
+        "24 rows of 1 document",
+    )
+    metrics = {"loss": 2.0, "accuracy": 0.5, "loss_tokens": 7, "masked_loss": 2.5}
+    baseline = {name: x.baseline for name, x in compared.metrics.items()}
+    run.note(final_report.final_table([], metrics, baseline, "loss", compared))
+    run.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "",
+        "                     model        ±   baseline      gain        ±",
+        "  validation loss   2.0000   0.1250     3.0000   +1.0000   0.0625",
+        "  token accuracy    50.00%    1.00%     12.50%   +37.50%    2.00%",
+        "  target tokens          7",
+        "  masked loss       2.5000              2.2500   -0.2500",
+        "",
+        MEANING,
+        "  masked loss: nats per target at [MASK], where the input hides the target",
+        f"  baseline: {final_report._COPYING}",
+        "  ±: standard error over 24 rows of 1 document; gain: positive if the model is better",
+        "",
+    ]

@@ -32,7 +32,7 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
         assert (tmp_path / "checkpoints" / "1" / "manifest.sha256").exists()  # saved before
         raise MemoryError("no\nroom")
 
-    for owner, name in ((final_report, "unigram_baseline"), (final_report, "draw_curves"), (samples, "show_samples")):
+    for owner, name in ((final_report, "compare"), (final_report, "draw_curves"), (samples, "show_samples")):
         monkeypatch.setattr(owner, name, fail)
     experiment.checkpoint.keep_at, experiment.evaluate.average = (0,), 2
     assert train(experiment, str(tmp_path)) == 0
@@ -46,15 +46,15 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
 
 @pytest.mark.slow
 def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_path, monkeypatch, capsys):
-    baseline = final_report._baseline
+    compare = final_report._compare
 
-    def interrupted(loop):
+    def interrupted(loop, params):
         os.kill(os.getpid(), signal.SIGTERM)
         while not loop.is_stopping:
             time.sleep(0.01)
-        return baseline(loop)
+        return compare(loop, params)
 
-    monkeypatch.setattr(final_report, "_baseline", interrupted)
+    monkeypatch.setattr(final_report, "_compare", interrupted)
     assert train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "SIGTERM: the run is done and saved, skipping its remaining tables and samples" in said
@@ -87,9 +87,8 @@ def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(
             return {}
 
     monkeypatch.setattr(final_report, "batches_of", lambda *args: Batches())
-    monkeypatch.setattr(
-        final_report, "unigram_baseline", lambda counts, seen, asked, vocabulary: (counts, len(list(seen)))
-    )
+    monkeypatch.setattr(final_report, "Baseline", lambda counts, seen, vocabulary: (counts, len(list(seen))))
+    monkeypatch.setattr(final_report, "compare", lambda run, params, baseline, valid, watch: baseline)
     experiment = tiny.get_config("gpt")
     experiment.train.steps = 1000
     one, other = (SimpleNamespace(parts="text", token_counts=np.array(counts)) for counts in ((4, 0), (0, 8)))
@@ -98,7 +97,7 @@ def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(
         experiment=experiment,
         prepared=SimpleNamespace(phases=phases, tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=2))),
         parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
-        validation=SimpleNamespace(batches=lambda batches: iter(())),
+        peers=Watchdog(),
     )
-    counts, seen = final_report._baseline(SimpleNamespace(run=run, is_stopping=False))
+    counts, seen = final_report._compare(SimpleNamespace(run=run, is_stopping=False), None)
     assert seen == most == len(made) and counts.tolist() == [12, 4]

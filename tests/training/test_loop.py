@@ -326,7 +326,10 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         mesh=mesh,
         iterate_parts=lambda: (((), batch) for batch in batches),
         frozen=None,
-        eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
+        eval_step=lambda params, batch, _: (
+            {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
+            {},
+        ),
     )
     assert Validation.metrics(validation, None)["loss"] == 1.0
 

@@ -412,7 +412,7 @@ def test_evaluation_of_a_batch_needs_no_dropout_key():
     config = model_config("decoder", dropout_rate=0.5, attention_dropout_rate=0.5)
     run = Run(config)
     with jax.set_mesh(run.mesh):
-        sums = train_step.make_eval_step(run.model, run.train, run.mesh)(run.init().params, run.batch())
+        sums, _ = train_step.make_eval_step(run.model, run.train, run.mesh)(run.init().params, run.batch())
     np.testing.assert_allclose(sums["loss"][1], make_batch(config)["loss_weights"].sum())
 
 
@@ -431,7 +431,7 @@ def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
     options = {"sequences": True} if asked else {}
     with jax.set_mesh(run.mesh):
         step = train_step.make_eval_step(run.model, run.train, run.mesh, **options)
-        assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())) == asked
+        assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())[0]) == asked
 
 
 # --- micro-batches -------------------------------------------------------------------------------------------------

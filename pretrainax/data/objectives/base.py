@@ -196,6 +196,14 @@ class Objective(kinds.Objective):
         """Recovers the corpus tokens from which `example` was made, [raw] int32."""
         raise NotImplementedError
 
+    def token_offsets(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
+        """Returns the offsets in the corpus tokens of `example` from which its T tokens come, [T] int64.
+
+        In a decoder, the offset at a position is that of the target that is predicted there. Offsets may be outside the
+        corpus tokens at special tokens. Validation uses them to assign predictions to documents.
+        """
+        return np.arange(len(example["tokens"]))
+
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
         """Yields statistics of `examples`: measured rates, with expected values if fields of the objective set them."""
         yield from ()

@@ -94,6 +94,9 @@ class CausalLM(Objective):
     def restore(self, example, vocabulary):
         return np.concatenate([example["tokens"][:1], example["targets"]])
 
+    def token_offsets(self, example, vocabulary):
+        return 1 + np.arange(len(example["targets"]))
+
     def statistics(self, examples, vocabulary):
         predicted = sum(float(example["loss_weights"].sum()) for example in examples)
         yield Statistic("loss tokens", predicted / sum(len(example["tokens"]) for example in examples))

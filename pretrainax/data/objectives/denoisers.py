@@ -59,6 +59,10 @@ class SequentialDenoising(Denoiser):
     def restore(self, example, vocabulary):
         return np.concatenate([self.without_mode(example["encoder_tokens"])[:-1], example["targets"][:-1]])
 
+    def token_offsets(self, example, vocabulary):
+        start = len(self.without_mode(example["encoder_tokens"])) - 1  # without EOS
+        return start + np.arange(len(example["targets"]))
+
     def statistics(self, examples, vocabulary):
         raw = np.array([len(self.restore(example, vocabulary)) for example in examples])
         max_predicted = np.array([self._max_predicted(n) for n in raw.tolist()])

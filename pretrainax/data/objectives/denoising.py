@@ -190,6 +190,9 @@ class Denoising(Objective):
         is_end = example["loss_weights"][-1] > 0
         return example["targets"][1:] if is_end else example["targets"][1:-1]
 
+    def token_offsets(self, example, vocabulary):
+        return np.arange(len(example["targets"])) - 1  # the first target is <s>
+
     def statistics(self, examples, vocabulary):
         originals = [example["targets"][1:-1] for example in examples]
         inputs = [example["encoder_tokens"][1:-1] for example in examples]

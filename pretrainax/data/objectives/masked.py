@@ -10,7 +10,7 @@ from typing import ClassVar, Optional
 import numpy as np
 
 from pretrainax.config import Choice
-from pretrainax.data.batch import Lengths
+from pretrainax.data.batch import REPLACEMENTS, Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
 from pretrainax.data.words import SimilarWords
@@ -153,6 +153,14 @@ class MaskedLM(Objective):
         return bound
 
     @property
+    def head_metrics(self) -> tuple[str, ...]:
+        """Returns the losses at masked, random and unchanged positions, if the objective makes such positions."""
+        fractions = self.mask_fraction, self.random_fraction, 1 - self.mask_fraction - self.random_fraction
+        if self.similar_words is not None:  # similar or random words are in place of [MASK]
+            fractions = 0.0, fractions[0] + fractions[1], fractions[2]
+        return tuple(f"{kind}_loss" for kind, fraction in zip(REPLACEMENTS, fractions, strict=True) if fraction > 1e-9)
+
+    @property
     def rates(self) -> tuple[float, float]:
         """Returns the lowest and the highest mask rate during training."""
         final_rate = self.rate if self.rate_change is None else self.rate_change.to
@@ -251,6 +259,9 @@ class MaskedLM(Objective):
     def restore(self, example, vocabulary):
         frame, row = frame_of(vocabulary).single, _original_tokens(example)
         return row[len(frame.before) : len(row) - len(frame.after)]
+
+    def token_offsets(self, example, vocabulary):
+        return np.arange(len(example["tokens"])) - len(frame_of(vocabulary).single.before)
 
     def warnings_of(self, experiment, batches):
         yield from super().warnings_of(experiment, batches)

@@ -158,6 +158,11 @@ class DecoderOnly(Objective):
     def restore(self, example, vocabulary):
         return self.objective.restore(_to_encoder_decoder_example(example, vocabulary), _with_start_token(vocabulary))
 
+    def token_offsets(self, example, vocabulary):
+        both = _to_encoder_decoder_example(example, vocabulary)
+        targets = self.objective.token_offsets(both, _with_start_token(vocabulary))
+        return np.concatenate([np.arange(len(example["tokens"]) - len(targets)), targets])
+
     def statistics(self, examples, vocabulary):
         fraction = np.mean([example["loss_weights"].mean() for example in examples])
         yield Statistic("loss tokens", float(fraction))

@@ -34,6 +34,8 @@ class ReplacedTokenDetection(MaskedLM):
 
     replaced_tokens: ClassVar[bool] = True
     select_by: ClassVar[str] = "replaced_loss"  # the discriminator is the model that users fine-tune
-    head_metrics: ClassVar[tuple[str, ...]] = (
-        *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall"),
-    )
+
+    @property
+    def head_metrics(self):
+        own_metrics = ("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall")
+        return *own_metrics, *super().head_metrics

@@ -41,13 +41,16 @@ class SentencePairs(Objective):
     unit: ClassVar[str] = "sentences"
     packs: ClassVar[bool] = False  # one label per row
     select_by: ClassVar[str] = "total_loss"  # sum of the masked LM loss and the pair loss
-    head_metrics: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
 
     _frame: ClassVar[SpecialTokenFrame] = SpecialTokenFrame(RowFrame(), RowFrame((-1,), (-1,), (-1,)))  # set by `bind`
 
     @property
     def static(self) -> bool:
         return self.masking.static
+
+    @property
+    def head_metrics(self) -> tuple[str, ...]:
+        return "pair_loss", "pair_accuracy", "total_loss", *self.masking.head_metrics
 
     def pair(self, tokens: np.ndarray, ends: np.ndarray, elsewhere, rng, vocabulary) -> Pair:
         """Builds two segments with at most max(n, 2) tokens in total, and their label.

@@ -266,6 +266,14 @@ class SpanCorruption(Denoiser):
         spans = {int(span[0]): span[1:] for span in np.split(targets, starts)[1:]}
         return np.concatenate([spans[t] if t in spans else [t] for t in inputs.tolist()]).astype(np.int32)
 
+    def token_offsets(self, example, vocabulary):
+        inputs, targets = self.without_mode(example["encoder_tokens"]), example["targets"]
+        is_sentinel = np.isin(targets, vocabulary.sentinels)
+        num_dropped = np.cumsum(~is_sentinel) - 1  # dropped tokens before each target
+        positions = np.flatnonzero(np.isin(inputs, vocabulary.sentinels))
+        num_kept = np.append(positions - np.arange(len(positions)), len(inputs))  # inputs before each span
+        return num_dropped + num_kept[np.minimum(np.cumsum(is_sentinel) - 1, len(positions))]
+
     def statistics(self, examples, vocabulary):
         raw = np.array([len(self.restore(example, vocabulary)) for example in examples])
         num_spans = sum(int(np.isin(example["encoder_tokens"], vocabulary.sentinels).sum()) for example in examples)

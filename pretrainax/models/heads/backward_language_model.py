@@ -11,7 +11,7 @@ from pretrainax.data.batch import has_loss, has_previous
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, register_head
 from pretrainax.models.heads.language_model import LanguageModelOutput
-from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
+from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions, loss_sums
 
 
 @register_head
@@ -58,7 +58,9 @@ class BackwardLanguageModel(Head):
         targets = batch["previous"], batch["previous_weights"], batch.get("segment_ids")
         sums = loss_sums(output, *targets, **options)
         objective, _ = sums.pop("objective")
-        return objective, {f"backward_{name}": value for name, value in sums.items()}
+        summed = {f"backward_{name}": x for name, x in sums.items() if not name.startswith(PER_TARGET)}
+        values = {name.replace("/", "/backward_"): x for name, x in sums.items() if name.startswith(PER_TARGET)}
+        return objective, summed | values
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         return 2 * inputs * config.d_model * config.vocab_size

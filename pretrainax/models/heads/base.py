@@ -10,7 +10,7 @@ from pretrainax.config import ModelConfig
 from pretrainax.config.metric import Metric, declare
 from pretrainax.data.batch import Batch, has_loss
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
@@ -72,7 +72,8 @@ class Head:
         The caller divides the loss by the `count` of the global batch.
 
         Args:
-          options: options of the vocabulary loss, see `vocabulary_loss.LossOptions`.
+          options: options of the vocabulary loss, see `vocabulary_loss.LossOptions`. With `per_target`, a head may add
+            the values and the weights of single predictions, [B, …] each, under names that begin with PER_TARGET.
         """
         raise NotImplementedError
 
@@ -133,6 +134,14 @@ def loss_denominator(batch: Batch) -> Optional[jax.Array]:
 def non_empty_rows(batch: Batch) -> jax.Array:
     """Computes a row mask [B] float32, which is 1 for rows with tokens and 0 for rows that are only padding."""
     return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
+
+
+def per_target_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
+    """Returns the values and weights of single predictions, not summed, with the arguments of `mean_sums`."""
+    return {
+        f"{PER_TARGET}{name}_loss": (jax.lax.stop_gradient(loss), weights),
+        f"{PER_TARGET}{name}_accuracy": (right.astype(jnp.float32), weights),
+    }
 
 
 def mean_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.config.metric import FRACTION, OF_RECORDS, Metric
-from pretrainax.data.batch import is_gathered
+from pretrainax.data.batch import REPLACEMENTS, is_gathered
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, loss_denominator, register_head
-from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
+from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions, loss_sums
 
 
 @flax.struct.dataclass
@@ -51,6 +51,9 @@ class LanguageModel(Head):
             "nats per target token of text, without sentinels, end tokens and [SEP]",
             unit="nats per target",
         ),
+        Metric("masked_loss", "nats per target at [MASK], where the input hides the target", unit="nats per target"),
+        Metric("random_loss", "nats per target where the input has another token", unit="nats per target"),
+        Metric("unchanged_loss", "nats per target where the input still has the target", unit="nats per target"),
         Metric("perplexity", "exp(loss)"),
         Metric("bits_per_token", "loss in bits", unit="bits per target"),
         Metric(
@@ -113,6 +116,10 @@ class LanguageModel(Head):
         targets = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")
         sums = loss_sums(output, *targets, **options)
         objective, _ = sums.pop("objective")
+        if "replacements" in batch and (values := sums.get(f"{PER_TARGET}loss")) is not None:
+            for number, kind in enumerate(REPLACEMENTS, start=1):
+                weights = jnp.where(batch["replacements"] == number, values[1], 0.0)
+                sums[f"{kind}_loss"] = (values[0] * weights).sum(), weights.sum()
         if "target_bytes" in batch:
             sums["bits_per_byte"] = sums["loss"][0] / math.log(2), batch["target_bytes"].sum()
         return objective, sums

@@ -130,7 +130,7 @@ class MultiToken(Head):
 
     def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         total, metric_sums = jnp.zeros((), jnp.float32), {}
-        loss_options = LossOptions(**(options | {"sequences": False}))
+        loss_options = LossOptions(**(options | {"sequences": False, "per_target": False}))
         for prediction, targets in zip(output.outputs, output.targets, strict=True):
             depth_sums = loss_sums(prediction, targets.targets, targets.weights, **loss_options)
             total += depth_sums["objective"][0]

@@ -12,7 +12,7 @@ from pretrainax.config.metric import FRACTION, Metric
 from pretrainax.data.batch import has_pairs
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, mean_sums, non_empty_rows, register_head
+from pretrainax.models.heads.base import Batch, Head, mean_sums, non_empty_rows, per_target_sums, register_head
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -57,7 +57,8 @@ class Pairs(Head):
         real = non_empty_rows(batch)
         loss = (jax.nn.logsumexp(output, axis=-1) - target_logits) * real
         correct = jnp.argmax(output, axis=-1) == labels
-        return loss.sum(), mean_sums("pair", loss, correct, real)
+        values = per_target_sums("pair", loss, correct, real) if options.get("per_target") else {}
+        return loss.sum(), mean_sums("pair", loss, correct, real) | values
 
 
 class PairHead(nn.Module):

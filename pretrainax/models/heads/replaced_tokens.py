@@ -15,8 +15,8 @@ from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
-from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.models.heads.base import Batch, Head, mean_sums, per_target_sums, register_head
+from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions
 
 
 @flax.struct.dataclass
@@ -93,6 +93,11 @@ class ReplacedTokens(Head):
             jnp.sum(x & is_real, dtype=jnp.float32) for x in (predicted & truth, predicted, truth)
         )
         sums |= {"replaced_precision": (true_positives, predicted), "replaced_recall": (true_positives, actual)}
+        if options.get("per_target"):
+            detections = truth.astype(jnp.float32), (logits > 0).astype(jnp.float32)
+            sums[f"{PER_TARGET}replaced_precision"] = detections[0], detections[1] * real
+            sums[f"{PER_TARGET}replaced_recall"] = detections[1], detections[0] * real
+            sums |= per_target_sums("replaced", loss, (logits > 0) == truth, real)
         return output.weight * loss.sum(), sums
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:

@@ -23,24 +23,35 @@ from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
 
+PER_TARGET = "per_target/"  # name prefix of values and weights of single predictions, [B, N] instead of sums
+
+
+class _PerTarget(NamedTuple):
+    loss: jax.Array  # negative log-likelihood in nats, float32
+    is_correct: jax.Array  # bool
+
 
 class _Settings(NamedTuple):
     logit_cap: Optional[float]
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     chunk: int = 4096
-    sequences: bool = False
+    per_target: bool = False
 
 
-class LossOptions(TypedDict, total=False):
-    """The options of `loss_sums`, which `Head.sums` also accepts."""
-
+class _ChunkOptions(TypedDict, total=False):
     # weight of log(Z)^2, with Z the softmax normalizer (Chowdhery et al. 2022, section 5); default 0
     z_loss: float
     # fraction of the target's probability spread over the vocabulary (Szegedy et al. 2016, section 7); default 0
     label_smoothing: float
     chunk: int  # number of tokens per device whose logits exist at the same time; default 4,096
+
+
+class LossOptions(_ChunkOptions, total=False):
+    """The options of `loss_sums`, which `Head.sums` also accepts."""
+
     sequences: bool  # also counts the sequences whose targets are all correct; default False
+    per_target: bool  # also returns the loss and correctness of each target, under PER_TARGET names; default False
 
 
 def loss_sums(
@@ -49,7 +60,10 @@ def loss_sums(
     loss_weights: jax.Array,
     segment_ids: Optional[jax.Array] = None,
     text_weights: Optional[jax.Array] = None,
-    **options: Unpack[LossOptions],
+    *,
+    sequences: bool = False,
+    per_target: bool = False,
+    **options: Unpack[_ChunkOptions],
 ) -> Sums:
     """Computes the loss and its metrics as {metric: (weighted sum over the predictions, sum of the weights)}.
 
@@ -73,8 +87,9 @@ def loss_sums(
       - "text_loss", "text_accuracy": loss and accuracy with `text_weights`
       - "z_loss": the z-loss times its weight, if the weight is not 0
       - "sequence_accuracy", with `sequences`: (number of sequences whose targets are all correct, number of sequences)
+      - PER_TARGET + "loss" and PER_TARGET + "accuracy", with `per_target`: (values, `loss_weights`), [B, N] each
     """
-    settings = _Settings(outputs.logit_cap, **options)
+    settings = _Settings(outputs.logit_cap, **options, per_target=sequences or per_target)
     assert settings.chunk > 0, settings  # layers.compute.resolve_auto replaces the 0 of config.train.loss_chunk
     chex.assert_rank(outputs.features, 3, custom_message="features are [B, N, D]")
     tokens, (width, vocabulary) = outputs.features.shape[:2], outputs.unembedding.shape
@@ -85,21 +100,24 @@ def loss_sums(
     target_arrays = jax.tree.map(_split_length, (targets, loss_weights, text_weights))
     results = _sums(settings, _split_length(outputs.features), outputs.unembedding, outputs.bias, *target_arrays)
     # functools.partial hides the type of _sums.
-    objective, metric_sums, is_correct = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], results)
+    objective, metric_sums, values = cast(tuple[jax.Array, dict[str, jax.Array], Optional[_PerTarget]], results)
     counts = dict.fromkeys(metric_sums, count := loss_weights.sum())
     if text_weights is not None:
         counts |= dict.fromkeys(("text_loss", "text_accuracy"), text_weights.sum())
-    sums = {"objective": (objective, count)} | {
-        name: (jax.lax.stop_gradient(value), counts[name]) for name, value in metric_sums.items()
-    }
-    if is_correct is not None:
-        assert segment_ids is not None, "sequences=True needs segment_ids"
-        sums["sequence_accuracy"] = _correct_sequences(_merge_length(is_correct, tokens), loss_weights, segment_ids)
+    sums = {name: (jax.lax.stop_gradient(value), counts[name]) for name, value in metric_sums.items()}
+    sums["objective"] = objective, count
+    if values is not None:
+        loss, is_correct = (jax.lax.stop_gradient(_merge_length(x, tokens)) for x in values)
+        if sequences:
+            sums["sequence_accuracy"] = _correct_sequences(is_correct, loss_weights, segment_ids)
+        if per_target:
+            sums[f"{PER_TARGET}loss"] = loss, loss_weights
+            sums[f"{PER_TARGET}accuracy"] = is_correct.astype(jnp.float32), loss_weights
     return sums
 
 
 def _correct_sequences(
-    is_correct: jax.Array, weights: jax.Array, segment_ids: jax.Array
+    is_correct: jax.Array, weights: jax.Array, segment_ids: Optional[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     """Counts the sequences whose weighted targets are all correct, and all sequences with a weighted target.
 
@@ -108,6 +126,7 @@ def _correct_sequences(
       weights: [B, N]; targets with weight 0 are ignored.
       segment_ids: [B, N], the number of each target's sequence in its row.
     """
+    assert segment_ids is not None, "sequences=True needs segment_ids"
     changes = segment_ids[:, 1:] != segment_ids[:, :-1]
     first, last = (jnp.pad(changes, ((0, 0), padding), constant_values=True) for padding in ((1, 0), (0, 1)))
 
@@ -147,15 +166,13 @@ def _merge_length(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sums(settings: _Settings, features, unembedding, bias, *target_arrays):
-    sums, _, is_correct = _scan_chunks(settings, features, unembedding, bias, target_arrays, with_gradients=False)
-    return sums.pop("objective"), sums, is_correct
+    sums, _, values = _scan_chunks(settings, features, unembedding, bias, target_arrays, with_gradients=False)
+    return sums.pop("objective"), sums, values
 
 
 def _sums_forward(settings: _Settings, features, unembedding, bias, *target_arrays):
-    sums, gradients, is_correct = _scan_chunks(
-        settings, features, unembedding, bias, target_arrays, with_gradients=True
-    )
-    return (sums.pop("objective"), sums, is_correct), gradients
+    sums, gradients, values = _scan_chunks(settings, features, unembedding, bias, target_arrays, with_gradients=True)
+    return (sums.pop("objective"), sums, values), gradients
 
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
@@ -168,9 +185,9 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays, with_gradients: bool):
-    """Computes the sums, the gradients for (features, unembedding, bias), and the mask of correct targets [B, N].
+    """Computes the sums, the gradients for (features, unembedding, bias), and the values of each target [B, N].
 
-    The mask is bool, or None if `settings.sequences` is False. The gradients are None if `with_gradients` is False.
+    The values are None if `settings.per_target` is False. The gradients are None if `with_gradients` is False.
 
     Args:
       target_arrays: (targets, loss_weights, text_weights), as in `loss_sums`.
@@ -193,10 +210,10 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · size
         x, *y = (jax.lax.dynamic_slice_in_dim(a, start, size, axis=2).reshape(shards, -1, *a.shape[3:]) for a in arrays)
-        sums, is_correct, d_logits = _chunk(settings, x, matrix, bias, *y)
-        is_correct = is_correct.reshape(shards, -1, size) if settings.sequences else None
+        sums, values, d_logits = _chunk(settings, x, matrix, bias, *y)
+        values = _PerTarget(*(v.reshape(shards, -1, size) for v in values)) if settings.per_target else None
         if not with_gradients:
-            return (sums, None, None), (is_correct, None)
+            return (sums, None, None), (values, None)
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
         d_bias = None if bias is None else sum_of_tokens(d_logits)
@@ -205,7 +222,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
             _with_sharding(d_matrix, logical_spec("tokens", None, "vocab_size")),
             None if d_bias is None else _with_sharding(d_bias, logical_spec("tokens", "vocab_size")),
         )
-        return totals, (is_correct, d_x.reshape(shards, -1, size, width))
+        return totals, (values, d_x.reshape(shards, -1, size, width))
 
     def add_chunk(totals, start):
         chunk_totals, token_arrays = one_chunk(start)
@@ -223,8 +240,8 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
     sums, d_matrix, d_bias = totals[0], _sum_shards(totals[1]), totals[2]
     sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
     # [S, R, N', …] -> [B, N, …]
-    is_correct, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], token_arrays)
-    return sums, (d_features, d_matrix, d_bias), is_correct
+    values, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], token_arrays)
+    return sums, (d_features, d_matrix, d_bias), values
 
 
 def _cast_unembedding(settings: _Settings, unembedding, dtype):
@@ -240,7 +257,7 @@ def _cast_unembedding(settings: _Settings, unembedding, dtype):
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
-    """Computes the sums [S] over a chunk of tokens, the mask of correct targets [S, M], and d_logits [S, M, V].
+    """Computes the sums [S] over a chunk of tokens, the values of each target [S, M], and d_logits [S, M, V].
 
     d_logits is the gradient of the chunk's objective with respect to the logits before the cap.
 
@@ -278,7 +295,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # derivative of the cap
-    return sums, stats.is_correct, d_logits.astype(features.dtype)
+    return sums, _PerTarget(loss, stats.is_correct), d_logits.astype(features.dtype)
 
 
 def _sum_shards(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
