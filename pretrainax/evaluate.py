@@ -10,7 +10,7 @@ split, and samples. Flags may change the data (`--config.data.source=…`), the 
 (`--config.evaluate.batches=0`: all), the mesh, and the objective (`--config.evaluate.objective=…`; for a run without a
 validation objective, `--config.objective.…`). A flag for a field that has no effect on validation is an error.
 
---source scores any text with any model: perplexity, bits per token and bits per byte, with the standard error over
+--source scores any text with any model: perplexity, bits per token and bits per byte, with 95 % intervals over
 documents. A decoder reads from left to right, in overlapping windows. An encoder predicts each token from all others
 (metrics pseudo_…). An encoder-decoder predicts the targets of its objective (metrics target_…).
 
@@ -22,14 +22,17 @@ labels in the order of the head's outputs. If the records number the labels in a
 
 `--source=… --bytes-of-spans` scores byte spans of the text. The spans are the same for every model, so their bits per
 byte are comparable between encoders, encoder-decoders and decoders (docs/how-to/compare-families.md).
---compare-with=OTHER adds the difference from another model on the same spans.
+
+--compare-with=OTHER adds the paired differences from another model on the same spans, documents or examples, with 95 %
+intervals, and states which differences are distinguishable from 0.
 
 --tasks=grammar,blimp:my/folder,my_task.json evaluates tasks without training. docs/how-to/tasks.md lists the tasks and
 explains how to write a task. --examples=N uses at most N examples of each task.
 
 The command prints the results and writes them as JSON to DIR/evaluations (for a model on the Hub, to
-evaluations/org--name), or to --output=FILE. --every-checkpoint evaluates all saved checkpoints of a run and plots the
-results against the step.
+evaluations/org--name), or to --output=FILE. --transcripts=FILE writes each document, span, record or example with its
+score, from which the results can be recomputed. --every-checkpoint evaluates all saved checkpoints of a run and plots
+the results against the step.
 
 To use several processes, start them by hand, as launch/README.md describes under "Elsewhere". They share the run's mesh
 and can only repeat the run's own validation.
@@ -104,7 +107,7 @@ def _define_flags() -> dict[str, flags.FlagHolder]:
         "compare-with": define_path(
             "compare-with",
             None,
-            "--bytes-of-spans: another model to compare with, in the forms of --from",
+            "--source, --tasks: another model, whose paired difference is printed, in the forms of --from",
             takes_hub=True,
         ),
         "tasks": flags.DEFINE_list(
@@ -115,6 +118,11 @@ def _define_flags() -> dict[str, flags.FlagHolder]:
         ),
         "every-checkpoint": flags.DEFINE_bool(
             "every-checkpoint", False, "Evaluate all saved checkpoints of a run, and plot the results over the steps"
+        ),
+        "transcripts": define_path(
+            "transcripts",
+            None,
+            "--source and --tasks: JSON Lines file for each document, span or example with its score",
         ),
         "output": define_path("output", None, "JSON file for the results; by default a new file in DIR/evaluations"),
     }

@@ -5,6 +5,7 @@ All its commands are forked from one process that has imported what they need.
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -109,6 +110,10 @@ def said(folder) -> dict[str, tuple[int, str]]:
             f"--output={folder}/out/tasks.json",
         ],
         **{f"page {number}": words for number, words in enumerate(page_commands(folder))},
+        "compared": [
+            *(f"--from={folder}/run@4", source, "--split=all", f"--compare-with={folder}/run@2", "--tasks=grammar"),
+            *(f"--output={folder}/out/compared.json", f"--transcripts={folder}/out/transcripts.jsonl"),
+        ],
         "others": [f"--from={folder}/gpt2", source, "--documents=1", "--split=all"],
     }
     return dict(zip(commands, evaluated(folder, list(commands.values())), strict=True))
@@ -199,13 +204,31 @@ def test_a_source_is_scored_as_python_does(said, folder):
     assert said["source"][1].endswith(f"3 results in {folder}/out/scores.json\n")
 
 
+def test_two_models_are_compared_on_the_same_documents_and_examples(said, folder):
+    code, text = said["compared"]
+    assert code == 0, text
+    found = {r["measure"]: r for r in results(folder / "out" / "compared.json") if r["measure"].endswith("_difference")}
+    assert found.keys() == {"bits_per_byte_difference", "accuracy_difference"}
+    lines = [json.loads(line) for line in (folder / "out" / "transcripts.jsonl").read_text().splitlines()]
+    ours, theirs = (
+        [line for line in lines if line["model"] == f"{folder}/run, step {step}{AVERAGED}" and line["kind"] == "text"]
+        for step in (4, 2)
+    )
+    nats = sum(one["nats"] - other["nats"] for one, other in zip(ours, theirs, strict=True))
+    expected = nats / sum(line["bytes"] for line in ours) / np.log(2)
+    assert found["bits_per_byte_difference"]["value"] == pytest.approx(expected)
+    assert "distinguishable (Holm, 6 comparisons)" in text and "transcripts in" in text
+
+
 def test_tasks_are_asked_as_python_does(said, folder):
     code, text = said["tasks"]
-    assert code == 0 and "3 examples, 17 left out by --examples" in text, text
+    assert code == 0 and "2 examples, 17 left out by --examples, 1 not asked: too long for the context" in text, text
     found = results(folder / "out" / "tasks.json")
     asked = run_tasks(load(f"{folder}/run@4"), load_tasks(["grammar", "everyday"]), most=3)
     for result, expected in zip(found, [of for of_task in asked for of in of_task], strict=True):
-        assert result == dataclasses.asdict(expected) | {"step": 4}
+        value, interval = expected.value, expected.interval  # JSON has lists, and null for the value of no example
+        as_json = {"value": None if math.isnan(value) else value, "interval": interval and list(interval), "step": 4}
+        assert result == dataclasses.asdict(expected) | as_json
 
 
 def test_every_checkpoint_gives_the_curve_of_the_run(said, folder):

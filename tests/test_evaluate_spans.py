@@ -46,10 +46,18 @@ def test_two_models_pay_for_the_same_spans(models, tmp_path):
         "--span-bytes=4",
         "--span-context=8",
         f"--compare-with={models['gpt2']}",
+        f"--tasks=minimal_pairs:{tmp_path}/pairs.jsonl",
+        f"--transcripts={tmp_path}/transcripts.jsonl",
     )
+    pairs = [{"sentence_good": f"{x} is", "sentence_bad": f"{x} are", "UID": ""} for x in "abcdef"]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     done = evaluate(models, *flags, f"--output={tmp_path}/out.json")
     assert done.returncode == 0, done.stderr
-    bert, length, more = json.loads((tmp_path / "out.json").read_text())
+    bert, length, more, *tasks = json.loads((tmp_path / "out.json").read_text())
+    assert [r["measure"] for r in tasks if r["part"].endswith(f"from {models['gpt2']}")] == ["accuracy_difference"]
+    lines = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text().splitlines()]
+    assert {line["model"] for line in lines if line["kind"] == "span"} == {str(models["bert"]), str(models["gpt2"])}
+    assert len([line for line in lines if line["kind"] == "minimal_pairs"]) == 12
     choice = SpanChoice(share=0.2, mean_bytes=4, context=8)
     ours, theirs = (score_spans(load(models[name]), [t.strip() for t in TEXTS], choice)[0] for name in ("bert", "gpt2"))
     assert bert["value"] == pytest.approx(ours.bits_per_byte.value)
@@ -71,13 +79,19 @@ class Flag(NamedTuple):
     [
         ({"bytes-of-spans": True, "stride": 3}, "--stride changes nothing with --bytes-of-spans: leave it out"),
         ({"span-bytes": 3.0}, "--span-bytes changes nothing without --bytes-of-spans: leave it out"),
-        ({"compare-with": "runs/gpt"}, "--compare-with changes nothing without --bytes-of-spans: leave it out"),
     ],
 )
 def test_a_flag_that_changes_nothing_is_refused(given, message):
     asked = collections.defaultdict(Flag, {name: Flag(value, True) for name, value in given.items()})
     asked["source"] = Flag("TextFiles(path='other')", True)
     with pytest.raises(UserError, match=re.escape(message)):
+        Evaluation(asked)._check_flags()
+
+
+@pytest.mark.parametrize("flag", ["compare-with", "transcripts"])
+def test_a_validation_has_no_transcripts_to_compare_or_write(flag):
+    asked = collections.defaultdict(Flag, {flag: Flag("x", True)})
+    with pytest.raises(UserError, match=f"--{flag} is for --source and --tasks"):
         Evaluation(asked)._check_flags()
 
 

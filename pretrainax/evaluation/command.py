@@ -18,14 +18,16 @@ from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import Experiment, UserError
 from pretrainax.evaluation.own_validation import validations
 from pretrainax.evaluation.text_scores import score_texts
+from pretrainax.files.json_files import JsonObject
 from pretrainax.files.paths import MODEL_NAMES, hub_name, is_url
 from pretrainax.inference.load import experiment_of
 from pretrainax.inference.predictions import task_in
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin, split_selector
 from pretrainax.reporting.visible import visible
 from pretrainax.scoring import plot
-from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
+from pretrainax.scoring.results import Result, results_table, table_over_steps, with_verdicts, write_results
 from pretrainax.scoring.tasks.run import load_tasks
+from pretrainax.scoring.transcripts import write_transcripts
 from pretrainax.storage.places import local_path, uploaded_output, with_urls
 from pretrainax.tasks import Task
 
@@ -50,6 +52,7 @@ class Evaluation:
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._flags = asked
         self.directory, self.origins, self.has_task_head = "", [], False
+        self.transcripts: list[JsonObject] = []
         self.kept = ""  # path or URL of the model's folder, which receives the results
 
     def __getitem__(self, flag: str):
@@ -111,7 +114,7 @@ class Evaluation:
             condition = "with --source and --tasks"
         cli.check_overrides(allowed_fields, condition)
         span_flags, token_flags = (
-            ("span-share", "span-bytes", "span-context", "compare-with"),
+            ("span-share", "span-bytes", "span-context"),
             ("context", "stride", "by-word"),
         )
         for name in token_flags if self["bytes-of-spans"] else span_flags:
@@ -119,7 +122,7 @@ class Evaluation:
                 changes = "changes nothing with" if self["bytes-of-spans"] else "changes nothing without"
                 raise UserError(f"--{name} {changes} --bytes-of-spans: leave it out")
         if self.has_task_head:
-            text_flags = ("seed", "bytes-of-spans", "tasks", *token_flags, *span_flags)
+            text_flags = ("seed", "bytes-of-spans", "tasks", "compare-with", *token_flags, *span_flags)
             if text_flags := [name for name in text_flags if self._flags[name].present]:
                 raise UserError(
                     f"--{text_flags[0]} is for language models, and {self.directory} has the head of a task: leave it "
@@ -134,6 +137,9 @@ class Evaluation:
                 f"--{set_flags[0]} is for --source. Without it, the command repeats the run's own validation, with the "
                 f"fields config.{', config.'.join(validation_fields)}"
             )
+        for name in ("transcripts", "compare-with"):
+            if self[name] and not self.scores_text:
+                raise UserError(f"--{name} is for --source and --tasks: set one of them too, or leave it out")
         for flag, names in (("source", set_flags), ("tasks", ["examples"] if self["examples"] is not None else [])):
             if names and self[flag] is None:
                 raise UserError(f"--{names[0]} is for --{flag}: set --{flag} too, or leave it out")
@@ -144,9 +150,10 @@ class Evaluation:
             return validations(self.directory, self.origins)
         tasks = load_tasks(self["tasks"] or ())  # before the slow loading of the model
         values = {name: flag.value for name, flag in self._flags.items()}
-        return score_texts(values, self.origins, tasks, self.has_task_head)
+        return score_texts(values, self.origins, tasks, self.has_task_head, self.transcripts.append)
 
     def _report(self, results: Sequence[Result]) -> None:
+        results = with_verdicts(results)
         if self["every-checkpoint"]:
             parameters = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
             print(visible(f"run  {with_urls(self.directory)}{parameters}\n\n{table_over_steps(results)}\n"))
@@ -158,6 +165,9 @@ class Evaluation:
                 plot_path = f"{os.path.splitext(path)[0]}.png"
                 plot.draw(plot_path, results, os.path.basename(os.path.abspath(self.directory)))
                 print(visible(f"wrote {with_urls(plot_path)}"))
+        if self["transcripts"]:
+            with uploaded_output(self["transcripts"]) as path:
+                print(visible(with_urls(write_transcripts(path, self.transcripts))))
 
     def _folder(self) -> str:
         """Returns the path of the folder for results.
@@ -170,7 +180,9 @@ class Evaluation:
 
     def _file_stem(self) -> str:
         """Builds the file name for the results, without extension, from the checkpoints and a digest of the flags."""
-        flag_values = {name: flag.value for name, flag in self._flags.items() if name not in ("from", "output")}
+        flag_values = {
+            name: flag.value for name, flag in self._flags.items() if name not in ("from", "output", "transcripts")
+        }
         flag_values["config"] = {
             path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()
         }

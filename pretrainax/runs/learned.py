@@ -19,8 +19,8 @@ class Gain(NamedTuple):
     @property
     def is_learned(self) -> bool:
         """Returns True if the gain exceeds its standard error clearly; False if the standard error is unknown."""
-        value, error = self.estimate
-        return error is not None and value > MIN_STANDARD_ERRORS * error
+        error = self.estimate.standard_error
+        return error is not None and self.estimate.value > MIN_STANDARD_ERRORS * error
 
 
 def warning_of(gains: Sequence[Gain]) -> Optional[str]:

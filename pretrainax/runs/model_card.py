@@ -340,7 +340,7 @@ class _Metric(NamedTuple):
     source: str
     name: str
     value: float
-    error: Optional[float]
+    interval: Optional[Sequence[float]]  # 95 % confidence interval; None if unknown
     meaning: str
     method: str
 
@@ -378,7 +378,8 @@ def _evaluation_metrics(path: str, card: _Card) -> Iterator[_Metric]:
                 counts = ", ".join(f"{n:,} {what}" for what, n in r["counts"].items())
                 source = ": ".join(filter(None, (r["source"], r["part"])))
                 method = f"{r['how']}; {counts}"
-                yield _Metric(source, r["measure"], r["value"], r["standard_error"], meaning(r["measure"]), method)
+                name, interval = r["measure"], r.get("interval")  # files before version 0.7 have no interval
+                yield _Metric(source, name, r["value"], interval, meaning(name), method)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{path} is not a valid result file of pretrainax.evaluate ({e}): move it away") from e
 
@@ -390,12 +391,16 @@ def _results(metrics: Sequence[_Metric]) -> str:
     tables = []
     for source, method in dict.fromkeys((f.source, f.method) for f in metrics):
         group = [f for f in metrics if (f.source, f.method) == (source, method)]
-        values = (metric_text(f.name, f.value) + ("" if f.error is None else f" ± {f.error:,.4f}") for f in group)
+        values = (
+            metric_text(f.name, f.value)
+            + (f" ({' to '.join(metric_text(f.name, bound) for bound in f.interval)})" if f.interval else "")
+            for f in group
+        )
         rows = [(f.name, value, _format_cell(f.meaning)) for f, value in zip(group, values, strict=True)]
         columns = 3 if any(f.meaning for f in group) else 2
         table = markdown(("metric", "value", "meaning")[:columns], [row[:columns] for row in rows], padded=False)
         tables.append(f"{_format_cell(source)}: {_format_cell(method)}.\n\n{table}\n")
-    errors = "± is the standard error. " if any(f.error is not None for f in metrics) else ""
+    errors = "Intervals are 95 % confidence intervals. " if any(f.interval for f in metrics) else ""
     return f"## Results\n\n{''.join(tables)}{errors}All results are from one run with one seed.\n"
 
 

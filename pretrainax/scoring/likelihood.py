@@ -41,6 +41,7 @@ class ExampleScore(NamedTuple):
     nats: float  # negative log-probability of the weighted targets
     tokens: int  # number of weighted targets
     best: int  # number of weighted targets that are the model's most likely token
+    target_nats: np.ndarray  # negative log-probability of each weighted target, float64 [tokens]
 
 
 def score(
@@ -111,14 +112,16 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
     for rows, batch in batches(examples(), loaded.mesh, max_input_length(loaded), loaded.tokenizer.vocabulary.pad):
         weights = batch.pop("loss_weights")  # with weights in the batch, the model would also compute the loss
         log_probs, is_best = jax.device_get(loaded.compute(target_log_probabilities, batch))  # [B, N]
-        nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
+        target_nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0)  # [B, N]
+        nats = target_nats.sum(axis=1)
         if not np.isfinite(nats).all():
             raise RunFailed(
                 f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
             )
         best = (is_best & (weights > 0)).sum(axis=1)
-        for row, value, tokens, num_best in zip(rows, nats.tolist(), weights.sum(axis=1), best, strict=False):
-            yield ExampleScore(text_indices[row], value, int(tokens), int(num_best))
+        for i, row in enumerate(rows):
+            of_targets = target_nats[i][weights[i] > 0]
+            yield ExampleScore(text_indices[row], float(nats[i]), int(weights[i].sum()), int(best[i]), of_targets)
 
 
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:

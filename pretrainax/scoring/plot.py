@@ -22,7 +22,7 @@ _MAX_LINE_CHARACTERS = 130  # per line of text
 def draw(path: str, results: Sequence[Result], title: str) -> None:
     """Plots the results in a figure with one panel per metric and one curve per source and part.
 
-    Error bars extend two standard errors up and down.
+    Error bars are 95 % confidence intervals.
 
     Args:
       path: path of the image file.
@@ -63,6 +63,7 @@ def draw(path: str, results: Sequence[Result], title: str) -> None:
 
 
 def _draw_curve(panel, results: Sequence[Result], color: str) -> None:
-    errors = [np.nan if r.standard_error is None else 2 * r.standard_error for r in results]
+    # [2, n] lengths of the error bars below and above the values
+    errors = np.transpose([np.abs(np.subtract(r.interval or (np.nan, np.nan), r.value)) for r in results])
     style = {"color": color, "marker": "o", "markersize": 4.5, "linewidth": 1.6, "capsize": 2}
     panel.errorbar([r.step for r in results], [r.value for r in results], errors, **style)

@@ -2,18 +2,26 @@
 
 import collections
 import itertools
+from collections.abc import Sequence
 from typing import Optional
 
 import jax
 import numpy as np
 
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.metric import FRACTION, declared
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Record
+from pretrainax.data.sources.base import Note, Record
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.predictions import task_of, task_outputs
 from pretrainax.scoring.corpus_scores import SPLITS, Watch, documents_of
-from pretrainax.scoring.results import Result
+from pretrainax.scoring.results import Estimate, Result, jackknife
+from pretrainax.scoring.transcripts import Record as Transcribe
+from pretrainax.scoring.transcripts import discard
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.tasks import Task
+
+_GROUPS = 20  # number of groups of records of the jackknife, which computes the metrics once per group
 
 
 def score_records(
@@ -23,6 +31,7 @@ def score_records(
     split: str = "valid",
     records: Optional[int] = None,
     watch: Watch = iter,
+    record: Transcribe = discard,
 ) -> list[Result]:
     """Computes the metrics of a task on a data source of records, as during validation, but without the loss.
 
@@ -31,28 +40,50 @@ def score_records(
       split: "valid", "train", or "all" for both.
       records: maximum number of records, from the start of the split. None means all records.
       watch: wraps an iterable of records and yields them unchanged, to display progress.
+      record: receives the outputs of the head and the labels of each record.
 
     Raises:
       UserError: the model has no head for the task, or the source has no valid record.
     """
     task, skipped, num_truncated = task_of(loaded, experiment), collections.Counter(), 0
     documents = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
-    predictions, notes, num_records = [], [], 0
+    predictions, notes, name = [], [], f"{source}, {SPLITS[split]}"
     task_records = (item for item in documents if isinstance(item, Record) and not task.is_skipped(item))
     for output in task_outputs(loaded, task, task_records, even=True):
+        outputs = {"outputs": output.predictions, "notes": output.notes, "cut": bool(output.is_cut)}
+        record({"kind": type(task).__name__, "source": name, "record": len(notes), **outputs})
         predictions.append(output.predictions)
-        notes += output.notes
-        num_records, num_truncated = num_records + 1, num_truncated + output.is_cut
-    if not num_records:
+        notes.append(output.notes)
+        num_truncated += output.is_cut
+    if not notes:
         skip_summary = "".join(f", {count:,} {reason}" for reason, count in skipped.items() if count)
         raise UserError(
             f"{source} holds no record ({SPLITS[split]}{skip_summary}); select a split with --split={'|'.join(SPLITS)}"
         )
-    all_predictions = jax.tree.map(lambda *arrays: np.concatenate(arrays), *predictions)
-    counts = {"records": num_records, "records cut short": num_truncated} if num_truncated else {"records": num_records}
+    counts = {"records": len(notes), "records cut short": num_truncated} if num_truncated else {"records": len(notes)}
     counts |= {f"{reason} skipped": count for reason, count in skipped.items()}
-    name, method = f"{source}, {SPLITS[split]}", f"{type(task).__name__}, as in a run's own validation"
+    method = f"{type(task).__name__}, as in a run's own validation"
     return [
-        Result(name, metric, value, None, counts, method)
-        for metric, value in task.metrics(all_predictions, notes).items()
+        Result(name, metric, counts=counts, how=method, **estimate._asdict())
+        for metric, estimate in _estimates(task, predictions, notes).items()
     ]
+
+
+def _estimates(task: Task, predictions: Sequence[PyTree], notes: Sequence[list[Note]]) -> dict[str, Estimate]:
+    """Computes the metrics of n records, and their errors by a jackknife over groups of records.
+
+    Args:
+      predictions: outputs of the head for the d model inputs of each record, NumPy arrays [d, …].
+      notes: the notes of the d model inputs of each record.
+    """
+
+    def metrics(rows: Sequence[int]) -> dict[str, float]:
+        chosen = jax.tree.map(lambda *arrays: np.concatenate(arrays), *(predictions[i] for i in rows))
+        return task.metrics(chosen, [note for i in rows for note in notes[i]])
+
+    everything, groups = range(len(notes)), min(len(notes), _GROUPS)
+    without = [metrics([i for i in everything if i % groups != group]) for group in range(groups)] if groups > 1 else []
+    return {
+        name: jackknife(value, [found[name] for found in without], len(notes), declared(name).unit == FRACTION)
+        for name, value in metrics(everything).items()
+    }

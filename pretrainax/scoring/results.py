@@ -1,4 +1,4 @@
-"""Defines evaluation results with standard errors and counts; formats tables and writes JSON files."""
+"""Defines evaluation results with confidence intervals and counts; formats tables and writes JSON files."""
 
 import dataclasses
 import json
@@ -17,34 +17,189 @@ from pretrainax.reporting.tables import text_table
 SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
 
 
+_WITHIN = ": for more text of the same documents; other documents may differ more"
+# Fewer documents do not show how documents differ: intervals of two documents are 13 standard errors wide.
+MIN_DOCUMENTS = 3
+_BLOCKS = 20  # number of blocks into which fewer documents are cut
+_NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
+
+
 class Estimate(NamedTuple):
-    """A value and its standard error; the standard error is None if it is unknown."""
+    """A value with its standard error and 95 % confidence interval; None if they are unknown."""
 
     value: float
     standard_error: Optional[float]
+    interval: Optional[tuple[float, float]] = None
+    clusters: str = ""  # the independent units from which the interval is computed: "documents"
+    degrees: Optional[float] = (
+        None  # degrees of freedom of the t distribution; None: the interval is normal or Wilson's
+    )
 
     def times(self, factor: float) -> "Estimate":
-        error = self.standard_error
-        return Estimate(factor * self.value, None if error is None else abs(factor) * error)
+        error, interval = self.standard_error, self.interval
+        return self._replace(
+            value=factor * self.value,
+            standard_error=None if error is None else abs(factor) * error,
+            interval=None if interval is None else tuple(sorted(factor * bound for bound in interval)),
+        )
+
+    def exp(self) -> "Estimate":
+        """Returns the exponential of the value; the standard error is of first order, and the interval is exact."""
+        value, error, interval = _exp(self.value), self.standard_error, self.interval
+        return self._replace(
+            value=value,
+            standard_error=None if error is None else value * error,  # d exp(x) / dx = exp(x)
+            interval=None if interval is None else (_exp(interval[0]), _exp(interval[1])),
+        )
+
+    @property
+    def p_value(self) -> float:
+        """Computes the two-sided p-value of the hypothesis that the true value is 0; 1 if the error is unknown."""
+        from scipy import special
+
+        if self.standard_error is None or self.value == 0:
+            return 1.0
+        if self.standard_error == 0:
+            return 0.0
+        z = -abs(self.value) / self.standard_error
+        return 2 * float(special.ndtr(z) if self.degrees is None else special.stdtr(self.degrees, z))
 
 
-def ratio(sums: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarray) -> Estimate:
-    """Computes the ratio of totals, sum(`sums`) / sum(`counts`), and its standard error over D documents.
+def _exp(x: float) -> float:
+    return math.exp(min(x, 700.0))  # float64 overflows above exp(709)
 
-    The documents are a random sample, so both their sums and their counts are random. The standard error is therefore
-    the error of the ratio estimator (Cochran 1977, Sampling Techniques, section 6.4). The standard error is None for a
-    single document. If all counts are 1, the result is the mean of `sums` and its standard error.
+
+Numbers = Sequence[float] | np.ndarray
+
+
+def ratio(sums: Numbers, counts: Numbers, documents: Optional[Numbers] = None, unit: str = "documents") -> Estimate:
+    """Computes the ratio of totals, sum(`sums`) / sum(`counts`), with its error over documents.
+
+    The documents are a random sample, so their sums and their counts are random. The standard error is that of the
+    jackknife, and the interval is a t interval with Satterthwaite's degrees of freedom (Bell and McCaffrey 2002, Bias
+    Reduction in Standard Errors): few of them if a few long documents dominate. If all counts are 1, these are the
+    mean and its usual t interval.
+
+    Fewer than MIN_DOCUMENTS documents are cut into blocks of consecutive units, which replace the documents. The
+    interval then describes more text of the same documents, not other documents. The error is that of a block
+    bootstrap, in closed form. tests/scoring/test_coverage.py measures how often the intervals contain the true value.
 
     Args:
-      sums, counts: numerator and denominator of each document, [D].
+      sums, counts: numerator and denominator of each of n units, such as documents or pieces of documents, [n].
+      documents: document of each unit, [n]; the units of a document are in order. None: each unit is a document.
+      unit: plural name of the documents.
     """
     sums, counts = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-    total, documents = counts.sum(), len(counts)
+    clusters, name = np.arange(len(sums)) if documents is None else np.asarray(documents), unit
+    if documents is not None and len(np.unique(clusters[counts > 0])) < MIN_DOCUMENTS:
+        clusters, name = _blocks(counts, clusters), f"blocks within {unit}"
+    _, index = np.unique(clusters, return_inverse=True)
+    sums, counts = np.bincount(index, sums), np.bincount(index, counts)
+    num, total = len(counts), counts.sum()
     value = float(sums.sum() / total)
-    if documents < 2:
+    shares = counts / total
+    if num < 2 or shares.max() == 1:
         return Estimate(value, None)
-    residuals = sums - value * counts
-    return Estimate(value, float(math.sqrt(documents / (documents - 1) * np.square(residuals).sum()) / total))
+    errors = (sums - value * counts) / (1 - shares) / total  # change of the ratio without the cluster
+    error = math.sqrt((num - 1) / num * np.square(errors).sum())
+    odds = shares / (1 - shares)
+    squares = np.square(odds)
+    # Satterthwaite's approximation for independent clusters whose variance is proportional to their counts
+    degrees = odds.sum() ** 2 / (squares.sum() + squares.sum() ** 2 - np.square(squares).sum())
+    return Estimate(value, error, _t_interval(value, error, degrees), name, float(degrees))
+
+
+def share(successes: Sequence[bool] | np.ndarray, unit: str = "examples") -> Estimate:
+    """Computes the share of successes in n independent trials, with Wilson's interval (1927).
+
+    The standard error is None if all trials are equal, because the sample then does not show it.
+
+    Args:
+      successes: outcome of each trial, bool [n].
+      unit: plural name of the trials.
+    """
+    successes = np.asarray(successes, np.float64)
+    value, num = float(successes.mean()), len(successes)
+    error = None if value in (0, 1) else math.sqrt(value * (1 - value) / (num - 1))
+    return Estimate(value, error, wilson(value, num), f"{unit} (Wilson)")
+
+
+def wilson(value: float, trials: float) -> tuple[float, float]:
+    """Computes Wilson's 95 % interval of a share.
+
+    Args:
+      trials: number of independent trials; not a whole number if it is an effective number.
+    """
+    z = _NORMAL_QUANTILE
+    center = (value + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    width = z / (1 + z**2 / trials) * math.sqrt(value * (1 - value) / trials + z**2 / (4 * trials**2))
+    return max(center - width, 0.0) if value else 0.0, min(center + width, 1.0) if value != 1 else 1.0
+
+
+def paired_share(differences: Sequence[float] | np.ndarray) -> Estimate:
+    """Computes the difference between two shares of successes in the same n trials, with its adjusted Wald interval.
+
+    The interval adds 0.5 to each cell of the 2 × 2 table (Agresti and Min 2005, Statistics in Medicine 24), so that it
+    has a width if the outcomes of all trials are equal.
+
+    Args:
+      differences: outcome of the first minus outcome of the second in each trial, -1, 0 or 1, [n].
+    """
+    differences = np.asarray(differences, np.float64)
+    trials, total, discordant = len(differences) + 2, differences.sum(), np.abs(differences).sum() + 1
+    center, error = total / trials, math.sqrt(discordant - total**2 / trials) / trials
+    bounds = center - _NORMAL_QUANTILE * error, center + _NORMAL_QUANTILE * error
+    scale = trials / len(differences)  # of the unadjusted difference
+    return Estimate(float(center * scale), error * scale, bounds, "examples (Agresti and Min)")
+
+
+def jackknife(value: float, values_without: Sequence[float], records: int, is_share: bool) -> Estimate:
+    """Computes the error of any metric of a sample of records from its values without each of G groups of records.
+
+    The interval is a t interval. A share has Wilson's interval for the number of independent trials that have the same
+    standard error, or `records` trials if the standard error is 0.
+
+    Args:
+      value: metric of all records.
+      values_without: metric of all records except one group, [G]; the groups have nearly equal sizes.
+      records: number of records.
+      is_share: whether the metric is a share of the records or of their parts.
+    """
+    groups, without = len(values_without), np.asarray(values_without, np.float64)
+    if groups < 2 or not np.isfinite([value, *without]).all():
+        return Estimate(value, None, wilson(value, records) if is_share and 0 <= value <= 1 else None, "records")
+    error = math.sqrt((groups - 1) / groups * np.square(without - without.mean()).sum())
+    if is_share and 0 <= value <= 1:
+        trials = value * (1 - value) / error**2 if error and 0 < value < 1 else records
+        return Estimate(value, error or None, wilson(value, trials), "records (Wilson)")
+    if not error:  # for example, an F1 of 1
+        return Estimate(value, None)
+    return Estimate(value, error, _t_interval(value, error, groups - 1), "records", groups - 1)
+
+
+def _t_interval(value: float, error: float, degrees: float) -> tuple[float, float]:
+    from scipy import special
+
+    width = float(special.stdtrit(degrees, 0.975)) * error
+    return value - width, value + width
+
+
+def _blocks(counts: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """Assigns units to about _BLOCKS blocks of equal counts, which do not cross documents; returns block numbers [n].
+
+    Args:
+      counts: count of each unit, [n].
+      documents: document of each unit, [n].
+    """
+    blocks, num = np.zeros(len(counts), int), 0
+    for document in np.unique(documents):
+        rows = np.flatnonzero(documents == document)
+        ends, total = np.cumsum(counts[rows]), counts[rows].sum()
+        num_here = max(round(_BLOCKS * total / counts.sum()), 1)
+        middles = (ends - counts[rows] / 2) / (total or 1)
+        blocks[rows] = num + np.minimum((middles * num_here).astype(int), num_here - 1)
+        num += num_here
+    return blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +208,17 @@ class Result:
 
     source: str  # description of the evaluation data: a data source, or a task
     measure: str  # name of the metric: "bits_per_byte"
-    value: float
+    value: float  # NaN if no example of a task was asked
     standard_error: Optional[float]  # over documents or questions; None if unknown
     counts: dict[str, int]  # {"documents": 12, "tokens": 3400, …}; includes counts of skipped items
     how: str  # evaluation method: "left to right, …"
     part: str = ""  # component or subset of the source; "": the whole source
     origin: str = ""  # description of the model: "runs/mine, step 2,000"
     step: Optional[int] = None  # training step of the checkpoint; None if there is none or it is irrelevant
+    interval: Optional[tuple[float, float]] = None  # 95 % confidence interval; None if unknown
+    clusters: str = ""  # as in `Estimate`
+    degrees: Optional[float] = None  # as in `Estimate`
+    note: str = ""  # verdict of a comparison, and caveats
 
 
 def results_table(results: Sequence[Result]) -> str:
@@ -67,16 +226,15 @@ def results_table(results: Sequence[Result]) -> str:
 
     The cells for the source and the counts are empty if their values are the same as in the previous row.
     """
-    rows, previous = [("", "", "value", "±", "of")], None
+    rows, previous = [("", "", "value", "95 % interval", "of", "")], None
     for r in results:
         labels = name_among(r, results), _format_counts(r)
-        error = "" if r.standard_error is None else f"{r.standard_error:,.4f}"
         name, counts = labels if labels != previous else ("", "")
-        rows.append((name, r.measure, metric_text(r.measure, r.value), error, counts))
+        rows.append((name, r.measure, _format_value(r), _format_interval(r), counts, r.note))
         previous = labels
     if not any(name for name, *_ in rows):
         rows = [row[1:] for row in rows]
-    return _add_captions(text_table(rows, "<" * (len(rows[0]) - 3) + ">><"), results)
+    return _add_captions(text_table(rows, "<" * (len(rows[0]) - 4) + ">><<"), results)
 
 
 def table_over_steps(results: Sequence[Result]) -> str:
@@ -87,11 +245,43 @@ def table_over_steps(results: Sequence[Result]) -> str:
     measures = list(dict.fromkeys(r.measure for r in results))
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for r in results:
-        error = "" if r.standard_error is None else f" ± {r.standard_error:,.4f}"
         row = cells.setdefault((f"{r.step:,}", name_among(r, results)), {})
-        row[r.measure] = f"{metric_text(r.measure, r.value)}{error}"
+        interval = f"({text})" if (text := _format_interval(r)) else ""
+        row[r.measure] = " ".join(filter(None, (_format_value(r), interval, r.note)))
     rows = [(step, *(values.get(measure, "") for measure in measures), name) for (step, name), values in cells.items()]
     return _add_captions(text_table([("step", *measures, ""), *rows], ">" * (1 + len(measures)) + "<"), results)
+
+
+def _format_value(result: Result) -> str:
+    return "not asked" if result.counts.get("examples") == 0 else metric_text(result.measure, result.value)
+
+
+def _format_interval(result: Result) -> str:
+    if result.interval is None:
+        return "" if result.standard_error is None else f"± {result.standard_error:,.4f}"
+    return " to ".join(metric_text(result.measure, bound) for bound in result.interval)
+
+
+def with_verdicts(results: Sequence[Result]) -> list[Result]:
+    """Adds to the note of each difference between models whether they are distinguishable at the 5 % level.
+
+    Holm's method (1979) keeps the probability of one or more false verdicts among all differences below 5 %.
+    """
+    is_difference = [r.measure.endswith("_difference") for r in results]
+    p_values = {i: _estimate(r).p_value for i, r in enumerate(results) if is_difference[i]}
+    results, may_reject = list(results), True
+    for rank, (i, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        may_reject = may_reject and p_value < 0.05 / (len(p_values) - rank)
+        known = results[i].standard_error is not None
+        verdict = "distinguishable" if may_reject else "not distinguishable" if known else "error unknown"
+        if len(p_values) > 1 and known:
+            verdict += f" (Holm, {len(p_values)} comparisons)"
+        results[i] = dataclasses.replace(results[i], note="; ".join(filter(None, (verdict, results[i].note))))
+    return results
+
+
+def _estimate(result: Result) -> Estimate:
+    return Estimate(result.value, result.standard_error, result.interval, result.clusters, result.degrees)
 
 
 def name_among(result: Result, among: Sequence[Result]) -> str:
@@ -109,9 +299,12 @@ def _format_counts(result: Result) -> str:
 
 
 def _add_captions(table: str, results: Sequence[Result]) -> str:
-    """Adds the source above a table if all results share it, and the evaluation methods below the table."""
-    sources, methods = (list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how"))
-    return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(methods))))
+    """Adds the source above a table if all results share it, and below it the evaluation methods and the intervals."""
+    sources, methods, clusters = (
+        list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how", "clusters")
+    )
+    lines = [*methods, *(f"95 % intervals over {name}" + _WITHIN * ("within" in name) for name in clusters if name)]
+    return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(lines))))
 
 
 def write_results(path: str, results: Sequence[Result]) -> str:

@@ -42,6 +42,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.sources import Source
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.corpus_scores import documents_of
 from pretrainax.scoring.likelihood import score_examples
@@ -107,15 +108,42 @@ class SpanScores:
         components = {"bits_per_byte": self.bits, "bits_per_byte_for_length": self.length}
         components |= {"bits_per_byte_for_unknown_words": self.unknown, "share_changed": self.is_changed * self.bytes}
         return [
-            Result(source, f"span_{name}", *self.per_byte(values), counts, method, self.form.given, self.origin)
+            Result(
+                source,
+                f"span_{name}",
+                counts=counts,
+                how=method,
+                part=self.form.given,
+                origin=self.origin,
+                note=self.caveat if name == "bits_per_byte" else "",
+                **self.per_byte(values)._asdict(),
+            )
             for name, values in components.items()
             if name == "bits_per_byte" or values.any()
         ]
 
+    @property
+    def caveat(self) -> str:
+        """States the share of bytes that the tokenizer does not restore, which makes the cost too low; "" if none."""
+        changed = self.bytes[self.is_changed].sum() / self.bytes.sum()
+        return f"{changed:.1%} of the bytes do not round-trip in {self.origin}: its cost is too low" if changed else ""
+
+    def transcripts(self, source: str) -> Iterator[JsonObject]:
+        """Yields the text, the context and the cost of each span.
+
+        Args:
+          source: name of the evaluation data.
+        """
+        arrays = {name: getattr(self, name).tolist() for name in ("token_bits", "length", "unknown", "bytes")}
+        arrays |= {"changed": self.is_changed.tolist(), "cut": self.is_cut.tolist()}
+        for i, span in enumerate(self.spans):
+            common = {"kind": "span", "source": source, "part": self.form.given, "document": span.document}
+            texts = {"left": span.left, "text": span.text, "right": span.right}
+            yield {**common, **texts, **{name: values[i] for name, values in arrays.items()}}
+
     def per_byte(self, values: np.ndarray) -> Estimate:
-        """Computes the sum of `values` [S] per byte of all spans, and its standard error over documents."""
-        _, document_index = np.unique(self.documents, return_inverse=True)
-        return ratio(np.bincount(document_index, values), np.bincount(document_index, self.bytes))
+        """Computes the sum of `values` [S] per byte of all spans, and its error over documents."""
+        return ratio(values, self.bytes, self.documents)
 
 
 def score_spans(
@@ -141,9 +169,9 @@ def score_spans(
 
 
 def difference(one: SpanScores, other: SpanScores) -> Estimate:
-    """Computes the cost of `one` minus the cost of `other` in bits per byte, with the standard error over documents.
+    """Computes the cost of `one` minus the cost of `other` in bits per byte, with its error over documents.
 
-    The standard error is for paired samples: it excludes differences in difficulty between documents, which affect both
+    The error is for paired samples: it excludes differences in difficulty between documents, which affect both
     models.
 
     Raises:
@@ -184,8 +212,9 @@ def difference_results(one: Sequence[SpanScores], other: Sequence[SpanScores], s
     results = []
     for a, b in itertools.product(one, other):
         result, part = a.results(source)[0], f"{a.form.given} - {b.form.given} of {b.origin}"
-        estimate = difference(a, b)._asdict()
-        results.append(dataclasses.replace(result, measure="span_bits_per_byte_difference", part=part, **estimate))
+        note = "; ".join(filter(None, dict.fromkeys((a.caveat, b.caveat))))
+        fields = {"measure": "span_bits_per_byte_difference", "part": part, "note": note}
+        results.append(dataclasses.replace(result, **fields, **difference(a, b)._asdict()))
     return results
 
 

@@ -222,7 +222,7 @@ def _of_paths():
         ("predict", [], "--from"),
         ("predict", ["--from=x"], "--input"),
         ("predict", ["--from=x", "--input=x"], "--output"),
-        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--compare-with")),
+        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--compare-with", "--transcripts")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["import", "--from=x", "--workdir=x"], "--base"),

@@ -120,13 +120,22 @@ def test_a_card_names_no_folder_of_the_machine(trained, tmp_path):
 def test_a_card_has_the_results_of_evaluate_that_are_of_its_checkpoint(trained, tmp_path):
     workdir = shutil.copytree(trained, tmp_path / "run")
     result = {"source": "TextFiles(path='/home/me/other')", "measure": "bits_per_byte", "value": 1.25}
-    result |= {"standard_error": 0.01, "counts": {"documents": 3}, "how": "left to right", "part": ""}
+    result |= {
+        "standard_error": 0.01,
+        "interval": [1.23, 1.27],
+        "counts": {"documents": 3},
+        "how": "left to right",
+        "part": "",
+    }
     of = [{"origin": "run, step 4", "step": 4}, {"origin": "run, step 2", "step": 2, "value": 9.5}]
     (workdir / "evaluations").mkdir()
     (workdir / "evaluations" / "text.json").write_text(json.dumps([result | each for each in of]))
     card = card_of(workdir, tmp_path / "export")
-    assert "| bits_per_byte | 1.2500 ± 0.0100 |" in card and "9.5" not in card
-    assert "TextFiles(path='…/other'): left to right; 3 documents." in card and "± is the standard error" in card
+    assert "| bits_per_byte | 1.2500 (1.2300 to 1.2700) |" in card and "9.5" not in card
+    assert (
+        "TextFiles(path='…/other'): left to right; 3 documents." in card
+        and "Intervals are 95 % confidence intervals" in card
+    )
     (workdir / "evaluations" / "text.json").write_text("{}{")
     shutil.rmtree(tmp_path / "export")
     with pytest.raises(UserError, match=r"text\.json is not a valid result file of pretrainax\.evaluate"):

@@ -1,6 +1,8 @@
 """Figures of a source: sums over documents, their standard errors, and what was counted and left out."""
 
+import collections
 import dataclasses
+import gzip
 import json
 import math
 
@@ -10,7 +12,7 @@ import pytest
 
 from pretrainax.config import UserError
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
-from pretrainax.scoring.corpus_scores import read_source, score_source
+from pretrainax.scoring.corpus_scores import documents_of, read_source, score_source
 from pretrainax.scoring.likelihood import score
 from pretrainax.scoring.scoring_examples import Scoring
 from tests.support.loaded import loaded_case
@@ -101,7 +103,29 @@ def test_a_limit_takes_the_first_documents_of_each_part(texts):
     one, two = (JsonLines(path=str(texts / name)) for name in ("one.jsonl", "two.jsonl"))
     results = score_source(loaded_case("gpt2"), SourceMixture(sources=(one, two)), "all", documents=1)
     assert [r.counts["documents"] for r in results if r.measure == "perplexity"] == [1, 1, 2]
-    assert results[0].standard_error is None and "at most 1 documents" in results[0].source
+    assert results[0].clusters == "blocks within documents" and "at most 1 documents" in results[0].source
+
+
+@pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])
+def test_all_of_a_file_is_one_document(tmp_path, name):
+    text = " ".join(LINES) * 5
+    content = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    (tmp_path / name).write_bytes(content)
+    (result, *_) = score_source(loaded_case("gpt2"), TextFiles(path=str(tmp_path / name)), "all")
+    assert (result.counts["documents"], result.counts["bytes"]) == (1, len(text.encode()))
+
+
+def test_all_of_a_folder_with_a_validation_file_is_both(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    files = TextFiles(path=str(tmp_path / "[ab].txt"), valid_path=str(tmp_path / "c.txt"))
+    assert [*documents_of(files, "all", collections.Counter())] == ["a", "b", "c"]
+
+
+def test_all_records_of_a_file_are_whole(texts):
+    source, skipped = JsonLines(path=str(texts / "one.jsonl"), valid_fraction=0.5), collections.Counter()
+    assert sorted(documents_of(source, "all", skipped)) == sorted(line for line in LINES if line.strip())
+    assert skipped == {"empty documents": 1}
 
 
 def test_a_source_without_text_is_one_line(texts, tmp_path):

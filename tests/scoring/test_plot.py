@@ -21,12 +21,13 @@ def drawn(monkeypatch, tmp_path):
     return draw
 
 
-def results(*sources, measures=("loss", "bits_per_byte"), errors=0.5):
+def results(*sources, measures=("loss", "bits_per_byte"), bounded=True):
     return [
-        Result(source, measure, 10.0 * place + step / 100, errors, {}, "", step=step)
+        Result(source, measure, value, 0.5, {}, "", step=step, interval=(value - 1, value + 3) if bounded else None)
         for place, source in enumerate(sources)
         for measure in measures
         for step in (100, 200)
+        for value in [10.0 * place + step / 100]
     ]
 
 
@@ -41,7 +42,7 @@ def test_a_panel_has_the_curves_of_its_measure_alone(drawn):
     assert [panel.get_title("left") for panel in (loss, bits)] == ["loss", "bits per byte"]
     assert curves_of(loss) == curves_of(bits) == [[1.0, 2.0], [11.0, 12.0]]
     bars = loss.containers[0].lines[2][0].get_segments()
-    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[0, 2], [1, 3]])  # two standard errors each way
+    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[0, 4], [1, 5]])  # the intervals, which are not symmetric
 
 
 @pytest.mark.parametrize("sources, lines", [(("a_$b",), ["a_$b"]), (("one", "two"), ["one", "two"])])
@@ -59,5 +60,5 @@ def test_a_long_name_is_cut_to_the_width(drawn):
 
 @pytest.mark.slow
 def test_panels_that_are_left_over_are_hidden(drawn):
-    found = drawn(results("one", measures=("a", "b", "c", "d"), errors=None))
+    found = drawn(results("one", measures=("a", "b", "c", "d"), bounded=False))
     assert [panel.get_visible() for panel in found.axes] == [True] * 4 + [False] * 2

@@ -1,5 +1,6 @@
 """What spans cost: exact where the truth is known, the same bytes for every tokenizer, and nothing for free."""
 
+import dataclasses
 import functools
 import math
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.scoring.results import results_table, with_verdicts
 from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.spans import difference, encode, length_bits, score_spans
+from pretrainax.scoring.spans import difference, difference_results, encode, length_bits, score_spans
 from pretrainax.tokenization import BPE, ByteBPE, Characters, PretrainedTokenizer, Unigram, WordPiece
 from tests.support import chain
 from tests.support import huggingface_directories as directories
@@ -100,6 +102,18 @@ def test_a_difference_is_of_the_same_spans_and_its_error_is_smaller_than_that_of
     others = score_spans(chain.knowing("decoder"), chain.texts(3, 60), CHOICE)[0]
     with pytest.raises(UserError, match="scored on different spans"):
         difference(others, scores["encoder"])
+
+
+def test_a_tokenizer_that_changes_the_text_is_a_caveat_of_its_cost_and_of_differences(scores):
+    exact, changed = scores["encoder"], np.zeros(len(scores["encoder"].spans), bool)
+    changed[: len(changed) // 2] = True
+    lossy = dataclasses.replace(exact, is_changed=changed, origin="runs/lossy")
+    share = exact.bytes[changed].sum() / exact.bytes.sum()
+    caveat = f"{share:.1%} of the bytes do not round-trip in runs/lossy: its cost is too low"
+    assert exact.caveat == exact.results("x")[0].note == "" and lossy.results("x")[0].note == caveat
+    (between,) = difference_results([exact], [lossy], "x")
+    assert between.note == caveat and caveat in results_table(with_verdicts([between]))
+    assert with_verdicts([between])[0].note.startswith("not distinguishable; ")  # the same costs
 
 
 def test_a_word_that_the_tokenizer_does_not_know_is_paid_for_in_full():

@@ -125,6 +125,10 @@ class Source(kinds.Source):
         """Returns the shards of a split."""
         raise NotImplementedError
 
+    def all_shards(self) -> list[Shard]:
+        """Returns the shards of both splits together, whose documents are not cut at the border of the splits."""
+        return [*self.shards("train"), *self.shards("valid")]
+
     def read(self, shard: Shard, skipped: collections.Counter) -> Iterator[Document]:
         """Yields the documents of a shard, counting skipped items in `skipped`, by reason."""
         raise NotImplementedError

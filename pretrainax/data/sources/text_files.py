@@ -45,9 +45,20 @@ class TextFiles(Source):
         return files.fingerprint(self, files.settings_of(self), self.endings)
 
     def shards(self, split: str) -> list[files.FileShard]:
-        selected = None if self.valid_path is not None else split
+        return self._shards("train", split) if self.valid_path is None else self._shards(split, None)
+
+    def all_shards(self) -> list[files.FileShard]:
+        return self._shards("train", None) if self.valid_path is None else super().all_shards()
+
+    def _shards(self, path_split: str, selected: Optional[str]) -> list[files.FileShard]:
+        """Returns the shards of files.
+
+        Args:
+          path_split: "train" for the files of `path`, "valid" for the files of `valid_path`.
+          selected: part of each file, "train" or "valid"; None: the whole file.
+        """
         shards = []
-        for file in files.find_files(self, "train" if selected else split, self.endings):
+        for file in files.find_files(self, path_split, self.endings):
             if files.is_archive(file):
                 shards.append(files.FileShard(file, 0, None, selected))
             else:

@@ -1,13 +1,14 @@
 """Cloze tasks: predicts the last word of a text, as in LAMBADA (Paperno et al. 2016, arXiv 1606.06031)."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.results import share
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.likelihoods import continuations
+from pretrainax.scoring.tasks.likelihoods import continuation_check, continuations
 from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
 
 
@@ -29,6 +30,7 @@ class Cloze(Task[LastWord]):
     text: str = "{text}"
 
     kind: ClassVar[str] = "cloze"
+    measures: ClassVar[tuple[str, ...]] = ("accuracy", "perplexity")
 
     def read(self, example: Example) -> LastWord:
         text = example.fill(self.text).rstrip()
@@ -41,13 +43,23 @@ class Cloze(Task[LastWord]):
     def how(self, loaded: LoadedModel) -> str:
         return f"{self.kind}: the last word of a text; its perplexity is of words"
 
-    def metrics(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> list[TaskMetric]:
-        words = continuations(loaded, [asked[i] for i in chosen])
-        nats = mean([-word.log_likelihood for word in words])
-        perplexity = math.exp(min(nats.value, 700.0))  # float64 overflows above exp(709)
-        metrics = {
-            "accuracy": mean([word.is_best for word in words]),
-            "perplexity": nats.times(perplexity)._replace(value=perplexity),  # d exp(x) / dx = exp(x)
+    def transcripts(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> list[JsonObject]:
+        fits = continuation_check(loaded)
+        texts = {index: asked[index] for index in chosen if fits(*asked[index])}
+        scores = dict(zip(texts, continuations(loaded, texts.values()), strict=True))
+        return [
+            {"prompt": asked[index].before, "target": asked[index].word, "asked": index in scores}
+            | (
+                {"log_likelihood": score.log_likelihood, "correct": score.is_best}
+                if (score := scores.get(index))
+                else {}
+            )
+            for index in chosen
+        ]
+
+    def metrics(self, transcripts: Sequence[JsonObject]) -> list[TaskMetric]:
+        estimates = {
+            "accuracy": share([transcript["correct"] for transcript in transcripts]),
+            "perplexity": mean([-transcript["log_likelihood"] for transcript in transcripts]).exp(),
         }
-        cut = {"texts cut": count} if (count := sum(word.is_cut for word in words)) else {}
-        return [TaskMetric(measure, estimate, len(words), other=cut) for measure, estimate in metrics.items()]
+        return [TaskMetric(measure, estimate, len(transcripts)) for measure, estimate in estimates.items()]

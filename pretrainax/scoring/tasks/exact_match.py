@@ -1,17 +1,18 @@
 """Exact-match tasks: compares a generated answer with the correct answer, optionally with few-shot examples."""
 
-import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Optional
 
 from pretrainax.config import UserError
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
+from pretrainax.scoring.results import share
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
+from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric
 
 _BATCH_SIZE = 16  # prompts per generation batch
 
@@ -38,6 +39,7 @@ class ExactMatch(Prompted[NormalizedQuestion]):
     max_new_tokens: int = 64
 
     kind: ClassVar[str] = "exact_match"
+    measures: ClassVar[tuple[str, ...]] = ("exact_match", "answered")
 
     def problems(self) -> Iterable[str]:
         yield from super().problems()
@@ -73,41 +75,36 @@ class ExactMatch(Prompted[NormalizedQuestion]):
             )
         return f"{self.kind}, {self.shots} shots: the likeliest tokens, at most {self.max_new_tokens}"
 
-    def metrics(
+    def transcripts(
         self, loaded: LoadedModel, asked: Sequence[NormalizedQuestion], chosen: Sequence[int]
-    ) -> list[TaskMetric]:
-        questions, prompts, counts = [question for question, _ in asked], {}, collections.Counter()
+    ) -> list[JsonObject]:
+        questions, longest = [question for question, _ in asked], loaded.experiment.model.position.max_length
+
+        def fits(prompt: str) -> bool:
+            num_tokens = len(loaded.tokenizer.encode(prompt)) + 1  # one more for the token before a text
+            return longest is None or num_tokens + self.max_new_tokens <= longest
+
+        found = {index: self.fitting_prompt(questions, index, fits) for index in chosen}
+        prompts = {index: prompt for index, prompt in found.items() if prompt is not None}
+        outputs = dict(zip(prompts, self._generate(loaded, [prompt for prompt, _ in prompts.values()]), strict=True))
+        transcripts = []
         for index in chosen:
-            shots_and_prompt = self.with_shots(questions, index)
-            remaining = self._drop_shots(loaded, shots_and_prompt)
-            if remaining:
-                prompts[index] = self.separator.join(remaining)
-            counts["prompts with fewer shots, for want of room"] += 0 < len(remaining) < len(shots_and_prompt)
-            counts["prompts too long, counted as wrong"] += not remaining
-        answers = dict(
-            zip(prompts, map(self.extract_answer, self._generate(loaded, list(prompts.values()))), strict=True)
-        )
-        is_correct = [index in answers and answers[index] == asked[index].answer for index in chosen]
-        is_answered = [answers.get(index) is not None for index in chosen]
-        metrics = {"exact_match": mean(is_correct), "answered": mean(is_answered)}
-        return [TaskMetric(measure, estimate, len(chosen), other=+counts) for measure, estimate in metrics.items()]
+            question, target = asked[index]
+            transcript = {"prompt": question.prompt, "target": target, "asked": index in prompts}
+            if index in prompts:
+                prompt, shots = prompts[index]
+                answer = self.extract_answer(outputs[index])
+                transcript |= {"prompt": prompt, **shots, "output": outputs[index], "answer": answer}
+                transcript["correct"] = answer == target
+            transcripts.append(transcript)
+        return transcripts
 
-    def _drop_shots(self, loaded: LoadedModel, shots_and_prompt: list[str]) -> list[str]:
-        """Drops shots from the start until the remaining shots, the prompt and an answer fit into the model's input.
-
-        Returns the remaining shots and the prompt, or [] if the prompt alone is too long.
-
-        Args:
-          shots_and_prompt: all shots, followed by the prompt.
-        """
-        longest = loaded.experiment.model.position.max_length
-        for first in range(len(shots_and_prompt)):
-            num_tokens = (
-                len(loaded.tokenizer.encode(self.separator.join(shots_and_prompt[first:]))) + 1
-            )  # one more for the token before a text
-            if longest is None or num_tokens + self.max_new_tokens <= longest:
-                return shots_and_prompt[first:]
-        return []
+    def metrics(self, transcripts: Sequence[JsonObject]) -> list[TaskMetric]:
+        estimates = {
+            "exact_match": share([transcript["correct"] for transcript in transcripts]),
+            "answered": share([transcript["answer"] is not None for transcript in transcripts]),
+        }
+        return [TaskMetric(measure, estimate, len(transcripts)) for measure, estimate in estimates.items()]
 
     def _generate(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
         sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop)

@@ -11,7 +11,7 @@ end of the span.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,14 @@ from pretrainax.data.objectives.masking_units import WholeWords
 from pretrainax.files.errors import shortened
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import score, score_examples
-from pretrainax.scoring.scoring_examples import Scoring, Targets, context_length, method_of
+from pretrainax.scoring.scoring_examples import (
+    LeftToRight,
+    PseudoLikelihood,
+    Scoring,
+    Targets,
+    context_length,
+    method_of,
+)
 from pretrainax.scoring.span_forms import BOTH, LEFT, Ids, SpanFormat, span_formats
 from pretrainax.tokenization.base import Tokenizer
 
@@ -34,7 +41,6 @@ class ContinuationScore(NamedTuple):
 
     log_likelihood: float  # in nats
     is_best: bool  # True if each token is the model's most likely token, given the preceding tokens
-    is_cut: bool  # True if the text before the continuation was truncated
 
 
 def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> np.ndarray:
@@ -51,6 +57,18 @@ def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> n
     return -nats
 
 
+def sentence_check(loaded: LoadedModel) -> Callable[[str], bool]:
+    """Returns a function that checks if a sentence fits into the context, so that the model scores it in one piece."""
+    method = method_of(loaded, Scoring())
+    if isinstance(method, PseudoLikelihood):
+        longest = method.max_input_length
+    elif isinstance(method, LeftToRight):
+        longest = method.context + 1 - len(method.start)  # the model does not read the last token
+    else:
+        longest = context_length(loaded) - _select_form(loaded, BOTH).num_special_tokens - 1
+    return lambda sentence: len(loaded.tokenizer.encode(sentence)) <= longest
+
+
 def sentence_score_name(loaded: LoadedModel) -> str:
     """Returns a description, for users, of how a model scores sentences."""
     method = method_of(loaded, Scoring())
@@ -61,7 +79,8 @@ def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list
     """Computes the log-likelihood of each continuation, given the text before it.
 
     Args:
-      pairs: pairs (text, continuation); the text is the start of a document.
+      pairs: pairs (text, continuation); the text is the start of a document. The start of a text that does not fit
+        into the context is omitted; see `continuation_check`.
 
     Raises:
       UserError: a continuation exceeds the model's input length or has no token, or the model cannot score
@@ -71,18 +90,28 @@ def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list
     ids = [split(loaded.tokenizer, *pair) for pair in pairs]
     if form.predicts_end and not all(len(pair_ids.left) for pair_ids in ids):
         raise UserError(f"{loaded.origin} fills holes in a text: give prompts that are not empty")
-    truncated_ids = [_fit(form, pair_ids, longest) for pair_ids in ids]
     numbered_examples = (
-        (number, example) for number, pair_ids in enumerate(truncated_ids) for example in form.examples_for(pair_ids)
+        (number, example)
+        for number, pair_ids in enumerate(ids)
+        for example in form.examples_for(form.fitted(pair_ids, longest))
     )
     nats, num_missed = np.zeros(len(ids)), np.zeros(len(ids), int)
     for example_score in score_examples(loaded, numbered_examples):
         nats[example_score.number] -= example_score.nats
         num_missed[example_score.number] += example_score.tokens - example_score.best
-    return [
-        ContinuationScore(float(n), not m, len(truncated.left) < len(full.left))
-        for n, m, truncated, full in zip(nats, num_missed, truncated_ids, ids, strict=True)
-    ]
+    return [ContinuationScore(float(n), not m) for n, m in zip(nats, num_missed, strict=True)]
+
+
+def continuation_check(loaded: LoadedModel) -> Callable[[str, str], bool]:
+    """Returns a function that checks if a text and its continuation fit into the context, so that none is truncated."""
+    form, longest = _select_form(loaded, LEFT), context_length(loaded)
+
+    def fits(text: str, continuation: str) -> bool:
+        ids = split(loaded.tokenizer, text, continuation)
+        # `SpanFormat.fitted` reserves a token for each context that the format reads.
+        return max(len(ids.left), 1 + (form.given == BOTH)) + len(ids.span) + form.num_special_tokens <= longest
+
+    return fits
 
 
 def split(tokenizer: Tokenizer, text: str, continuation: str) -> Ids:
@@ -102,16 +131,6 @@ def split(tokenizer: Tokenizer, text: str, continuation: str) -> Ids:
             f"{shortened(continuation)!r} after {shortened(text)!r} has no token in this model's vocabulary"
         )
     return Ids(all_ids[:start], all_ids[start:], _EMPTY, is_start=True)
-
-
-def _fit(form: SpanFormat, ids: Ids, longest: int) -> Ids:
-    try:
-        return form.fitted(ids, longest)
-    except UserError as e:
-        raise UserError(
-            f"an answer has {len(ids.span)} tokens, and leaves no room for its question in the {longest} tokens that "
-            "the model reads: leave out the example or the task"
-        ) from e
 
 
 def _select_form(loaded: LoadedModel, given: str) -> SpanFormat:

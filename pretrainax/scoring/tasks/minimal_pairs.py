@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.results import share
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.likelihoods import sentence_log_likelihoods, sentence_score_name
-from pretrainax.scoring.tasks.task import Task, TaskMetric, mean
+from pretrainax.scoring.tasks.likelihoods import sentence_check, sentence_log_likelihoods, sentence_score_name
+from pretrainax.scoring.tasks.task import Task, TaskMetric
 
 
 class Pair(NamedTuple):
@@ -35,6 +35,7 @@ class MinimalPairs(Task[Pair]):
     group: str = "{UID}"  # template of the group; accuracy is also computed per group; "": no groups
 
     kind: ClassVar[str] = "minimal_pairs"
+    measures: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     def read(self, example: Example) -> Pair:
         pair = Pair(*map(example.fill, (self.good, self.bad, self.group)))
@@ -45,14 +46,27 @@ class MinimalPairs(Task[Pair]):
     def how(self, loaded: LoadedModel) -> str:
         return f"{self.kind}: how often the good sentence is the more likely, {sentence_score_name(loaded)}"
 
-    def metrics(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[TaskMetric]:
-        pairs = [asked[i] for i in chosen]
-        scores = sentence_log_likelihoods(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
-        is_correct, group_of = scores[0::2] > scores[1::2], np.array([pair.group for pair in pairs])
-        rows_of_group = {"": np.ones(len(pairs), bool)} | {
-            group: group_of == group for group in sorted({*group_of} - {""})
+    def transcripts(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[JsonObject]:
+        fits = sentence_check(loaded)
+        pairs = {index: asked[index] for index in chosen if fits(asked[index].good) and fits(asked[index].bad)}
+        sentences = [sentence for pair in pairs.values() for sentence in (pair.good, pair.bad)]
+        scores = dict(zip(pairs, sentence_log_likelihoods(loaded, sentences).reshape(-1, 2).tolist(), strict=True))
+        return [
+            {**asked[index]._asdict(), "asked": index in scores}
+            | (
+                {"log_likelihoods": scores[index], "correct": scores[index][0] > scores[index][1]}
+                if index in scores
+                else {}
+            )
+            for index in chosen
+        ]
+
+    def metrics(self, transcripts: Sequence[JsonObject]) -> list[TaskMetric]:
+        groups = {"": transcripts} | {
+            group: [transcript for transcript in transcripts if transcript["group"] == group]
+            for group in sorted({transcript["group"] for transcript in transcripts} - {""})
         }
         return [
-            TaskMetric("accuracy", mean(is_correct[rows]), int(rows.sum()), group)
-            for group, rows in rows_of_group.items()
+            TaskMetric("accuracy", share([transcript["correct"] for transcript in members]), len(members), group)
+            for group, members in groups.items()
         ]

@@ -1,16 +1,19 @@
 """Multiple-choice tasks: selects the most likely answer to a question."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.results import share
 from pretrainax.scoring.tasks.examples import Example
-from pretrainax.scoring.tasks.likelihoods import continuations
-from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric, mean
+from pretrainax.scoring.tasks.likelihoods import continuation_check, continuations
+from pretrainax.scoring.tasks.task import Prompted, Question, TaskMetric
 
 
 class Choices(NamedTuple):
@@ -36,6 +39,7 @@ class MultipleChoice(Prompted[Choices]):
     unconditional: str = "Answer:"  # prompt without a question, for accuracy_unconditional
 
     kind: ClassVar[str] = "multiple_choice"
+    measures: ClassVar[tuple[str, ...]] = ("accuracy", "accuracy_per_byte", "accuracy_unconditional")
 
     def read(self, example: Example) -> Choices:
         choices, answer = example.get(self.choices), example.get(self.answer)
@@ -57,33 +61,49 @@ class MultipleChoice(Prompted[Choices]):
             f"log-likelihood after {self.unconditional!r}"
         )
 
-    def metrics(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[TaskMetric]:
-        questions = [item.question for item in asked]
+    def transcripts(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[JsonObject]:
+        questions, check = [item.question for item in asked], continuation_check(loaded)
+
+        def fits(prompt: str, index: int) -> bool:
+            return all(check(prompt, self.delimiter + choice) for choice in asked[index].choices)
+
+        prompts: dict[int, tuple[str, JsonObject]] = {}
+        for index in chosen:
+            prompt = self.fitting_prompt(questions, index, functools.partial(fits, index=index))
+            if prompt is not None and fits(self.unconditional, index):
+                prompts[index] = prompt
         pairs = [
             (context, self.delimiter + choice)
-            for index in chosen
-            for context in (self.separator.join(self.with_shots(questions, index)), self.unconditional)
+            for index, (prompt, _) in prompts.items()
+            for context in (prompt, self.unconditional)
             for choice in asked[index].choices
         ]
-        scores = continuations(loaded, pairs)
-        remaining_scores, is_correct_by_measure = (
-            iter(scores),
-            {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []},
-        )
-        for _, choices, answer in (asked[i] for i in chosen):
-            conditional, unconditional = (
-                np.array([score.log_likelihood for score in itertools.islice(remaining_scores, len(choices))])
-                for _ in range(2)
-            )
-            num_bytes = np.array([len(choice.encode()) for choice in choices])
-            for is_correct, values in zip(
-                is_correct_by_measure.values(),
-                (conditional, conditional / num_bytes, conditional - unconditional),
-                strict=True,
-            ):
-                is_correct.append(int(values.argmax()) == answer)
-        counts = {"answers to prompts that were cut": count} if (count := sum(score.is_cut for score in scores)) else {}
+        scores = iter([score.log_likelihood for score in continuations(loaded, pairs)])
+        transcripts = []
+        for index in chosen:
+            question, choices, answer = asked[index]
+            transcript = {"prompt": question.prompt, "choices": choices, "answer": answer, "asked": index in prompts}
+            if index in prompts:
+                prompt, shots = prompts[index]
+                given, alone = ([*itertools.islice(scores, len(choices))] for _ in range(2))
+                correct = self._correct(choices, answer, np.array(given), np.array(alone))
+                transcript |= {"prompt": prompt, **shots, "log_likelihoods": given, "unconditional": alone}
+                transcript["correct"] = correct
+            transcripts.append(transcript)
+        return transcripts
+
+    def _correct(self, choices: Sequence[str], answer: int, given: np.ndarray, alone: np.ndarray) -> dict[str, bool]:
+        """Computes, for each metric, whether the correct answer has the highest score.
+
+        Args:
+          given, alone: log p(choice | prompt) and log p(choice | `unconditional`) of each choice.
+        """
+        num_bytes = np.array([len(choice.encode()) for choice in choices])
+        scores = zip(self.measures, (given, given / num_bytes, given - alone), strict=True)
+        return {measure: int(values.argmax()) == answer for measure, values in scores}
+
+    def metrics(self, transcripts: Sequence[JsonObject]) -> list[TaskMetric]:
         return [
-            TaskMetric(measure, mean(is_correct), len(chosen), other=counts)
-            for measure, is_correct in is_correct_by_measure.items()
+            TaskMetric(measure, share([transcript["correct"][measure] for transcript in transcripts]), len(transcripts))
+            for measure in self.measures
         ]

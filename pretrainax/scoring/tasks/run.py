@@ -1,14 +1,16 @@
 """Runs tasks on a model: `run_tasks(loaded, load_tasks(["blimp:my/folder", "gsm8k:test.jsonl"]))`."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config import UserError
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.results import Result
+from pretrainax.scoring.results import Estimate, Result
 from pretrainax.scoring.tasks.descriptions import read_task
 from pretrainax.scoring.tasks.examples import find, read_examples
-from pretrainax.scoring.tasks.task import Task
+from pretrainax.scoring.tasks.task import Task, TaskMetric
+from pretrainax.scoring.transcripts import Record, discard
 
 
 class LoadedTask(NamedTuple):
@@ -36,11 +38,16 @@ def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
     return loaded_tasks
 
 
-def run_tasks(loaded: LoadedModel, tasks: Sequence[LoadedTask], most: Optional[int] = None) -> Iterator[list[Result]]:
+def run_tasks(
+    loaded: LoadedModel, tasks: Sequence[LoadedTask], most: Optional[int] = None, record: Record = discard
+) -> Iterator[list[Result]]:
     """Evaluates a model on tasks; yields the results of one task at a time.
+
+    An example that does not fit into the model's context is not asked: the metrics omit it, and the counts contain it.
 
     Args:
       most: maximum number of examples per task, evenly spaced over all examples. None means all examples.
+      record: receives the transcript of each example, from which the metrics are computed.
 
     Raises:
       UserError: `most` is below 1, or the model does not support one of the tasks; raised before any task is run.
@@ -50,17 +57,27 @@ def run_tasks(loaded: LoadedModel, tasks: Sequence[LoadedTask], most: Optional[i
     descriptions = [task.how(loaded) for _, task, _ in tasks]
     for (name, task, asked), description in zip(tasks, descriptions, strict=True):
         count = len(asked) if most is None else min(most, len(asked))
-        metrics = task.metrics(loaded, asked, [i * len(asked) // count for i in range(count)])
-        skip_counts = {"left out by --examples": len(asked) - count} if count < len(asked) else {}
+        chosen = [i * len(asked) // count for i in range(count)]
+        transcripts = task.transcripts(loaded, asked, chosen)
+        for index, transcript in zip(chosen, transcripts, strict=True):
+            record({"kind": task.kind, "source": name, "example": index, **transcript})
+        answered = [transcript for transcript in transcripts if transcript["asked"]]
+        other = {
+            "left out by --examples": len(asked) - count,
+            "not asked: too long for the context": count - len(answered),
+            "prompts with fewer shots": sum(transcript.get("dropped_shots", 0) > 0 for transcript in answered),
+        }
+        other = {name: number for name, number in other.items() if number}
+        no_metrics = [TaskMetric(measure, Estimate(math.nan, None), 0) for measure in task.measures]
         yield [
             Result(
                 name,
                 metric.measure,
-                *metric.estimate,
-                {"examples": metric.examples} | ({} if metric.part else skip_counts) | dict(metric.other),
-                description,
-                metric.part,
-                loaded.origin,
+                counts={"examples": metric.examples} | ({} if metric.part else other),
+                how=description,
+                part=metric.part,
+                origin=loaded.origin,
+                **metric.estimate._asdict(),
             )
-            for metric in metrics
+            for metric in (task.metrics(answered) if answered else no_metrics)
         ]

@@ -1,9 +1,10 @@
 """Defines the base classes of task kinds: their fields, the parsing of examples, and the metrics."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Generic, NamedTuple, Optional, TypeVar
 
+from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.results import Estimate, ratio
 from pretrainax.scoring.tasks.examples import Example
@@ -15,15 +16,14 @@ class TaskMetric(NamedTuple):
     """One metric of a model on a task."""
 
     measure: str  # name of the metric: "accuracy"
-    estimate: Estimate  # value with its standard error over the examples
+    estimate: Estimate  # value with its error over the examples
     examples: int  # number of examples
     part: str = ""  # subset of the examples; "": all examples
-    other: Mapping[str, int] = {}  # counts of special cases: {"prompts cut": 3}
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Computes the mean of `values` and its standard error, from the sample standard deviation (n - 1)."""
-    return ratio(values, [1.0] * len(values))
+    """Computes the mean of one value per example, with its standard error and t interval."""
+    return ratio(values, [1.0] * len(values), unit="examples")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -40,6 +40,7 @@ class Task(Generic[Item]):
     )
 
     kind: ClassVar[str]  # name of the kind in description files
+    measures: ClassVar[tuple[str, ...]]  # names of the metrics
 
     def problems(self) -> Iterable[str]:
         """Yields an error message for each invalid field."""
@@ -57,13 +58,21 @@ class Task(Generic[Item]):
         """
         raise NotImplementedError
 
-    def metrics(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[TaskMetric]:
-        """Computes the metrics of a model on the task: first over all chosen examples, then over subsets.
+    def transcripts(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[JsonObject]:
+        """Asks a model the chosen examples; returns a JSON object for each example, in order.
+
+        An object contains the prompt, the target, the output of the model and whether it is correct; if the prompt has
+        shots, "shots" is their number and "dropped_shots" the number of shots that do not fit. None of this exists
+        for an example that does not fit into the context; its "asked" is False.
 
         Args:
           asked: all examples, parsed by `read`.
           chosen: indices of the examples to score. All examples may serve as shots.
         """
+        raise NotImplementedError
+
+    def metrics(self, transcripts: Sequence[JsonObject]) -> list[TaskMetric]:
+        """Computes the metrics from one or more transcripts: first over all examples, then over subsets."""
         raise NotImplementedError
 
 
@@ -97,3 +106,22 @@ class Prompted(Task[Item]):
         """
         shots = [questions[i].shot for i in range(min(self.shots + 1, len(questions))) if i != index]
         return [*shots[: self.shots], questions[index].prompt]
+
+    def fitting_prompt(
+        self, questions: Sequence[Question], index: int, fits: Callable[[str], bool]
+    ) -> Optional[tuple[str, JsonObject]]:
+        """Builds the prompt of a question, without the first shots if it does not fit into the context otherwise.
+
+        Returns:
+          The prompt, and the fields "shots" and "dropped_shots" of the transcript; None if the question alone does not
+          fit.
+
+        Args:
+          index: index of the question in `questions`.
+          fits: returns whether a prompt fits into the context.
+        """
+        parts = self.with_shots(questions, index)
+        for dropped in range(len(parts)):
+            if fits(prompt := self.separator.join(parts[dropped:])):
+                return prompt, {"shots": len(parts) - 1 - dropped, "dropped_shots": dropped}
+        return None

@@ -10,7 +10,7 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.request import Sampling
-from pretrainax.scoring.results import Estimate
+from pretrainax.scoring.results import Estimate, results_table
 from pretrainax.scoring.span_forms import Ids, span_formats
 from pretrainax.scoring.tasks.likelihoods import continuations, sentence_log_likelihoods, split
 from pretrainax.scoring.tasks.run import load_tasks, run_tasks
@@ -82,7 +82,8 @@ def test_minimal_pairs_of_a_decoder_are_by_log_likelihood(decoder, blimp):
     for part, of in (("", right), ("nouns", nouns), ("verbs", verbs)):
         result = found["accuracy", part]
         assert (result.value, result.counts) == (pytest.approx(np.mean(of)), {"examples": len(of)})
-        assert result.standard_error == pytest.approx(np.std(of, ddof=1) / math.sqrt(len(of)))
+        error = np.std(of, ddof=1) / math.sqrt(len(of)) or None  # equal examples do not show their error
+        assert result.standard_error == (error and pytest.approx(error))
     assert found["accuracy", ""].how.endswith("left to right") and len(found) == 3
 
 
@@ -172,18 +173,40 @@ def test_a_continuation_is_the_best_where_no_other_token_is_more_likely(decoder)
     assert [of.is_best for of in said] == expected and any(expected)
 
 
-def test_a_prompt_that_is_too_long_is_cut_and_counted(decoder, tmp_path):
+def test_a_prompt_that_is_too_long_is_counted(decoder, tmp_path):
     longest = decoder.experiment.model.position.max_length
     task = "cloze:" + write(tmp_path / "x.jsonl", [{"text": "a " * longest + "end"}, {"text": "the end"}])
-    assert results(decoder, task)["accuracy", ""].counts == {"examples": 2, "texts cut": 1}
+    assert results(decoder, task)["accuracy", ""].counts == {"examples": 1, TOO_LONG: 1}
 
 
-def test_an_answer_that_is_too_long_is_one_line(decoder, tmp_path):
-    task = "cloze:" + write(tmp_path / "x.jsonl", [{"text": "the end" + "s" * 20}])
-    with pytest.raises(
-        UserError, match="an answer has 24 tokens, and leaves no room for its question in the 20 tokens"
-    ):
-        results(decoder, task)
+TOO_LONG = "not asked: too long for the context"
+LONG = {  # for each kind, an example that fits into 20 tokens, and an example that does not
+    "minimal_pairs": [
+        {"sentence_good": "an ant", "sentence_bad": "a ant", "UID": ""},
+        {"sentence_good": "an ant " * 9, "sentence_bad": "a ant", "UID": ""},
+    ],
+    "multiple_choice": [
+        {"prompt": "up", "choices": ["sky", "sea"], "answer": 0},
+        {"prompt": "up", "choices": ["sky", "sea" * 9], "answer": 0},
+    ],
+    "cloze": [{"text": "the end"}, {"text": "the end" + "s" * 20}],
+    "exact_match": [{"prompt": "h", "answer": "i"}, {"prompt": "j" * 18, "answer": "k"}],
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_an_example_that_does_not_fit_is_not_asked(decoder, tmp_path, kind):
+    fits, too_long = LONG[kind]
+    fields = {"kind": kind} | ({"max_new_tokens": 4} if kind == "exact_match" else {})
+    fields |= {"unconditional": "so"} if kind == "multiple_choice" else {}
+    for name, records in (("both", [fits, too_long]), ("long", [too_long])):
+        write(tmp_path / f"{name}.jsonl", records)
+        (tmp_path / f"{name}.json").write_text(json.dumps(fields | {"examples": f"{name}.jsonl"}))
+    for result in results(decoder, str(tmp_path / "both.json")).values():
+        assert result.counts == {"examples": 1, TOO_LONG: 1} and result.value == result.value
+    for result in (found := results(decoder, str(tmp_path / "long.json"))).values():
+        assert result.counts == {"examples": 0, TOO_LONG: 1} and math.isnan(result.value)
+    assert "not asked" in results_table(list(found.values()))
 
 
 def test_a_model_that_fills_holes_is_given_some_text(tmp_path):
@@ -233,9 +256,9 @@ def test_shots_are_left_out_where_there_is_no_room_and_it_is_said(decoder, tmp_p
     fields = {"examples": "mine.jsonl", "separator": ";", "shots": 2, "max_new_tokens": 4, "answer": "[a-z]"}
     (tmp_path / "mine.json").write_text(json.dumps({"kind": "exact_match"} | fields))
     assert results(decoder, str(tmp_path / "mine.json"))["exact_match", ""].counts == {
-        "examples": 3,
-        "prompts with fewer shots, for want of room": 2,
-        "prompts too long, counted as wrong": 1,
+        "examples": 2,
+        TOO_LONG: 1,
+        "prompts with fewer shots": 2,
     }
 
 
@@ -246,8 +269,8 @@ def test_an_encoder_is_not_asked_to_write(blimp):
 
 
 def test_the_standard_error_of_a_mean_is_that_of_the_sample():
-    assert mean([1, 0, 1, 1]) == Estimate(0.75, pytest.approx(0.25))
-    assert mean([True]) == Estimate(1.0, None)
+    assert mean([1, 0, 1, 1])[:2] == (0.75, pytest.approx(0.25))
+    assert mean([2.0]) == Estimate(2.0, None)
 
 
 def test_text_and_continuation_part_where_their_tokens_do(decoder):
