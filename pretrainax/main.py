@@ -11,8 +11,9 @@ larger config.train.steps extends a run, finished or not. The extension needs `-
 
 --seeds=5 trains five runs, each in a subfolder of --workdir. --sweep="optimizer.learning_rate=1e-5,3e-5,1e-4" trains
 one run per value of a field. Both flags together train one run per combination. The same command continues after an
-interruption. At the end, the command prints a table and writes runs.json. Both list each run's best checkpoint, by the
-metric that selects checkpoints, with medians and spreads.
+interruption. At the end, the command prints tables and writes runs.json. Both list each run's best checkpoint, the mean
+of each setting over seeds, and paired differences with 95 % intervals. A setting is named the best only if it is
+distinguishable from all others. A sweep selects on one half of the validation and reports the other half.
 
 A run whose estimated memory exceeds the memory of a device (on CPUs: the memory that is available) ends with the
 cheapest change that makes it fit; `--nocheck_memory` starts it anyway.
@@ -45,7 +46,9 @@ _SEEDS = flags.DEFINE_integer(
     "seeds", None, "Number of runs to train, with consecutive seeds from config.train.seed", lower_bound=1
 )
 _SWEEP = flags.DEFINE_multi_string(
-    "sweep", [], "Field and values, a run for each: optimizer.learning_rate=1e-5,3e-5,1e-4"
+    "sweep",
+    [],
+    "Field and values, a run for each: optimizer.learning_rate=1e-5,3e-5,1e-4. Joint fields: a,b=(1,2),(3,4)",
 )
 
 

@@ -98,16 +98,16 @@ def main() -> int:
 
 def _set_steps(experiment: Experiment) -> None:
     """Sets `train.steps` from a budget in FLOPs; other budgets need the data or the devices, so the default is set."""
-    from pretrainax.models.flops import flops_per_step
+    from pretrainax.models.flops import flops_per_step, update_cost
 
     if experiment.train.steps:
         return
     train, lengths = experiment.train, experiment.objective.lengths(experiment.data.sequence_length)
     budget = RunBudget.parse(train.budget) if train.budget else None
     if budget and budget.unit == "flops":
-        rows, passes = experiment.rows_per_update, experiment.passes
-        cost = flops_per_step(experiment.model, rows, lengths.inputs, lengths.targets, passes=passes)
-        train.steps, train.budget = max(int(budget.amount / cost), 1), None
+        rows, cost = experiment.rows_per_update, update_cost(experiment)
+        flops = flops_per_step(experiment.model, rows, lengths.inputs, lengths.targets, cost=cost)
+        train.steps, train.budget = max(int(budget.amount / flops), 1), None
         return
     train.steps, train.budget = TrainConfig.steps, None
     steps = f"config.train.steps follows from config.train.budget: the plan is for {train.steps:,} steps"

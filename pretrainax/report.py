@@ -6,10 +6,9 @@ works on desktops and phones. Its x-axis can be steps, tokens, bytes, FLOPs or t
 
 Runs with the same objective, tokenizer and validation text form a group. Only metrics of a group share a panel, unless
 the metric compares between groups: bits per byte do not depend on the tokenizer. Runs of a group whose configs differ
-only in the seed are one setting. The report names a best setting only if all runs have the same length, the range of
-the best setting overlaps with no other range, and this would rarely happen between equal settings: two settings need
-four seeds each. A table lists the config fields that differ between the runs. Notes list metrics that do not compare or
-that are missing from a run.
+only in the seed are one setting. The report names a best setting only if all runs have the same length, and the paired
+differences of all other settings have intervals without 0 (`reporting/paired.py`). A table lists the config fields that
+differ between the runs. Notes list metrics that do not compare or that are missing from a run.
 """
 
 import os
@@ -157,7 +156,7 @@ def _values(report: Report, folders: list[str]) -> JsonObject:
     groups = [
         {"name": group.name, "label": group.label, "runs": [names[i] for i in group.runs]}
         | {"properties": {name: part.text for name, part in group.parts.items()}}
-        | {"metric": verdict.metric, "settings": [setting.to_json(report.runs) for setting in verdict.settings]}
+        | {"metric": verdict.metric, "settings": verdict.to_json(report.runs)}
         | {"best": verdict.best and verdict.best.label, "verdict": verdict.text}
         for group, verdict in zip(report.groups, report.verdicts, strict=True)
     ]

@@ -48,6 +48,11 @@ class LoRA(Tuning):
     def trains(self, path, heads):
         return any(f"/{part}/" in f"/{path}/" for part in self.fully_trained)
 
+    def merged_elements(self, params):
+        if not self.dora:
+            return 0
+        return sum(m.layers * math.prod(m.size) * self.rank for m in matching(matrices_of(params), self.targets))
+
     def added(self, params, key):
         kernels, added = flat(params), {}
         for matrix in matching(matrices_of(params), self.targets):

@@ -9,10 +9,12 @@ import jax
 
 from pretrainax import models
 from pretrainax.adapt.adapted import Adapted
+from pretrainax.adapt.cost import cost_of
 from pretrainax.config import AUTO, Experiment, ModelConfig, TrainConfig, kinds
 from pretrainax.data.batch import Batch
 from pretrainax.layers.compute import compute_for
 from pretrainax.layers.linear import Linear
+from pretrainax.models.flops import UpdateCost
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import Flat, PyTree
@@ -35,6 +37,19 @@ class Tuning(kinds.Tuning):
     def adapted(self, model: models.AnyModel, experiment: Experiment) -> Adapted:
         """Wraps `model`, the model of an experiment, with this tuning."""
         return Adapted(model, self, experiment.initializes_missing_heads)
+
+    def cost(self, experiment: Experiment) -> UpdateCost:
+        return cost_of(self, experiment, abstract_params(experiment.model))
+
+    def virtual_tokens(self, config: ModelConfig) -> tuple[int, int]:
+        """Returns the virtual tokens of a row, (in the encoder or only stack, in the decoder of an encoder-decoder)."""
+        del config
+        return 0, 0
+
+    def merged_elements(self, params: PyTree) -> int:
+        """Returns the multiply-adds that compute updated matrices in each update, whatever the number of tokens."""
+        del params
+        return 0
 
     @property
     def tokens(self) -> int:

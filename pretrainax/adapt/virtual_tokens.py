@@ -38,6 +38,10 @@ class _VirtualTokens(Tuning):
     def tokens(self) -> int:
         return self.length
 
+    def virtual_tokens(self, config):
+        sides = self.sides(config)
+        return self.length, self.length if len(sides) > 1 else 0
+
     def sides(self, config: ModelConfig) -> tuple[str, ...]:
         """Returns the name prefixes of the batch arrays that get virtual tokens.
 

@@ -5,6 +5,7 @@ import importlib
 from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 from pretrainax.config.choice import optional_in_json, resumable_field
+from pretrainax.config.metric import SELECTION_HALF
 from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 
@@ -210,6 +211,9 @@ class EvaluateConfig:
     average: int = resumable_field(0)
     # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
     select_by: str = resumable_field("")
+    # computes the metrics also on each half of the validation rows: loss/half=1 selects checkpoints, and loss/half=2 is
+    # the value to report. --sweep sets it
+    halves: bool = optional_in_json(False)
     # stops after this many validations without an improvement of the metric; None: never stops
     patience: Optional[int] = resumable_field(None)
     objective: Optional[Objective] = None  # objective of the validation; None: `config.objective`
@@ -312,4 +316,14 @@ class Experiment:
     @property
     def select_by(self) -> str:
         """Returns the name of the validation metric used for the best checkpoint, patience and `plan --fit`."""
-        return self.evaluate.select_by or self.validation_objective.select_by
+        return f"{self._selection_metric}{SELECTION_HALF}" if self.evaluate.halves else self._selection_metric
+
+    @property
+    def _selection_metric(self) -> str:
+        of_distillation = "" if self.distill is None else self.distill.select_by
+        return self.evaluate.select_by or of_distillation or self.validation_objective.select_by
+
+    @property
+    def has_halves(self) -> bool:
+        """Returns whether `evaluate.halves` has two values of the metric that selects checkpoints."""
+        return self.evaluate.batches != 1 and self.validation_objective.has_halves(self._selection_metric)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment, TrainConfig
     from pretrainax.config.heads import Classify, Kind
     from pretrainax.config.model import ModelConfig
+    from pretrainax.models.flops import UpdateCost
     from pretrainax.training.wrapped import Wrapped
 
 # Features that some models do not support: see `ModelPart.unsupported`.
@@ -92,6 +93,10 @@ class Tuning(Wrapper):
 
     # matrix multiplications per frozen matrix and step: forward, and backward for the gradient of the inputs
     passes: ClassVar[int] = 2
+
+    def cost(self, experiment: "Experiment") -> "UpdateCost":
+        """Returns the matmuls of an update; see `models.flops.UpdateCost`."""
+        raise NotImplementedError
 
 
 class DistillConfig(Wrapper):

@@ -10,6 +10,8 @@ from pretrainax.files.errors import UserError
 Aspect = Literal["objective", "tokenizer", "text", "generator", "hardware"]
 FRACTION = "fraction"  # unit of values from 0 to 1, which logs and reports display in %
 _FRACTIONS = ("accuracy", "precision", "recall", "fraction")  # ends of the names of undeclared fractions
+# ends of the names of metrics on the halves of the validation, with `config.evaluate.halves`
+SELECTION_HALF, REPORT_HALF = "/half=1", "/half=2"
 OF_RECORDS: tuple[Aspect, ...] = ("objective", "text")  # for metrics per record or byte, whatever the tokenizer
 
 
@@ -70,6 +72,14 @@ def metric_text(name: str, value: float) -> str:
 def reported(name: str, value: float) -> str:
     """Formats a metric's value with its unit of display: "8.72%" for a fraction, "2.0000" for a loss."""
     return f"{value:.2%}" if declared(name).unit == FRACTION else metric_text(name, value)
+
+
+def reported_half(name: str) -> str:
+    """Returns the metric to report if `name` has selected a checkpoint: its other half with `evaluate.halves`.
+
+    "loss/half=1" -> "loss/half=2", "loss" -> "loss".
+    """
+    return f"{name.removesuffix(SELECTION_HALF)}{REPORT_HALF}" if name.endswith(SELECTION_HALF) else name
 
 
 def larger_is_better(name: str) -> bool:

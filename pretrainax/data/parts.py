@@ -19,6 +19,19 @@ def stream_part_names(sources: "Sequence[Source]", objective: "Objective") -> li
     return [tuple(filter(None, names)) for names in zip(*name_columns, strict=True)]
 
 
+def with_halves(parts: Sequence[tuple[str, ...]], halves: bool) -> list[tuple[str, ...]]:
+    """Adds the part "half=1" to the first half of the batches of each stream, and "half=2" to the other batches.
+
+    Args:
+      parts: the part names of each batch, which are equal for batches of the same stream.
+      halves: `config.evaluate.halves`; if False, returns `parts`.
+    """
+    if not halves:
+        return list(parts)
+    first = [2 * parts[:i].count(names) < parts.count(names) for i, names in enumerate(parts)]
+    return [(*names, "half=1" if is_first else "half=2") for names, is_first in zip(parts, first, strict=True)]
+
+
 def _part_names(items: "Sequence[Source | Objective]") -> list[str]:
     """Returns the part name of each item, or "" for every item if all are equal.
 

@@ -83,7 +83,7 @@ class RowStream:
         self._crosses_documents = not packing.cuts
         self.draws_text = objective.pairs_documents  # an example also has text from other documents
         self._counter = options.text and TextCounter(
-            options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, not options.no_target_bytes
+            options.text, bytes_per_spelled(options.text, corpus), vocabulary, not options.no_target_bytes
         )
         batch = options.global_batch_size if len(self.lengths) > 1 else None  # each batch has one bucket
         raw = tuple(lengths.raw for lengths in self.lengths)

@@ -5,13 +5,12 @@ also comparable between tokenizers, if the token ids determine the text (`text_l
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 import numpy as np
 
-from pretrainax.data.batch import Example, predicts_tokens
+from pretrainax.data.batch import TOKEN_FIELDS, Example, predicts_tokens
 from pretrainax.data.corpus import Corpus
-from pretrainax.tokenization.base import TextTable, Tokenizer
+from pretrainax.tokenization.base import TextTable, Tokenizer, Vocabulary
 
 # Pairs of strings with equal numbers of bytes that some tokenizers do not distinguish.
 _SIMILAR_STRINGS = (("A", "a"), ("\u00c9", "\u00e9"), ("a\nb", "a b"), ("a\tb", "a b"))
@@ -50,13 +49,14 @@ class TextCounter:
     Args:
       table: for each token id, the number of bytes that it spells and whether it is text.
       ratio: `bytes_per_spelled` of the corpus.
-      separator: the token id after each document.
+      vocabulary: the vocabulary of the tokenizer.
       with_target_bytes: whether to count the bytes of targets. This requires that the loss is a likelihood of the text
         and that the token ids determine the text.
     """
 
-    def __init__(self, table: TextTable, ratio: float, separator: Optional[int], with_target_bytes: bool):
-        self._table, self._ratio, self._separator, self._with_target_bytes = table, ratio, separator, with_target_bytes
+    def __init__(self, table: TextTable, ratio: float, vocabulary: Vocabulary, with_target_bytes: bool):
+        self._table, self._ratio, self._with_target_bytes = table, ratio, with_target_bytes
+        self._mask, self._separator = vocabulary.mask, vocabulary.separator
 
     def add_counts(self, example: Example, tokens: np.ndarray) -> Example:
         """Returns `example` with the arrays "text_weights" [N], "text_tokens" and "text_bytes" added.
@@ -64,12 +64,18 @@ class TextCounter:
         If the counter was created with `with_target_bytes`, "target_bytes" is added too. All but "text_weights" are
         scalars. An example that predicts no tokens gets neither "text_weights" nor "target_bytes".
 
+        Only text that the model reads is counted: a task cuts long records, and a decoder does not read its last
+        target. [MASK] counts as the token in its place.
+
         tokens: the corpus tokens of the example, [raw].
         """
         is_text, num_bytes, adds_space = self._table
-        spelled_bytes = int(num_bytes[tokens].sum())
+        inputs = [example[name] for name in TOKEN_FIELDS if name in example]
+        read = sum(np.count_nonzero(is_text[ids] | (ids == self._mask)) for ids in inputs)
+        text = tokens[is_text[tokens]][:read]
+        spelled_bytes = int(num_bytes[text].sum())
         counts = {
-            "text_tokens": np.array(np.count_nonzero(is_text[tokens]), np.int32),
+            "text_tokens": np.array(len(text), np.int32),
             "text_bytes": np.array(round(spelled_bytes * self._ratio), np.int32),
         }
         if not predicts_tokens(example):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal, Optional, cast
+from typing import ClassVar, Literal, Optional, cast
 
 from pretrainax import models
 from pretrainax.config import AUTO, Classify, DisentangledPositions, Experiment, ModelConfig, Tag, TrainConfig, kinds
@@ -29,6 +29,7 @@ class Distillation(kinds.DistillConfig):
     - relation_loss: KL(teacher || student) of the query, key and value relations in one layer (Wang et al. 2021)
     """
 
+    metric_names: ClassVar[tuple[str, ...]] = ("combined_loss", "distillation_loss")  # for config.evaluate.select_by
     teacher: str  # a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
     hard: float = 0.5  # weight of the student's own loss
     soft: float = 0.5  # weight of the teacher's soft targets
@@ -55,6 +56,14 @@ class Distillation(kinds.DistillConfig):
             cast(Model, models.build(model, compute)) for model in (experiment.model, teacher)
         )
         return Distilled(student_model, teacher_model, self, train.loss_chunk)
+
+    @property
+    def select_by(self) -> str:
+        """Returns the metric that selects checkpoints by default, or "" for the metric of the objective.
+
+        The student's own loss means nothing if no term trains the heads.
+        """
+        return "" if self.hard or self.soft else "combined_loss"
 
     @property
     def compares_states(self) -> bool:

@@ -43,6 +43,7 @@ declare(
         "distillation_loss",
         "sum of the loss terms of the teacher below, with their weights in config.distill",
     ),
+    Metric("combined_loss", "the loss that distillation trains: config.distill.hard · loss + distillation_loss"),
     Metric("soft_loss", "T² times the KL divergence from the teacher's outputs, per target or label"),
     Metric("soft_pair_loss", "T² times the KL divergence from the teacher's outputs for pairs of segments, per row"),
     Metric("hidden_loss", "distance of hidden states from the teacher's, per token, summed over layers"),
@@ -77,16 +78,21 @@ class Compared(Outputs):
     ) -> tuple[jax.Array, Sums]:
         """Computes the total loss, and the (sum, count) of each loss term that compares student and teacher.
 
+        "combined_loss" and "distillation_loss" of several batches are means that are weighted by the predictions.
+
         Args:
           own: the student's own loss.
           counts: the numbers of predictions or tokens in this microbatch, by unit.
           total_counts: the same numbers for the global batch, by unit.
         """
+        main = "loss" if "loss" in total_counts else "label_loss"
         weighted_terms = [term.weight * term.value / total_counts[term.unit] for term in self.parts.values()]
         total = functools.reduce(jnp.add, weighted_terms)
         sums = {name: (term.value, counts[term.unit]) for name, term in self.parts.items()}
-        sums["distillation_loss"] = total, counts[TOKENS] / total_counts[TOKENS]
-        return self.hard * own + total, jax.lax.stop_gradient(sums)
+        combined = self.hard * own + total
+        sums["distillation_loss"] = total * total_counts[main], counts[main]
+        sums["combined_loss"] = combined * total_counts[main], counts[main]
+        return combined, jax.lax.stop_gradient(sums)
 
 
 class _Pair(NamedTuple):
@@ -102,7 +108,7 @@ class _Pair(NamedTuple):
 class Distilled(Wrapped):
     """A student with its teacher, used like the student.
 
-    Calls with deterministic=True (validation) run only the student and add no distillation losses.
+    Calls without the teacher's parameters run only the student and add no distillation losses.
     """
 
     student: Model
@@ -180,12 +186,12 @@ class Distilled(Wrapped):
         rngs: Optional[dict[str, jax.Array]] = None,
     ) -> Outputs:
         params, maps = without_projections(variables["params"]), variables["params"].get(PROJECTIONS, {})
-        if deterministic:
-            return self.student.apply({"params": params}, batch, deterministic=True, rngs=rngs)
+        if TEACHER not in variables:
+            return self.student.apply({"params": params}, batch, deterministic=deterministic, rngs=rngs)
         config = self.distillation
         captured = {"vectors": bool(config.relations), "logits": bool(config.attention)}
         student, student_states = run_with_states(
-            self.student, params, batch, **captured, deterministic=False, rngs=rngs
+            self.student, params, batch, **captured, deterministic=deterministic, rngs=rngs
         )
         teacher_params = jax.lax.stop_gradient(variables[TEACHER])
         teacher, teacher_states = run_with_states(self.teacher, teacher_params, batch, **captured, deterministic=True)

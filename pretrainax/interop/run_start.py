@@ -32,7 +32,7 @@ from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
 from pretrainax.training.run import Run
 from pretrainax.training.start import Row, Start
-from pretrainax.training.wrapped import Wrapped, plain, trained_model
+from pretrainax.training.wrapped import Wrapped, plain, teacher_config, trained_model
 
 
 class TrainedStart(Start):
@@ -155,7 +155,7 @@ def _read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     Raises:
       UserError: the teacher no longer exists, has changed, or has a different tokenizer.
     """
-    distillation, teacher = cast(Distillation, run.experiment.distill), run.work.teacher
+    distillation, teacher = cast(Distillation, run.experiment.distill), teacher_config(run.model)
     assert teacher is not None and run.abstract_frozen is not None  # because the run has `config.distill`
     origin = find_teacher(distillation) if is_new else load_recorded_start(workdir, TEACHER_START)
     _check_commit("config.distill.teacher", origin)

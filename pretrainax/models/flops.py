@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import Experiment, ModelConfig
 from pretrainax.layers.attention import BACKENDS, choose_backend
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
 from pretrainax.layers.feed_forward import feed_forwards_of, layer_groups
@@ -33,10 +33,60 @@ class Attention(NamedTuple):
     value_dim: int  # width of a value of one head
     causal: bool  # a query attends only to its own token and earlier tokens
     window: Optional[int]  # size of the sliding window in tokens, or None
+    in_encoder: bool = False  # the self-attention of the encoder of an encoder-decoder
 
 
 WorkOf = Callable[[Attention], Work]
 ImplementationOf = Callable[[Attention], tuple[str, AttentionSpec]]
+
+
+class UpdateCost(NamedTuple):
+    """The matmuls of an update: forward, gradients of activations, and gradients of trained parameters.
+
+    A trained matrix costs three matmuls of the same size, a frozen matrix two, or one if nothing below it is trained.
+    The layers of a stack run in one loop, so all of them have a backward pass if one of them has a trained parameter.
+    """
+
+    blocks: int = 3  # matmuls per matrix in the blocks
+    encoder: int = 3  # the same in the encoder of an encoder-decoder
+    heads: float = 3.0  # matmuls per matrix outside the blocks; a mean over the matrices
+    per_input: float = 0.0  # FLOPs of all passes of added matrices and of gradients of trained ones, per input token
+    per_target: float = 0.0  # the same per token of the decoder of an encoder-decoder
+    per_update: float = 0.0  # FLOPs of added matrices that read no tokens, of an update
+    virtual: tuple[int, int] = (0, 0)  # virtual tokens before each row; of the decoder of an encoder-decoder
+
+    def attention(self, group: Attention) -> float:
+        """Returns the fraction of the attention matmuls that an update computes: 1, or 1/3 without a backward pass."""
+        return 1.0 if (self.encoder if group.in_encoder else self.blocks) > 1 else 1 / 3
+
+    def matrices(self, config: ModelConfig, inputs: int, targets: int) -> float:
+        """Computes the FLOPs of one example's matmuls with matrices in the blocks, except for query-key pairs."""
+        inputs, targets = self.lengths(inputs, targets)
+        blocks, _ = other_flops(config, inputs, targets)
+        if config.family != "encoder_decoder":
+            return self.blocks * blocks + self.per_input * inputs
+        encoder, decoder = config.stacks.values()
+        of_encoder = _block_flops(encoder, encoder.num_layers, inputs)
+        flops = self.blocks * (blocks - of_encoder) + self.encoder * of_encoder
+        if self.encoder == 1 < self.blocks:  # keys and values of the cross-attention send no gradient to the encoder
+            read = [MultiHeadAttention.flops(decoder, targets, n, encoder.d_model) for n in (inputs, 0)]
+            flops -= decoder.num_layers * (read[0] - read[1])
+        return flops + self.per_input * inputs + self.per_target * targets
+
+    def lengths(self, inputs: int, targets: int) -> tuple[int, int]:
+        """Returns the tokens per example that the blocks read, including virtual tokens."""
+        return inputs + self.virtual[0], targets + self.virtual[1]
+
+
+FULL = UpdateCost()  # an update of all parameters
+
+
+def update_cost(experiment: Experiment) -> UpdateCost:
+    """Returns the matmuls of an update of an experiment, which depend on its tuning.
+
+    Layers that `config.layers` freezes cost as much as others: their gradients are computed and then set to 0.
+    """
+    return FULL if experiment.tuning is None else experiment.tuning.cost(experiment)
 
 
 def flops_per_step(
@@ -45,7 +95,7 @@ def flops_per_step(
     inputs: int,
     targets: int,
     teacher: Optional[ModelConfig] = None,
-    passes: int = 3,
+    cost: UpdateCost = FULL,
 ) -> float:
     """Computes the matmul FLOPs of one update; the backward pass counts as twice the forward pass.
 
@@ -59,15 +109,13 @@ def flops_per_step(
     Args:
       batch_size: examples per update, times the number of gradients that the optimizer computes per update.
       inputs, targets: tokens per example. An encoder reads `inputs` tokens and predicts `targets` of them, an
-        encoder-decoder reads `inputs` and predicts `targets`, and for a decoder the two numbers are equal.
+        encoder-decoder reads `inputs` and predicts `targets`, and for a decoder the two numbers are equal. Virtual
+        tokens are not included.
       teacher: the config of the distillation teacher, which runs only a forward pass. None without distillation.
-      passes: number of matmuls per parameter matrix in a step (`Experiment.passes`); 3 for one forward and two
-        backward. Matrices added by parameter-efficient tuning are not counted.
+      cost: `update_cost` of the experiment: the matmuls of a tuning. By default, all parameters are trained.
     """
-    attention = attention_flops(config, inputs, targets, lambda group: PRODUCTS * group.queries * group.keys)
-    total = batch_size * (
-        matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
-    )
+    all_pairs = lambda group: PRODUCTS * group.queries * group.keys  # noqa: E731
+    total = _step_flops(config, batch_size, inputs, targets, all_pairs, cost)
     return total if teacher is None else total + flops_per_step(teacher, batch_size, inputs, targets) / 3
 
 
@@ -78,36 +126,30 @@ def executed_flops(
     targets: int,
     work: WorkOf,
     teacher: Optional[ModelConfig] = None,
-    passes: int = 3,
+    cost: UpdateCost = FULL,
 ) -> float:
     """Computes the FLOPs of `flops_per_step` without the query-key pairs that the attention implementation skips.
 
     Args:
       work: maps an `Attention` to its work, including the computed query-key pairs; a result of `work_of`.
     """
-    attention = attention_flops(config, inputs, targets, lambda group: PRODUCTS * work(group).pairs.sum())
-    total = batch_size * (
-        matrix_flops(passes, *other_flops(config, inputs, targets)) + attention_fraction(passes) * attention
-    )
+    pairs = lambda group: PRODUCTS * work(group).pairs.sum()  # noqa: E731
+    total = _step_flops(config, batch_size, inputs, targets, pairs, cost)
     return total if teacher is None else total + executed_flops(teacher, batch_size, inputs, targets, work) / 3
 
 
-def matrix_flops(passes: int, blocks: float, around: float) -> float:
-    """Computes the FLOPs of a step's matmuls with parameter matrices, from the forward FLOPs.
-
-    If `passes` is 1, only the heads are trained: the heads have a backward pass and the blocks have none.
-
-    Args:
-      passes: as in `flops_per_step`.
-      blocks: forward FLOPs in the blocks.
-      around: forward FLOPs before and after the blocks.
-    """
-    return passes * blocks + (3 if passes == 1 else passes) * around
-
-
-def attention_fraction(passes: int) -> float:
-    """Returns the fraction of the attention matmuls that a step computes: 1, or 1/3 without a backward pass."""
-    return 1.0 if passes > 1 else 1 / 3
+def _step_flops(
+    config: ModelConfig,
+    batch_size: float,
+    inputs: int,
+    targets: int,
+    products: Callable[[Attention], float],
+    cost: UpdateCost,
+) -> float:
+    _, outside_blocks = other_flops(config, inputs, targets)
+    pairs = attention_flops(config, *cost.lengths(inputs, targets), lambda g: cost.attention(g) * products(g))
+    per_example = cost.matrices(config, inputs, targets) + cost.heads * outside_blocks + pairs
+    return batch_size * per_example + cost.per_update
 
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
@@ -205,7 +247,8 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
         kinds += kinds[-1:] if stack.enhanced_mask_decoder else []
         for kind, count in collections.Counter(kinds).items():
             window = stack.window if kind == "local" else None
-            yield Attention(count, length, length, *_heads(stack), causal=stack.family == "decoder", window=window)
+            causal, in_encoder = stack.family == "decoder", config.family == "encoder_decoder" and stack is stacks[0][0]
+            yield Attention(count, length, length, *_heads(stack), causal, window, in_encoder)
 
 
 def _heads(config: ModelConfig) -> tuple[int, int, int, int]:

@@ -41,14 +41,13 @@ from pretrainax.models.flops import (
     Attention,
     WorkOf,
     attention_flops,
-    attention_fraction,
     attentions,
     executed_flops,
     expert_flops,
     flops_per_step,
     implementation_of,
-    matrix_flops,
     other_flops,
+    update_cost,
     work_of,
 )
 from pretrainax.planning.activations import (
@@ -204,10 +203,10 @@ def estimate_time(
     model_and_batch = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     teacher = teacher_of(experiment)
     stretch = pipeline_stages(experiment, mesh_sizes).relative_layer_time
-    passes = experiment.passes
+    cost = update_cost(experiment)
     flops, executed = (
-        flops_per_step(*model_and_batch, teacher, passes),
-        executed_flops(*model_and_batch, work, teacher, passes),
+        flops_per_step(*model_and_batch, teacher, cost),
+        executed_flops(*model_and_batch, work, teacher, cost),
     )
     compute = _product_flops(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
     if traffic is None:
@@ -266,22 +265,25 @@ def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work:
       work: function that maps a group of attention layers to its `Work` (query-key pairs, recomputed products).
       stretch: time of the layers with the pipeline, divided by their time without a pipeline.
     """
-    train, passes, lengths = experiment.train, experiment.passes, lengths_of(shapes_of(experiment))
-    has_backward = passes > 1
+    train, cost, lengths = experiment.train, update_cost(experiment), lengths_of(shapes_of(experiment))
+    has_backward = cost.blocks > 1
     makes_again = has_backward and train.remat != "none"
 
     def products(one: Attention) -> float:
         pairs, recompute = work(one)
-        count = PRODUCTS * attention_fraction(passes) + has_backward * recompute + 2 * makes_again
+        count = PRODUCTS * cost.attention(one) + has_backward * recompute + 2 * makes_again
         return count * pairs.max() * len(pairs)
 
-    model = experiment.model, lengths.inputs, lengths.targets
-    blocks, outside_blocks = other_flops(*model)
-    blocks += (1 / GROUPED - 1) * expert_flops(*model)
-    again = (train.layer_forwards - 1) * blocks if has_backward else 0.0
+    tokens, with_virtual = (lengths.inputs, lengths.targets), cost.lengths(lengths.inputs, lengths.targets)
+    model = experiment.model
+    _, outside_blocks = other_flops(model, *tokens)
+    slower_experts = (1 / GROUPED - 1) * expert_flops(model, *with_virtual)
+    again = (train.layer_forwards - 1) * (other_flops(model, *with_virtual)[0] + slower_experts) * has_backward
     teacher_flops = 0.0 if teacher is None else executed_flops(teacher, 1, lengths.inputs, lengths.targets, work) / 3
-    layers = matrix_flops(passes, blocks, 0.0) + again + attention_flops(*model, products)
-    return experiment.rows_per_update * (stretch * layers + matrix_flops(passes, 0.0, outside_blocks) + teacher_flops)
+    layers = cost.matrices(model, *tokens) + cost.blocks * slower_experts + again
+    layers += attention_flops(model, *with_virtual, products)
+    per_row = stretch * layers + cost.heads * outside_blocks + teacher_flops
+    return experiment.rows_per_update * per_row + cost.per_update
 
 
 def memory_bytes_between_products(

@@ -33,8 +33,9 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
         for _, component in bound_objective.components(source.pairs)
     ]
     max_lengths = Lengths(*np.max([objective.lengths(length) for objective in objectives], axis=0).tolist())
-    table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
-    counter = TextCounter(table, 1.0, separator, with_target_bytes=experiment.objective.is_likelihood)
+    counter = TextCounter(
+        tokenizer.text_table, 1.0, tokenizer.vocabulary, with_target_bytes=experiment.objective.is_likelihood
+    )
     inputs = token_inputs(experiment.model, tokenizer)
     raw_examples = (
         _example(objective, objective.lengths(length), tokenizer.vocabulary, counter) for objective in objectives

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from pretrainax.config.metric import declared, reported
 from pretrainax.files.errors import shortened
+from pretrainax.reporting.paired import mean_interval, with_interval
 from pretrainax.reporting.run_groups import Group, Panel, Record, comparison_notes, group_runs, panels_of
 from pretrainax.reporting.run_lines import SECONDS, RunLines
-from pretrainax.reporting.settings import Verdict, compare, field_rows, select_by, value_range
+from pretrainax.reporting.settings import Verdict, compare, field_rows, select_by
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import elapsed, large_number
 
@@ -75,15 +76,20 @@ def run_table(report: Report, group: Group) -> Table:
 
 
 def setting_table(verdict: Verdict) -> Table:
-    """Returns a row for each setting of a group with its range over seeds; [] if each setting has a single run."""
+    """Returns a row for each setting of a group with its mean over seeds; [] if each setting has a single run.
+
+    The intervals are as in `paired.rank`.
+    """
     if not verdict.metric or max((len(setting.runs) for setting in verdict.settings), default=0) < 2:
         return []
     metric = verdict.metric
     better = "higher" if declared(metric).larger_is_better else "lower"
-    rows = [["setting", "runs", "seeds", f"valid {metric.replace('_', ' ')}, {better} is better"]]
-    for setting in verdict.settings:
-        values = value_range(metric, setting)
-        rows.append([setting.label or "all", numbers(setting.runs), str(setting.seeds), values])
+    rows = [["setting", "runs", "seeds", f"valid {metric.replace('_', ' ')}, {better} is better", "from the best mean"]]
+    for setting, difference in zip(verdict.settings, verdict.differences, strict=True):
+        values = list(setting.values.values())
+        mean = with_interval(metric, *mean_interval(values)) if values else "none"
+        cells = [setting.label or "all", numbers(setting.runs), str(setting.seeds), mean]
+        rows.append([*cells, "" if difference is None else difference.cell(metric)])
     return rows
 
 

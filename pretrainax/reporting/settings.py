@@ -1,20 +1,20 @@
 """Compares the settings of a group of comparable runs: runs with equal configs apart from the seed are one setting."""
 
 import collections
-import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config import differing_fields
 from pretrainax.config.choice import format_value
-from pretrainax.config.metric import METRICS, declared, reported
+from pretrainax.config.metric import METRICS, reported_half
+from pretrainax.reporting.paired import Difference, Ranking, Values, mean_interval, rank
 from pretrainax.reporting.run_groups import Group, Record
 from pretrainax.reporting.run_lines import RunLines
 
 SEEDS = tuple(f"train.{name}" for name in ("seed", "init_seed", "order_seed", "dropout_seed", "mask_seed"))
 # Runs are equally long if their tokens differ by less than this ratio. Padding changes the tokens of a step slightly.
 _SAME_LENGTH = 1.02
-_MAX_CHANCE = 0.05  # largest probability of naming a best setting if all settings are equal
 _MAX_FIELDS = 3  # fields in the label of a setting
 
 
@@ -24,21 +24,35 @@ class Setting(NamedTuple):
     label: str  # the values that distinguish this setting from the others; "" if there are no others
     runs: tuple[int, ...]  # indices into the list of runs
     seeds: int  # number of different seeds
-    values: tuple[float, ...]  # the selection metric of each run, at its best validation
+    values: Values  # the reported metric by seed, at the best validation; a mean if several runs have the same seed
+    selection: Values  # the selection metric by seed
 
-    def to_json(self, runs: Sequence[RunLines]) -> dict:
-        low, high = (min(self.values), max(self.values)) if self.values else (None, None)
-        names = [runs[i].name for i in self.runs]
-        return {"setting": self.label, "runs": names, "seeds": self.seeds, "lowest": low, "highest": high}
+    def to_json(self, runs: Sequence[RunLines], difference: Optional[Difference]) -> dict:
+        names, values = [runs[i].name for i in self.runs], list(self.values.values())
+        mean, half_width = mean_interval(values) if values else (None, None)
+        row = {"setting": self.label, "runs": names, "seeds": self.seeds, "mean": mean, "half_width": half_width}
+        return row | {"difference": difference and difference.to_json()}
 
 
 class Verdict(NamedTuple):
-    """The settings of a group, and the best one if it is better than all others for every seed."""
+    """The settings of a group, and the best one if it is distinguishable from all others."""
 
-    metric: str  # the selection metric of the runs; "": they have different ones, or none is known
+    metric: str  # the reported metric of the runs; "": they have different ones, or none is known
     settings: tuple[Setting, ...]
-    best: Optional[Setting]
+    ranking: Optional[Ranking]  # None: there is only one setting, or the settings are not comparable
     text: str  # one line for the user: the best setting, or why none is the best; "": there is only one setting
+
+    @property
+    def best(self) -> Optional[Setting]:
+        return None if self.ranking is None or self.ranking.best is None else self.settings[self.ranking.best]
+
+    @property
+    def differences(self) -> Sequence[Optional[Difference]]:
+        """Returns the difference of each setting from the setting with the best mean; None if it is unknown."""
+        return (None,) * len(self.settings) if self.ranking is None else self.ranking.differences
+
+    def to_json(self, runs: Sequence[RunLines]) -> list[dict]:
+        return [s.to_json(runs, difference) for s, difference in zip(self.settings, self.differences, strict=True)]
 
 
 def select_by(record: Record) -> str:
@@ -47,30 +61,21 @@ def select_by(record: Record) -> str:
 
 
 def compare(runs: Sequence[RunLines], records: Sequence[Record], group: Group) -> Verdict:
-    """Compares the settings of a group by their ranges over seeds.
-
-    A setting is the best only if all runs are equally long, the range of the best setting does not overlap with any
-    other range, and there are so many seeds that this happens in at most 5 % of cases if all settings are equal.
-    """
+    """Compares the settings of a group by `paired.rank`, if all runs are equally long."""
     metrics = {select_by(records[i]) for i in group.runs}
     metric = metrics.pop() if len(metrics) == 1 else ""
     settings = _settings(runs, records, group, metric)
     if len(settings) < 2:
-        return Verdict(metric, settings, None, "")
-    reason, ranked = _obstacle(runs, group, metric, settings), []
-    if not reason:
-        sign = -1 if declared(metric).larger_is_better else 1
-        ranked = sorted(settings, key=lambda setting: min(sign * value for value in setting.values))
-        reason = _overlap(metric, ranked, sign) or _too_few_seeds(settings)
-    if reason:
-        return Verdict(metric, settings, None, f"no best: {reason}")
-    best, second = ranked[:2]
-    text = f"best {metric.replace('_', ' ')}: {_with_range(metric, best)}; next: {_with_range(metric, second)}"
-    return Verdict(metric, settings, best, text)
+        return Verdict(reported_half(metric), settings, None, "")
+    if reason := _obstacle(runs, group, metric):
+        return Verdict(reported_half(metric), settings, None, f"no best: {reason}")
+    values, selection = ([getattr(s, name) for s in settings] for name in ("values", "selection"))
+    ranking = rank(reported_half(metric), [setting.label for setting in settings], values, selection)
+    return Verdict(reported_half(metric), settings, ranking, ranking.text)
 
 
-def _obstacle(runs: Sequence[RunLines], group: Group, metric: str, settings: Sequence[Setting]) -> str:
-    """Returns the reason why the settings cannot be ranked, or "" if they can, unless their ranges overlap."""
+def _obstacle(runs: Sequence[RunLines], group: Group, metric: str) -> str:
+    """Returns the reason why the settings are not comparable, or "" if they are."""
     if not metric:
         return "the runs select their best checkpoints by different metrics"
     if metric.partition("/")[0] not in METRICS:
@@ -81,43 +86,7 @@ def _obstacle(runs: Sequence[RunLines], group: Group, metric: str, settings: Seq
     if max(lengths) > _SAME_LENGTH * min(lengths):
         steps = sorted({runs[i].lines[-1]["step"] for i in group.runs})
         return f"the runs have different lengths ({steps[0]:,} to {steps[-1]:,} steps, or other tokens per step)"
-    if single := [setting for setting in settings if setting.seeds == 1]:
-        return f"1 seed of {single[0].label}" + (f" and of {len(single) - 1} more" if single[1:] else "")
     return ""
-
-
-def _too_few_seeds(settings: Sequence[Setting]) -> str:
-    """Returns a reason if ranges of equal settings would often not overlap by chance, or "" if this is rare.
-
-    All orders of the values of equal settings are equally likely, so the chance is exact: n values are the best of N
-    in one of N over n cases.
-    """
-    total = sum(setting.seeds for setting in settings)
-    chance = sum(1 / math.comb(total, setting.seeds) for setting in settings)
-    if chance <= _MAX_CHANCE:
-        return ""
-    return (
-        f"too few seeds: the range of one of {len(settings)} equal settings would be separate in {chance:.0%} of cases"
-    )
-
-
-def _overlap(metric: str, ranked: Sequence[Setting], sign: int) -> str:
-    """Describes the first overlap of a range with the range of the first setting; returns "" if there is none."""
-    worst = max(sign * value for value in ranked[0].values)
-    for setting in ranked[1:]:
-        if min(sign * value for value in setting.values) <= worst:
-            return f"ranges overlap: {_with_range(metric, ranked[0])} and {_with_range(metric, setting)}"
-    return ""
-
-
-def _with_range(metric: str, setting: Setting) -> str:
-    return f"{setting.label} {value_range(metric, setting)} ({setting.seeds} seeds)"
-
-
-def value_range(metric: str, setting: Setting) -> str:
-    """Formats the range of a setting's values: "3.1415 to 3.2000", one value, or "none"."""
-    values = sorted(set(setting.values))
-    return " to ".join(reported(metric, value) for value in (values[:1] + values[1:][-1:])) or "none"
 
 
 def _settings(runs, records: Sequence[Record], group: Group, metric: str) -> tuple[Setting, ...]:
@@ -126,16 +95,30 @@ def _settings(runs, records: Sequence[Record], group: Group, metric: str) -> tup
         return ()
     configs = [experiment for i in group.runs if (experiment := records[i].experiment) is not None]
     fields = {path: tuple(map(format_value, values)) for path, values in differing_fields(configs).items()}
-    members, seeds = collections.defaultdict(list), collections.defaultdict(set)
+    members, seeds = collections.defaultdict(list), {}
     for n, i in enumerate(group.runs):
-        setting = tuple((path, values[n]) for path, values in fields.items() if path not in SEEDS)
-        members[setting].append(i)
-        seeds[setting].add(tuple(fields[path][n] for path in SEEDS if path in fields))
-    values = {i: line[metric] for i in group.runs if metric and (line := runs[i].best(metric)) is not None}
+        members[tuple((path, values[n]) for path, values in fields.items() if path not in SEEDS)].append(i)
+        seeds[i] = tuple(fields[path][n] for path in SEEDS if path in fields)
+    best = {i: line for i in group.runs if metric and (line := runs[i].best(metric)) is not None}
+    by_seed = lambda indices, name: _means((seeds[i], best[i].get(name, best[i][metric])) for i in indices if i in best)  # noqa: E731
     return tuple(
-        Setting(_label(setting), tuple(indices), len(seeds[setting]), tuple(values[i] for i in indices if i in values))
+        Setting(
+            label=_label(setting),
+            runs=tuple(indices),
+            seeds=len({seeds[i] for i in indices}),
+            values=by_seed(indices, reported_half(metric)),
+            selection=by_seed(indices, metric),
+        )
         for setting, indices in members.items()
     )
+
+
+def _means(pairs: Iterable[tuple[Hashable, float]]) -> Values:
+    """Returns the mean of the values of each seed."""
+    values = collections.defaultdict(list)
+    for seed, value in pairs:
+        values[seed].append(value)
+    return {seed: statistics.mean(of_seed) for seed, of_seed in values.items()}
 
 
 def _label(setting: Sequence[tuple[str, str]]) -> str:

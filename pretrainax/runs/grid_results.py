@@ -1,19 +1,26 @@
-"""Compares a grid's runs (--seeds, --sweep): best checkpoint, median and spread over seeds, and best swept values."""
+"""Compares a grid's runs (--seeds, --sweep): best checkpoints, means over seeds, and differences of swept values.
 
-import math
+With `config.evaluate.halves`, one half of the validation selects checkpoints and values, and all reported metrics are
+those of the other half.
+"""
+
+import contextlib
+import functools
 import os
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, Optional
 
 from pretrainax.checkpoints.best import best_checkpoint
-from pretrainax.config.grid import GridRun
-from pretrainax.config.metric import larger_is_better
-from pretrainax.files.json_files import JsonObject
+from pretrainax.config.grid import GridRun, swept_numbers
+from pretrainax.config.metric import larger_is_better, metric_text, reported_half
+from pretrainax.files.errors import UserError
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.reporting.paired import Ranking, Values, mean_interval, rank, with_interval
 from pretrainax.reporting.tables import text_table
 from pretrainax.training.metrics import read_metrics
 
-_RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median", "spread", "lowest", "highest")
+_RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "mean ± 95 %", "spread", "from the best mean")
 
 
 class Result(NamedTuple):
@@ -22,15 +29,17 @@ class Result(NamedTuple):
     run: GridRun
     exit_code: Optional[int] = None  # None: the run has not ended yet
     step: Optional[int] = None  # step of the best checkpoint
-    value: Optional[float] = None  # value of the selection metric at this step
+    selection: Optional[float] = None  # value of the selection metric at this step
+    value: Optional[float] = None  # value of the reported metric at this step
     metrics: Optional[JsonObject] = None  # all metrics of the validation at this step
     compile_seconds: Optional[float] = None  # seconds of the steps that compiled the update, over all starts
+    config: Optional[JsonObject] = None  # content of the run's config.json, as of its last start
 
     def to_json(self) -> JsonObject:
         """Returns this run's row for runs.json."""
         row = {"run": self.run.name, "seed": self.run.seed, "values": self.run.values, "exit_code": self.exit_code}
-        row |= {"step": self.step, "value": self.value, "metrics": self.metrics}
-        return row | {"compile_seconds": self.compile_seconds}
+        row |= {"step": self.step, "selection": self.selection, "value": self.value, "metrics": self.metrics}
+        return row | {"compile_seconds": self.compile_seconds, "config": self.config}
 
 
 def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
@@ -38,11 +47,24 @@ def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
 
     exit_code: the run's exit code, or None if it has not ended. Only a run with exit code 0 gets a metric value.
     """
-    checkpoints = os.path.join(directory, "checkpoints")
+    checkpoints, config = os.path.join(directory, "checkpoints"), _config_of(directory)
     if exit_code != 0 or not os.path.isdir(checkpoints):
-        return Result(run, exit_code)
-    best = best_checkpoint(checkpoints, run.experiment.select_by) or (None, None, None)
-    return Result(run, exit_code, *best, compile_seconds=_compile_seconds(os.path.join(directory, "metrics.jsonl")))
+        return Result(run, exit_code, config=config)
+    metric, compile_seconds = run.experiment.select_by, _compile_seconds(os.path.join(directory, "metrics.jsonl"))
+    best = best_checkpoint(checkpoints, metric)
+    if best is None:
+        return Result(run, exit_code, compile_seconds=compile_seconds, config=config)
+    step, selection, metrics = best
+    value = metrics.get(reported_half(metric), selection)  # a validation of one batch has no second half
+    return Result(run, exit_code, step, selection, value, metrics, compile_seconds, config)
+
+
+def _config_of(directory: str) -> Optional[JsonObject]:
+    """Reads the config.json of a run; returns None if it is missing or damaged."""
+    path = os.path.join(directory, "config.json")
+    with contextlib.suppress(UserError):
+        return read_object(path) if os.path.exists(path) else None
+    return None
 
 
 def _compile_seconds(path: str) -> Optional[float]:
@@ -55,107 +77,151 @@ class Group(NamedTuple):
     """The results of one combination of swept values, over all seeds."""
 
     values: dict[str, str]
-    values_by_run: tuple[Optional[float], ...]  # selection metric of each ended run; None: the run failed
-    median: Optional[float]  # a failed run counts as the worst value; None: the median is a failed run
-    spread: Optional[float]  # standard deviation (n - 1) of the successful runs
+    results: tuple[Result, ...]  # of the runs that have ended
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{field}={value}" for field, value in self.values.items())
+
+    @property
+    def has_failures(self) -> bool:
+        return any(result.value is None for result in self.results)
+
+    def by_seed(self, name: Literal["value", "selection"]) -> Values:
+        """Returns the reported metric or the selection metric of the successful runs, by seed."""
+        values = {result.run.seed: getattr(result, name) for result in self.results}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     @property
     def finite_values(self) -> list[float]:
-        return [value for value in self.values_by_run if value is not None]
+        return list(self.by_seed("value").values())
+
+    @property
+    def spread(self) -> Optional[float]:
+        """Returns the standard deviation (n - 1) of the successful runs, or None if there are less than two."""
+        return statistics.stdev(self.finite_values) if len(self.finite_values) > 1 else None
 
     def to_json(self) -> JsonObject:
         """Returns this group's row for runs.json."""
-        low, high = (min(self.finite_values), max(self.finite_values)) if self.finite_values else (None, None)
-        counts = {"runs": len(self.values_by_run), "with_metric": len(self.finite_values)}
-        row = {"values": self.values, **counts, "median": self.median, "spread": self.spread}
-        return row | {"lowest": low, "highest": high}
+        values = self.finite_values
+        low, high = (min(values), max(values)) if values else (None, None)
+        mean, half_width = mean_interval(values) if values else (None, None)
+        row = {"values": self.values, "runs": len(self.results), "with_metric": len(values), "mean": mean}
+        return row | {"half_width": half_width, "spread": self.spread, "lowest": low, "highest": high}
 
 
 class Comparison:
-    """The results of all runs in a grid, compared by the `config.evaluate.select_by` metric."""
+    """The results of all runs in a grid, compared by the `config.evaluate.select_by` metric.
+
+    A group with a failed run is worse than all others and is not compared further.
+    """
 
     def __init__(self, results: Sequence[Result]):
         self.results, self.metric = results, results[0].run.experiment.select_by
+        is_halved = all(reported_half(self.metric) in (result.metrics or {}) for result in results if result.step)
+        self.reported = reported_half(self.metric) if is_halved else self.metric
         self.larger = larger_is_better(self.metric)
+        ended = [result for result in results if result.exit_code is not None]
         combinations = {tuple(r.run.values.items()): r.run.values for r in results}
-        self.groups = [self._group(values) for values in combinations.values()]
+        self.groups = [Group(v, tuple(r for r in ended if r.run.values == v)) for v in combinations.values()]
 
-    def _group(self, values: dict[str, str]) -> Group:
-        run_values = tuple(r.value for r in self.results if r.run.values == values and r.exit_code is not None)
-        worst = -math.inf if self.larger else math.inf
-        median = statistics.median([worst if value is None else value for value in run_values] or [worst])
-        finite_values = [value for value in run_values if value is not None]
-        spread = statistics.stdev(finite_values) if len(finite_values) > 1 else None
-        return Group(values, run_values, median if math.isfinite(median) else None, spread)
+    @functools.cached_property
+    def compared(self) -> list[Group]:
+        """Returns the groups without failed runs, which have at least one run that has ended."""
+        return [group for group in self.groups if group.results and not group.has_failures]
+
+    @functools.cached_property
+    def ranking(self) -> Optional[Ranking]:
+        """Compares the groups without failed runs; None if there are less than two."""
+        if len(self.compared) < 2:
+            return None
+        values, selection = ([group.by_seed(name) for group in self.compared] for name in ("value", "selection"))
+        return rank(self.reported, [group.label for group in self.compared], values, selection)
+
+    @property
+    def leader(self) -> Optional[Group]:
+        """Returns the group with the best mean of the selection metric, which may be distinguishable from no other."""
+        return None if self.ranking is None else self.compared[self.ranking.leader]
 
     @property
     def best_group(self) -> Optional[Group]:
-        """Returns the group with the best median, or None if there are no swept values or no medians."""
-        medians = {i: group.median for i, group in enumerate(self.groups) if group.median is not None}
-        if not medians or not self.groups[0].values:
-            return None
-        return self.groups[(max if self.larger else min)(medians, key=medians.__getitem__)]
+        """Returns the leader if it is distinguishable from all other groups without failed runs."""
+        return self.leader if self.ranking is not None and self.ranking.best is not None else None
 
     @property
     def edges(self) -> list[str]:
-        """Returns a warning for each swept field whose best value is the lowest or highest one in the grid."""
+        """Returns a warning for each swept number of the leader that is the lowest or highest one in the grid."""
+        if self.leader is None:
+            return []
+        numbers = {group.label: swept_numbers(group.results[0].run) for group in self.groups if group.results}
         lines = []
-        for field, value in (self.best_group.values if self.best_group else {}).items():
-            try:
-                numbers, best = {float(group.values[field]) for group in self.groups}, float(value)
-            except ValueError:  # values that are not numbers have no order
-                continue
-            if len(numbers) > 1 and best in (min(numbers), max(numbers)):
-                extreme, direction = ("lowest", "lower") if best == min(numbers) else ("highest", "higher")
+        for field, (kind, number) in numbers[self.leader.label].items():
+            swept = {n[field][1] for n in numbers.values() if field in n and n[field][0] == kind}
+            if len(swept) > 1 and number in (min(swept), max(swept)):
+                extreme, direction = ("lowest", "lower") if number == min(swept) else ("highest", "higher")
                 lines.append(
-                    f"{value} is the {extreme} {field} of the grid; the best may be {direction}: extend --sweep"
+                    f"{field}={number:g}, of the best mean, is the {extreme} of the grid; the best may be {direction}: "
+                    "extend --sweep"
                 )
         return lines
 
     def to_json(self) -> JsonObject:
         """Returns the content of runs.json, except for the runs' configs."""
-        best = self.best_group and self.best_group.values
         return {
-            "metric": self.metric,
+            "metric": self.reported,
+            "selected_by": self.metric,
             "larger_is_better": self.larger,
             "runs": [result.to_json() for result in self.results],
-            "groups": [group.to_json() for group in self.groups],
-            "best": best,
+            "groups": [group.to_json() | {"difference": self._difference(group, "to_json")} for group in self.groups],
+            "best_mean": self.leader and self.leader.values,
+            "best": self.best_group and self.best_group.values,
+            "verdict": self.ranking and self.ranking.text,
             "at_the_edge": self.edges,
         }
 
+    def _difference(self, group: Group, method: Literal["to_json", "cell"], *args: str):
+        """Returns a formatted difference of a group from the leader, or None if there is none."""
+        if self.ranking is None or group not in self.compared:
+            return None
+        difference = self.ranking.differences[self.compared.index(group)]
+        return difference and getattr(difference, method)(*args)
+
     def table(self, workdir: str) -> str:
-        """Formats a table with one row per run, a table with one row per group, and the best group."""
-        better = "higher" if self.larger else "lower"
-        rows = [self._row(result, workdir) for result in self.results]
-        groups = [_group_row(group) for group in self.groups]
+        """Formats a table with one row per run, a table with one row per group, and the verdict."""
         fields = list(self.groups[0].values)
+        text_columns = "<" * len(fields)
         lines = [
-            f"{len(rows)} runs by validation {self.metric}, {better} is better; spread: standard deviation over seeds",
-            text_table([_RUN, *rows], "<>>><", indent="  "),
+            *self._heading(),
+            text_table([_RUN, *(self._row(result, workdir) for result in self.results)], "<>>><", indent="  "),
             "",
-            text_table([[*fields, *_GROUP], *groups], "<" * len(fields) + ">", indent="  "),
+            text_table([[*fields, *_GROUP], *map(self._group_row, self.groups)], f"{text_columns}>><<", indent="  "),
         ]
         failed_runs = [r for r in self.results if r.exit_code is not None and r.value is None]
         if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in failed_runs):
             lines.append(f"no result, counted as the worst: {names}")
-        if self.best_group is not None:
-            assert self.best_group.median is not None
-            values = ", ".join(f"{field}={value}" for field, value in self.best_group.values.items())
-            lines.append(f"best: {values}, median {self.best_group.median:.4f}")
+        if self.ranking is not None:
+            lines.append(self.ranking.text)
         return "\n".join([*lines, *(f"WARNING: {line}" for line in self.edges)])
+
+    def _heading(self) -> Iterator[str]:
+        better = "higher" if self.larger else "lower"
+        yield f"{len(self.results)} runs by validation {self.reported}, {better} is better"
+        if self.reported != self.metric:
+            yield f"checkpoints and the best mean are selected by {self.metric}, on other rows than the values below"
+        elif len(self.groups) > 1:
+            yield "the best values are selected on the rows that the table reports, so they are optimistic"
+        yield "spread: standard deviation over seeds; ±: 95 % interval over seeds, of differences for all rows together"
 
     def _row(self, result: Result, workdir: str) -> list[str]:
         name, code = result.run.name, "" if result.exit_code is None else str(result.exit_code)
         if result.value is None or result.step is None:
             return [name, code]
-        return [name, code, f"{result.value:.4f}", f"{result.step:,}", f"{os.path.join(workdir, name)}@best"]
+        checkpoint = f"{os.path.join(workdir, name)}@best"
+        return [name, code, metric_text(self.reported, result.value), f"{result.step:,}", checkpoint]
 
-
-def _group_row(group: Group) -> list[str]:
-    finite = group.finite_values
-    numbers = [group.median, group.spread, min(finite, default=None), max(finite, default=None)]
-    count = (
-        f"{len(finite)}" if len(finite) == len(group.values_by_run) else f"{len(finite)} of {len(group.values_by_run)}"
-    )
-    return [*group.values.values(), count, *("-" if number is None else f"{number:.4f}" for number in numbers)]
+    def _group_row(self, group: Group) -> list[str]:
+        values, count = group.finite_values, str(len(group.results))
+        count = count if len(values) == len(group.results) else f"{len(values)} of {count}"
+        mean = with_interval(self.reported, *mean_interval(values)) if values else "-"
+        spread = "-" if group.spread is None else metric_text(self.reported, group.spread)
+        return [*group.values.values(), count, mean, spread, self._difference(group, "cell", self.reported) or ""]

@@ -2,7 +2,8 @@
 
 All workdirs are below one folder. A separate process frees all memory at its end, compiles like a run outside a grid,
 and does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. Its file
-`runs.json` has the results of all runs so far, and the configs of finished runs, which the command skips.
+`runs.json` has the results and the own config of each run, and the requested configs of finished runs, which the
+command skips. It keeps the results of earlier commands in this folder.
 """
 
 import collections
@@ -85,7 +86,10 @@ class _Record:
     def __init__(self, runs: Sequence[GridRun], workdir: str):
         self.runs, self.workdir, self.path = runs, workdir, os.path.join(workdir, RECORD)
         self._requested = {run.name: json.loads(json.dumps(to_json(run.experiment))) for run in runs}
-        self._done = _configs_done(self.path)  # includes the runs of other grids in this folder
+        earlier = _read_record(self.path)
+        self._done = earlier.get("done", {})  # includes the runs of other grids in this folder
+        rows = earlier.get("runs", []) + earlier.get("other_runs", [])
+        self._other_runs = [row for row in rows if row["run"] not in self._requested]
         self.codes = {run.name: 0 if self.is_done(run) else None for run in runs}
 
     def is_done(self, run: GridRun) -> bool:
@@ -107,22 +111,20 @@ class _Record:
 
     def write(self) -> None:
         """Writes runs.json."""
-        write_atomically(self.path, json.dumps(self.comparison().to_json() | {"done": self._done}, indent=1) + "\n")
+        content = self.comparison().to_json() | {"other_runs": self._other_runs, "done": self._done}
+        write_atomically(self.path, json.dumps(content, indent=1) + "\n")
 
 
-def _configs_done(path: str) -> JsonObject:
-    """Reads the finished runs' configs, {name: config}, from the runs.json at `path`.
-
-    Returns {} if the file is missing or damaged, so that the command checks all runs again.
-    """
+def _read_record(path: str) -> JsonObject:
+    """Reads the runs.json at `path`; returns {} if it is missing or damaged, so that the command checks all runs."""
     if not os.path.exists(path):
         return {}
     try:
-        configs = read_object(path).get("done")
+        record = read_object(path)
     except UserError as e:
         _print_line(f"{e}: the command checks all finished runs again")
         return {}
-    return configs if isinstance(configs, dict) else {}
+    return record if isinstance(record.get("done"), dict) else {}
 
 
 class _Children:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.config.heads import Kind
+from pretrainax.config.metric import REPORT_HALF, SELECTION_HALF
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import decoder_start, special_token_frame, truncate_longest_first
 from pretrainax.data.objectives import Objective, ObjectiveInput
@@ -58,6 +59,7 @@ class Task(Objective):
     watched: ClassVar[Optional[str]] = "loss"  # `select_by` of a task is usually a different metric
     shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
+    has_single_rows: ClassVar[bool] = False  # each record is one row, so `metrics` accepts any rows of an array
     has_head: ClassVar[bool] = True  # True if the task adds a head; False: the model keeps its vocabulary head
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`
@@ -147,7 +149,19 @@ class Task(Objective):
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
         """Computes the validation loss and the metrics of the task for the parameters `params`."""
         validation_metrics, answers, notes = run.validation.predict(params)
-        return validation_metrics | self.metrics(answers, notes)
+        all_metrics = validation_metrics | self.metrics(answers, notes)
+        if not (run.experiment.evaluate.halves and self.has_single_rows):
+            return all_metrics
+        size = run.experiment.train.global_batch_size
+        middle = -(-len(notes) // size + 1) // 2 * size  # whole batches, as in `data.parts.with_halves`
+        for end, rows in ((SELECTION_HALF, slice(middle)), (REPORT_HALF, slice(middle, None))):
+            if notes[rows]:
+                of_half = self.metrics(answers[rows], notes[rows])
+                all_metrics |= {f"{name}{end}": value for name, value in of_half.items()}
+        return all_metrics
+
+    def has_halves(self, metric):
+        return metric not in self.metric_names or self.has_single_rows
 
     def warnings_of(self, experiment: Experiment, batches: "Batches") -> Iterator[str]:
         if experiment.checkpoint.init_from is None:
@@ -199,7 +213,7 @@ class Task(Objective):
         objective, name, allowed = (
             experiment.evaluate.objective,
             experiment.evaluate.select_by,
-            ("loss", *self.metric_names),
+            ("loss", *self.metric_names, *(experiment.distill.metric_names if experiment.distill else ())),
         )
         if objective is not None:
             yield f"config.evaluate.objective is {type(objective).__name__}; a task validates itself: set it to None"

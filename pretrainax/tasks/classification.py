@@ -42,6 +42,7 @@ class Classification(TextTask):
     multi_label: bool = False  # True if a text can have any number of labels
     numbered: tuple[str, ...] = ()  # the labels of the numbers 0, 1, … in the records; (): the order of `labels`
 
+    has_single_rows = True
     select_by = "accuracy"
 
     @property

@@ -28,6 +28,7 @@ class Regression(TextTask):
     low: Optional[float] = None  # a record with a smaller number is invalid; None: no limit
     high: Optional[float] = None  # a record with a larger number is invalid; None: no limit
 
+    has_single_rows = True
     select_by = "pearson"
     metric_names = label_metrics.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
 

@@ -98,7 +98,7 @@ def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str
     metrics = {}
     for name, part_sums in sums_by_part.items():
         part_metrics = summarize(add_up(part_sums))
-        excluded = _DERIVED if part_metrics["loss_tokens"] else (*_DERIVED, "loss")
+        excluded = _DERIVED if part_metrics.get("loss_tokens", 1) else (*_DERIVED, "loss")
         metrics |= {f"{metric}/{name}": x for metric, x in part_metrics.items() if metric not in excluded}
     return metrics
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import HostBatch
-from pretrainax.data.parts import stream_part_names
+from pretrainax.data.parts import stream_part_names, with_halves
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources.base import Note
 from pretrainax.runtime.watchdog import Watchdog
@@ -80,6 +80,7 @@ class Validation:
             parts.append(batch_parts)
             sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen)[0])
         sums = jax.device_get(sums)
+        parts = with_halves(parts, self.experiment.evaluate.halves)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
     def predict(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
@@ -93,4 +94,6 @@ class Validation:
         (stream,) = self.valid_batches.streams
         count = min(len(outputs) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
         all_outputs = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *outputs)
-        return summarize(add_up(sums)), all_outputs, [stream.note(n) for n in range(count)]
+        metrics = summarize(add_up(sums))
+        metrics |= summarize_parts(with_halves([()] * len(sums), self.experiment.evaluate.halves), sums)
+        return metrics, all_outputs, [stream.note(n) for n in range(count)]

@@ -63,20 +63,17 @@ class Work:
 
     def flops_at(self, lengths: Lengths) -> float:
         """Returns the FLOPs of an update whose rows have these lengths."""
-        return flops.flops_per_step(*self._arguments(lengths), teacher=self.teacher, passes=self.experiment.passes)
+        return flops.flops_per_step(*self._arguments(lengths), teacher_config(self.model), self._cost)
 
     def _flops_done(self, lengths: Lengths) -> float:
         if not self.attention_specs:  # a model without attention, or a user's model whose attention is unknown
             return self.flops_at(lengths)
         work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.executed_flops(
-            *self._arguments(lengths), work, teacher=self.teacher, passes=self.experiment.passes
-        )
+        return flops.executed_flops(*self._arguments(lengths), work, teacher_config(self.model), self._cost)
+
+    @functools.cached_property
+    def _cost(self) -> flops.UpdateCost:
+        return flops.update_cost(self.experiment)
 
     def _arguments(self, lengths: Lengths) -> tuple[ModelConfig, float, int, int]:
         return self.experiment.model, self.experiment.rows_per_update, lengths.inputs, lengths.targets
-
-    @property
-    def teacher(self) -> Optional[ModelConfig]:
-        """Returns the teacher's config, or None if there is no teacher."""
-        return teacher_config(self.model)

@@ -6,15 +6,20 @@ import re
 import numpy as np
 import pytest
 
+from pretrainax.data.batch import SEGMENT_FIELDS
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, ObjectiveInput, SpanCorruption
 from pretrainax.data.packing import BestFit
-from pretrainax.data.pipeline import Batches
+from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation import shards
+from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.row_stream import RowOptions
 from pretrainax.data.text_counts import TextCounter, bytes_per_spelled, text_loss_reason
+from pretrainax.tasks import Instructions
 from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from tests.planning.test_shapes import OBJECTIVES, experiment_of
+from tests.tasks.test_cut_records import SIZES, TASKS, TOKENIZERS, bound
 
 TEXTS = [
     "The cat sat on the mat, and the dog on the log.\n" * 4,
@@ -91,9 +96,9 @@ def test_rows_say_how_much_text_they_are_made_of_and_targets_how_many_bytes_they
     batch, eos = batches[2], BYTE_BPE.vocabulary.eos
     for row in range(4):
         examples = batches.examples(8 + row)[1]
-        raw = np.concatenate([batches.streams[0].objective.restore(e, BYTE_BPE.vocabulary) for e in examples])
-        assert batch["text_tokens"][row] == (raw != eos).sum()
-        assert batch["text_bytes"][row] == sum(len(BYTE_BPE.spellings()[i]) for i in raw if i != eos)
+        read = np.concatenate([e["tokens"] for e in examples])  # without the last target of each
+        assert batch["text_tokens"][row] == (read != eos).sum()
+        assert batch["text_bytes"][row] == sum(len(BYTE_BPE.spellings()[i]) for i in read if i != eos)
         targets = np.concatenate([e["targets"][e["loss_weights"] > 0] for e in examples])
         assert batch["target_bytes"][row] == sum(len(BYTE_BPE.spellings()[i]) for i in targets if i != eos)
     is_text = (batch["targets"] != eos) & (batch["loss_weights"] > 0)
@@ -116,10 +121,11 @@ def test_sentinels_and_ends_are_no_text(tmp_path):
 def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
     prepared = corpus(tmp_path / "c", BYTE_BPE, [" cat", " dog"])  # as if "cat" and "dog" had got a space each
     prepared.num_bytes -= 2
-    table, eos = BYTE_BPE.text_table._replace(adds_space=True), BYTE_BPE.vocabulary.eos
+    table = BYTE_BPE.text_table._replace(adds_space=True)
     tokens = prepared.tokens(0, prepared.num_tokens)
     example = CausalLM().example(ObjectiveInput(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
-    counter = TextCounter(table, bytes_per_spelled(table, prepared), eos, with_target_bytes=True)
+    vocabulary = BYTE_BPE.vocabulary
+    counter = TextCounter(table, bytes_per_spelled(table, prepared), vocabulary, with_target_bytes=True)
     example = counter.add_counts(example, tokens)
     first = len(BYTE_BPE.spellings()[tokens[0]])
     assert (
@@ -132,3 +138,34 @@ def test_counts_of_a_row_are_those_of_all_its_examples():
     examples = [{"tokens": np.zeros(2, np.int32), "text_tokens": np.array(n, np.int32)} for n in (3, 4)]
     batch = collate([examples], CausalLM().lengths(8), 0)
     assert batch["text_tokens"].tolist() == [7] and batch["text_tokens"].dtype == np.int32
+
+
+# --- text_tokens never exceeds tokens
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_no_objective_counts_more_text_than_its_rows_read(objective, text, cache):
+    experiment = experiment_of(objective, text)
+    experiment.data.cache_dir = str(cache)
+    batches = batches_of(experiment, prepare(experiment), "train")
+    for i in range(3):
+        batch = batches[i]
+        read = sum((batch[name] > 0).sum(axis=1) for name in SEGMENT_FIELDS if name in batch)
+        assert (batch["text_tokens"] <= read).all() and batch["text_tokens"].sum() > 0.4 * read.sum()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_task_counts_the_text_that_it_cuts(name):
+    variant, kind, fields, make = TASKS[name]
+    tokenizer = TOKENIZERS[variant]
+    vocabulary, table = tokenizer.vocabulary, tokenizer.text_table
+    task = bound(variant, kind(**fields), 40 if kind is Instructions else 16)
+    counter = TextCounter(table, 1.0, vocabulary, with_target_bytes=False)
+    for size in SIZES:
+        (encoded,) = task.encode(task.read(make(size)), tokenizer)
+        ends, tokens = np.cumsum([len(ids) for ids in encoded.parts]), np.concatenate(encoded.parts)
+        example = task.example(
+            ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note), np.random.default_rng(0), vocabulary
+        )
+        read = sum(table.is_text[example[name]].sum() for name in ("tokens", "encoder_tokens") if name in example)
+        assert counter.add_counts(example, tokens)["text_tokens"] == min(read, table.is_text[tokens].sum())

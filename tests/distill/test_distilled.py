@@ -10,7 +10,16 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, TrainConfig
-from pretrainax.distill import PROJECTIONS, TEACHER, Distillation, Distilled, states
+from pretrainax.distill import (
+    PROJECTIONS,
+    TEACHER,
+    DistilBERT,
+    Distillation,
+    Distilled,
+    MiniLM,
+    TinyBERT,
+    states,
+)
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.layers.linear import Linear
 from pretrainax.optim import AdamW
@@ -19,6 +28,8 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import losses, train_step
+from pretrainax.training.metrics import add_up, summarize
+from tests.distill import by_hand
 from tests.golden import CASES
 from tests.golden.case import batch, weights
 
@@ -94,6 +105,91 @@ def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_te
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(mine))
     alone = lambda params, of=distilled: of.apply({"params": params}, arrays, deterministic=True)  # noqa: E731
     assert str(jax.make_jaxpr(alone)(params)) == str(jax.make_jaxpr(lambda p: alone(p, model))(params))
+
+
+KINDS = {
+    "default": Distillation("a folder"),
+    "all": ALL,
+    "distilbert": DistilBERT("a folder"),
+    "tinybert": TinyBERT("a folder"),
+    "minilm": MiniLM("a folder", relation_heads=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_validation_has_the_loss_that_an_update_trains(kind):
+    """Over two batches: the terms of `by_numpy`, each a mean over its predictions or tokens, with the weights."""
+    config, distillation = config_of("bert_masked_lm"), KINDS[kind]
+    model = models.build(config, Compute(attention="xla"))
+    arrays, params = batch(CASES["bert_masked_lm"]), weights(config)
+    teacher = jax.tree.map(lambda x: 1.1 * x, params)
+    train, mesh = (
+        resolve_auto(TrainConfig(global_batch_size=len(arrays["tokens"]))),
+        make_mesh(MeshConfig(), jax.devices()[:1]),
+    )
+    distilled = Distilled(model, model, distillation, 8)
+    with jax.set_mesh(mesh):
+        validate = train_step.make_eval_step(distilled, train, mesh)
+        sums = jax.device_get(validate(params, put_batch(arrays, mesh), {TEACHER: teacher}))
+    metrics = summarize(add_up([sums, sums]))
+    wanted = by_numpy(model, distillation, params, teacher, arrays)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-5, err_msg=name)
+    variables, keys = {"params": params, TEACHER: teacher}, {"dropout": jax.random.key(0)}
+    outputs = distilled.apply(variables, arrays, deterministic=False, rngs=keys)
+    trained, _ = losses.objective(outputs, arrays, losses.counts(arrays), **train_step.loss_options(train))
+    np.testing.assert_allclose(metrics["combined_loss"], trained, rtol=1e-5)
+
+
+def by_numpy(model, distillation, params, teacher, arrays):
+    """The terms of a distillation and their weighted sums, from the outputs and states of two models."""
+    found = []
+    for values in (params, teacher):
+        outputs, (stack,) = states.run_with_states(model, values, arrays, vectors=True, logits=True, deterministic=True)
+        found.append((np.asarray(outputs.logits, np.float64), jax.tree.map(lambda x: np.asarray(x, np.float64), stack)))
+    (student_logits, student), (teacher_logits, taught) = found
+    real, weight = arrays["segment_ids"] > 0, np.asarray(arrays["loss_weights"], np.float64)
+    over_tokens = lambda x: (x * real).sum() / real.sum()  # noqa: E731
+    square = lambda a, b: over_tokens(np.square(a - b).mean(-1))  # noqa: E731
+    t = distillation.temperature
+    soft = t**2 * by_hand.kl(by_hand.softmax(teacher_logits / t), by_hand.softmax(student_logits / t))
+    own = -np.log(np.take_along_axis(by_hand.softmax(student_logits), arrays["targets"][..., None], -1))[..., 0]
+    cosine = lambda a, b: 1 - (a * b).sum(-1) / np.sqrt(np.square(a).sum(-1) * np.square(b).sum(-1))  # noqa: E731
+    layers = [-1] if distillation.hidden_layers == "last" else range(len(student.hidden))
+    hidden = cosine if distillation.distance == "cosine" else lambda a, b: np.square(a - b).mean(-1)
+    seen = arrays["segment_ids"][:, :, None] == arrays["segment_ids"][:, None]
+
+    def relation(x, heads):
+        x = x.reshape(*x.shape[:2], heads, -1)
+        products = np.einsum("BTAK,BSAK->BATS", x, x) / np.sqrt(x.shape[-1])
+        return by_hand.softmax(np.where(seen[:, None], products, -1e9))
+
+    def divergence(a, b):
+        return np.where(b > 0, b * (np.log(np.maximum(b, 1e-300)) - np.log(np.maximum(a, 1e-300))), 0).sum(-1)
+
+    heads = distillation.relation_heads or student.vectors["query"].shape[-2]
+    logits = [np.where(seen[:, None, None], x, 0) for x in (student.logits, taught.logits)]
+    of_logits = np.square(logits[0] - logits[1]).sum(-1) / seen.sum(-1)[:, None, None]
+    values = {
+        "soft_loss": (distillation.soft, (soft * weight).sum() / weight.sum()),
+        "hidden_loss": (
+            distillation.hidden,
+            sum(over_tokens(hidden(student.hidden[i], taught.hidden[i])) for i in layers),
+        ),
+        "embedding_loss": (distillation.embeddings, square(student.embedded, taught.embedded)),
+        "attention_loss": (distillation.attention, over_tokens(of_logits.mean((2, 3)).sum(0))),
+        "relation_loss": (
+            distillation.relations,
+            sum(
+                over_tokens(divergence(relation(x[-1], heads), relation(taught.vectors[k][-1], heads)).mean(1))
+                for k, x in student.vectors.items()
+            ),
+        ),
+    }
+    used = {name: value for name, (factor, value) in values.items() if factor}
+    total = sum(factor * value for factor, value in values.values())
+    loss = (own * weight).sum() / weight.sum()
+    return used | {"loss": loss, "distillation_loss": total, "combined_loss": distillation.hard * loss + total}
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def test_the_batch_of_a_config_is_the_real_one(name, text, cache):
     assert expected == real_shapes(experiment, cache)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
-def test_the_batch_of_an_objective_is_the_real_one(objective, text, cache):
+def experiment_of(objective, text):
+    """A small experiment with an objective, and a tokenizer with the special tokens that it needs."""
     family = {"encoder": "bert", "encoder_decoder": "t5", "decoder": "gpt"}[objective.families[0]]
     experiment = test_pretraining.config(family, objective, text)
     if family != "bert":  # sentinels for all, and <s> for one
@@ -64,6 +64,12 @@ def test_the_batch_of_an_objective_is_the_real_one(objective, text, cache):
         experiment.tokenizer = ByteBPE(vocab_size=400, special_pieces="roberta")
     if isinstance(objective, tuple(map(type, test_pretraining.PAIRS.values()))):
         experiment.data.sequence_length = 64
+    return experiment
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_the_batch_of_an_objective_is_the_real_one(objective, text, cache):
+    experiment = experiment_of(objective, text)
     assert batch_shapes(experiment) == real_shapes(experiment, cache)
 
 

@@ -100,7 +100,7 @@ def student(folder, teacher, text, cache):
     return folder / "student"
 
 
-def test_lines_of_training_have_each_part_and_a_validation_has_none(student):
+def test_lines_of_training_and_of_validation_have_each_part(student):
     trained = lines(student, "train")
     parts = {"soft_loss", "hidden_loss", "embedding_loss", "relation_loss"}
     assert all(parts | {"loss", "distillation_loss"} <= line.keys() for line in trained)
@@ -109,8 +109,10 @@ def test_lines_of_training_have_each_part_and_a_validation_has_none(student):
         whole = sum(line[name] for name in parts) - 0.5 * line["soft_loss"]
         assert line["distillation_loss"] == pytest.approx(whole, rel=0.05)  # counts of predictions differ by step
     assert trained[-1]["distillation_loss"] < 0.8 * trained[0]["distillation_loss"]
-    (line,) = lines(student, "valid")[-1:]
-    assert not (parts | {"distillation_loss"}) & line.keys()
+    validated = lines(student, "valid")
+    assert all(parts | {"distillation_loss", "combined_loss"} <= line.keys() for line in validated)
+    for line in validated:  # all batches of a validation have nearly equally many predictions
+        assert line["combined_loss"] == pytest.approx(0.5 * line["loss"] + line["distillation_loss"], rel=1e-3)
 
 
 def test_neither_the_teacher_nor_the_maps_are_in_what_is_loaded_or_exported(student, teacher, folder):
@@ -175,7 +177,7 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
     with open_run(experiment) as run:
         lengths = run.work.lengths
         step = experiment.train.global_batch_size, lengths.inputs, lengths.targets
-        own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.work.teacher))
+        own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.model.teacher_config))
         assert run.work.flops_per_step == pytest.approx(own + theirs / 3)
         assert run.parameters == plain.parameters / 4
         assert "width 32; 1,024 parameters map states to this width" in dict(describe(run))["teacher"]

@@ -212,6 +212,10 @@ class Objective(kinds.Objective):
         """Computes the metrics of `params` on a run's validation split, by metric name."""
         return run.validation.metrics(params)
 
+    def has_halves(self, metric: str) -> bool:
+        """Returns whether `evaluate.halves` computes a metric of this objective for each half of the validation."""
+        return "/" not in metric and metric not in ("perplexity", "bits_per_token")
+
     def save_assets(self, tokenizer_folder: str) -> None:
         """Writes other files that users of the model need to the run's tokenizer folder."""
 
@@ -276,6 +280,7 @@ class Objective(kinds.Objective):
         per_part_metrics += ("bits_per_byte",) if validation_objective.is_likelihood else ()
         if all(source.pairs for source in sources) and experiment.model.family != "encoder":
             per_part_metrics += ("sequence_accuracy",)
+        per_part_metrics += () if experiment.distill is None else experiment.distill.metric_names
         overall_metrics = ("perplexity", "bits_per_token")
         parts = dict.fromkeys(part for parts in stream_part_names(sources, validation_objective) for part in parts)
         if metric and metric not in (
