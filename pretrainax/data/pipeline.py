@@ -22,7 +22,7 @@ from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus, Window, damage_message
 from pretrainax.data.mixture_schedule import MixtureSchedule
-from pretrainax.data.objectives import Objective
+from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.data.read_ahead import ReadAhead
 from pretrainax.data.replacements import with_replacements
@@ -125,6 +125,11 @@ class Batches:
         """Returns the objective of row `row` of the run, and that row's examples without padding."""
         stream, n = self._stream_row(row)
         return stream.objective, stream.examples(n, self.progress(row), CounterRng(self.mask_seed))
+
+    def inputs(self, row: int) -> list[ObjectiveInput]:
+        """Returns the sequences of tokens from which `examples` makes the examples of row `row` of the run."""
+        stream, n = self._stream_row(row)
+        return stream.inputs(n, self.progress(row))
 
     def progress(self, row: int) -> float:
         """Returns the training progress at row `row` of the run, from 0 to 1 (1 if the number of steps is unknown)."""

@@ -124,6 +124,10 @@ class RowStream:
         """
         return [example for example, _ in self._make_examples(n, progress, draws)]
 
+    def inputs(self, n: int, progress: float) -> list[ObjectiveInput]:
+        """Returns the sequences of tokens from which `examples` makes the examples of row n."""
+        return [self._text(start, length, progress) for start, length in self.row(n)[0]]
+
     def counted_examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Returns the examples of row n and, if `options.text` is set, adds the arrays that count text."""
         items = self._make_examples(n, progress, draws)

@@ -18,6 +18,7 @@ from pretrainax.interop.start import load_plain
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runs.samples import show_samples
+from pretrainax.runs.task_baselines import compare_task
 from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
 from pretrainax.scoring.results import Result
@@ -88,7 +89,7 @@ def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
 
 
 def _print_metrics(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
-    """Prints the metrics of a checkpoint, and samples of its predictions.
+    """Prints the metrics of a checkpoint, samples of its predictions, and for a task a comparison with its baselines.
 
     All processes of the run must call this function. Only the primary process prints.
     """
@@ -103,6 +104,11 @@ def _print_metrics(run: Run, origin: Origin, params, metrics: dict[str, float]) 
     metric_rows = [(name, metric_text(name, value), meaning(name, metrics)) for name, value in metrics.items()]
     log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><')}\n")
     show_samples(run, params, log)
+    if isinstance(run.experiment.objective, Task):
+        try:
+            log(compare_task(run, params, metrics))
+        except UserError as e:
+            log(f"no baselines: {e}")
 
 
 def _log_note(run: Run, line: str) -> None:

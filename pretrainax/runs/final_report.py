@@ -19,6 +19,7 @@ from pretrainax.reporting import curves
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.comparison import Comparison, Comparisons, compare, gains_of, to_json
 from pretrainax.runs.learned import warning_of
+from pretrainax.runs.task_baselines import compare_task
 from pretrainax.scoring.results import Estimate
 from pretrainax.storage.places import with_urls
 from pretrainax.training.callbacks import Callback
@@ -63,6 +64,9 @@ class FinalReport(Callback):
                 loop.note(warning)
             if run.is_primary and compared.metrics:
                 write_atomically(os.path.join(loop.workdir, "comparison.json"), to_json(compared))
+        if run.experiment.validation_objective.unit == "records" and not run.peers.agree(loop.is_stopping):
+            with continue_on_error("the baselines of the task", loop):
+                loop.note(compare_task(run, run.validated(state), metrics))
         with continue_on_error("the mean of the last checkpoints", loop):
             if not run.peers.agree(loop.is_stopping):
                 _validate_average(loop, metrics)

@@ -93,7 +93,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         ("source", _source(experiment, run.prepared, paper.source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
         ("objective", str(experiment.objective)),
-        *_validation(experiment),
+        *_validation(run),
         ("optimizer", f"{optimizer}, peak learning rate {scientific(optimizer.learning_rate)}"),
         ("schedule", f"{schedule}, warmup over {schedule.warmup_steps:,} steps"),
         ("run", _length(run, f"{large_number(tokens)} tokens", f"{times} epochs")),
@@ -138,10 +138,14 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
     return f'{description}; for {source_label}: --config.data.source="{suggested_source}"'
 
 
-def _validation(experiment: Experiment) -> Iterator[Row]:
-    """Yields a row if validation has its own objective or selects checkpoints by a metric other than the loss."""
+def _validation(run: Run) -> Iterator[Row]:
+    """Yields a row if validation has its own objective, or if another metric than the loss selects checkpoints."""
+    experiment = run.experiment
     valid_objective, metric = experiment.evaluate.objective, experiment.select_by
-    selection = f"best checkpoint by {metric}" if metric != "loss" else ""
+    default, reason = experiment.objective.selection(run.prepared.training_notes)
+    selection = f"best checkpoint by {metric}" if metric != "loss" or reason else ""
+    if reason:
+        selection += f", because {reason}" if metric == default else f" (configured), although {reason}"
     if valid_objective is not None or selection:
         yield (
             "validation",

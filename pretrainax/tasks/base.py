@@ -21,6 +21,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
+from pretrainax.tasks.baselines import Baseline
 from pretrainax.tasks.chunks import TRUNCATED, Chunks
 from pretrainax.tasks.labels import label_number, unused_label_warnings  # noqa: F401  for tasks of other packages
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
@@ -45,6 +46,7 @@ class Task(Objective):
     example         document -> the arrays of one row of a batch, with labels; see `framed`
     head            model architecture -> the head that replaces the pretraining heads (not for `WritingTask`)
     metrics         head outputs and notes of all documents of a split -> metrics
+    baselines       training records -> trivial baselines, to which the final table of a run compares the model
     read_unlabeled  entry without a label -> `Record`; for `python -m pretrainax.predict`
     prediction      head outputs and notes of one record -> the fields that `pretrainax.predict` writes
 
@@ -145,6 +147,34 @@ class Task(Objective):
           notes: the notes of the d documents.
         """
         raise NotImplementedError
+
+    def baselines(self, train: Sequence[Record], valid: Sequence[Record], notes: Sequence[Note]) -> Iterator[Baseline]:
+        """Yields trivial baselines with their outputs for the validation records; constant baselines come first.
+
+        The final table of a run compares the model with them. A task without a baseline raises UserError with a reason.
+
+        Args:
+          train: training records as returned by `read`, with labels.
+          valid: the validation records.
+          notes: the notes of all documents of `valid`, in order, as in `metrics`.
+        """
+        raise NotImplementedError
+
+    def document_losses(self, answers: np.ndarray, notes: Sequence[Note]) -> Optional[np.ndarray]:
+        """Computes the loss of each document from the head outputs, [documents]; None if they do not determine it."""
+        return None
+
+    def record_sums(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Computes metrics that are ratios of sums over records: {name: (numerators, denominators)}, both [records].
+
+        The standard errors of other metrics are computed by resampling records, so these may be missing here if
+        `metrics` is fast and does not depend on the other records.
+        """
+        return {}
+
+    def group(self, record: Record) -> str:
+        """Returns the text that dependent records share, such as a passage: the first text that is not empty."""
+        return next(filter(str.strip, record.texts), "")
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
         """Computes the validation loss and the metrics of the task for the parameters `params`."""

@@ -14,8 +14,9 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import TextTask, rounded
+from pretrainax.tasks.baselines import Baseline, bag_of_words_classifier, cross_entropy, per_document, prior_logits
 from pretrainax.tasks.chunks import sigmoid, softmax
-from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, unused_label_warnings
+from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, uneven_selection, unused_label_warnings
 
 
 @dataclasses.dataclass
@@ -111,10 +112,41 @@ class Classification(TextTask):
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         answers, notes = self.combine_windows(answers, notes)
         if self.multi_label:
-            truth = np.array([[i in note["labels"] for i in range(len(self.labels))] for note in notes])
-            return label_metrics.multi_label_metrics(answers > 0, truth)
+            return label_metrics.multi_label_metrics(answers > 0, self._label_matrix(notes) > 0)
         return label_metrics.class_metrics(
             answers.argmax(-1), np.array([note["label"] for note in notes]), len(self.labels)
+        )
+
+    def document_losses(self, answers: np.ndarray, notes: Sequence[Note]) -> np.ndarray:
+        if not self.multi_label:
+            return cross_entropy(answers, np.array([note["label"] for note in notes]))
+        logits, truth = answers.astype(np.float64), self._label_matrix(notes)
+        return (np.logaddexp(0.0, logits) - truth * logits).mean(-1)
+
+    def _label_matrix(self, notes: Sequence[Note]) -> np.ndarray:
+        """Returns 0 or 1 for each label of each record, [records, L]."""
+        matrix = np.zeros((len(notes), len(self.labels)))
+        for row, note in zip(matrix, notes, strict=True):
+            row[note["labels"] if self.multi_label else note["label"]] = 1.0
+        return matrix
+
+    def baselines(self, train, valid, notes):
+        labels = self._label_matrix([record.note for record in train])
+        prior = np.tile(prior_logits(labels, self.multi_label), (len(valid), 1))
+        yield Baseline("label frequencies", per_document(prior, notes), is_constant=True)
+        if (labels != labels[0]).any():
+            texts, valid_texts = ([record.texts for record in records] for records in (train, valid))
+            logits = bag_of_words_classifier(texts, labels, valid_texts, self.multi_label)
+            yield Baseline("bag of words", per_document(logits, notes))
+
+    def selection(self, notes):
+        """Selects by macro F1 instead of accuracy if one label is so frequent that always predicting it scores well."""
+        if self.select_by != "accuracy":
+            return super().selection(notes)
+        return uneven_selection(
+            self.select_by,
+            "f1" if self.multi_label else "macro_f1",
+            (" and ".join(self.labels[i] for i in note.get("labels", [note.get("label")])) for note in notes),
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:

@@ -13,6 +13,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import Task, rounded, text_in, texts_in
+from pretrainax.tasks.baselines import Baseline, cross_entropy, prior_logits, sums_of_parts
 from pretrainax.tasks.chunks import WINDOW, records_of, softmax
 
 
@@ -107,6 +108,21 @@ class EntityChoice(Task):
         return label_metrics.answer_metrics(
             predicted, [notes[docs.start]["answers"] for docs in records], some_have_none=False
         )
+
+    def document_losses(self, answers: np.ndarray, notes: Sequence[Note]) -> np.ndarray:
+        return cross_entropy(answers, np.array([note["label"] for note in notes]))
+
+    def record_sums(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        return sums_of_parts(self.metrics, answers, notes, records_of(notes))
+
+    def baselines(self, train, valid, notes):
+        is_correct = np.array([name in r.note["answers"] for r in train for name in r.note["entities"]])
+        prior = prior_logits(np.stack([~is_correct, is_correct], axis=1), is_multi_label=False)
+        yield Baseline("label frequencies: the first entity", np.tile(prior, (len(notes), 1)), is_constant=True)
+        passages = (record.texts[0] for record in valid for _ in record.note["entities"])
+        counts = [passage.count(note["entity"]) for passage, note in zip(passages, notes, strict=False)]
+        scores = np.stack([np.zeros(len(counts)), np.array(counts, np.float64)], axis=1)
+        yield Baseline("most frequent entity of the passage", scores, has_loss=False)
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Computes the most likely entity, and for each entity the probability that it is correct."""

@@ -16,7 +16,9 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import Task, rounded, text_in
+from pretrainax.tasks.baselines import Baseline, record_indices, sums_of_parts
 from pretrainax.tasks.chunks import WINDOW, records_of
+from pretrainax.tasks.passage_spans import first_words, similar_sentence, span_logits
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
@@ -265,6 +267,26 @@ class ExtractiveQA(Task):
         best = best._replace(null_score_diff=null_score - best.score)
         is_none = self.no_answer and best.null_score_diff > self.null_score_diff_threshold
         return best._replace(text="") if is_none else best
+
+    def record_sums(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        sums = sums_of_parts(self.metrics, answers, notes, records_of(notes))
+        return {name: sums[name] for name in label_metrics.OF_ANSWERS}  # the others cover only some of the records
+
+    def group(self, record: Record) -> str:
+        return record.texts[1]
+
+    def baselines(self, train, valid, notes):
+        questions = [record.texts[0] for record in valid]
+        if self.no_answer:
+            yield Baseline("no answer", span_logits([None] * len(notes), notes), is_constant=True, has_loss=False)
+        length = max(int(np.median([len(text.split()) for r in train for text in r.note["answers"][:1]] or [1])), 1)
+        starts = [first_words(note, length) if note[WINDOW] == 0 else None for note in notes]
+        yield Baseline(f"first {length} words", span_logits(starts, notes), is_constant=True, has_loss=False)
+        spans = [
+            similar_sentence(questions[i], note, self.max_answer_length)
+            for i, note in zip(record_indices(notes), notes, strict=True)
+        ]
+        yield Baseline("sentence most similar to the question", span_logits(spans, notes), has_loss=False)
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Computes the predicted answer ("" for no answer), its score, and the null score minus the answer's score."""

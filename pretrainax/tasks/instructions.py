@@ -156,6 +156,12 @@ class Instructions(WritingTask):
     def sample_note(self):
         return {"answer": ""}
 
+    def source_text(self, record: Record) -> str:
+        """Returns the last message before the last answer of the assistant."""
+        roles = record.note["roles"]
+        last = len(roles) - 1 - roles[::-1].index("assistant")
+        return record.texts[last - 1] if last else ""
+
     def save_assets(self, tokenizer_folder):
         write_template(tokenizer_folder, self.template or PLAIN)
 

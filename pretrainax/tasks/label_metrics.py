@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-OF_CLASSES = ("accuracy", "f1", "matthews", "accuracy_f1")
+OF_CLASSES = ("accuracy", "f1", "matthews", "accuracy_f1", "macro_f1")
 OF_LABELS = ("accuracy", "f1", "f1_micro")
 OF_SPANS = ("accuracy", "precision", "recall", "f1", "strict_f1")
 OF_ANSWERS = ("exact_match", "answer_f1")
@@ -22,7 +22,8 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
     """Computes the accuracy, F1 and Matthews correlation of n predicted classes.
 
     With two classes, F1 is the F1 of the second class, as in GLUE. With more classes, F1 is the mean over all classes.
-    "accuracy_f1" is the mean of accuracy and F1, the official metric of MRPC and QQP in GLUE and of CB in SuperGLUE.
+    "macro_f1" is the mean over all classes for any number of classes. "accuracy_f1" is the mean of accuracy and F1, the
+    official metric of MRPC and QQP in GLUE and of CB in SuperGLUE.
 
     Args:
       said, truth: [n] indices of the predicted and the correct classes.
@@ -30,11 +31,13 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
     """
     from sklearn.metrics import f1_score, matthews_corrcoef
 
-    average = "binary" if classes == 2 else "macro"
-    f1 = float(f1_score(truth, said, labels=range(classes), average=average, zero_division=0.0))
+    by_class = f1_score(truth, said, labels=range(classes), average=None, zero_division=0.0)
+    macro_f1 = float(np.mean(by_class))
+    f1 = float(by_class[1]) if classes == 2 else macro_f1
     accuracy = float((said == truth).mean())
     matthews = float(matthews_corrcoef(truth, said))
-    return {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
+    scores = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
+    return scores | {"macro_f1": macro_f1}
 
 
 def multi_label_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
@@ -73,6 +76,18 @@ def span_metrics(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], 
     precision, recall, f1, _ = precision_recall_fscore_support(truth, said, average="micro", zero_division=0)
     strict = f1_score(truth, said, mode="strict", scheme=getattr(schemes, scheme.upper()), zero_division=0)
     return {"precision": float(precision), "recall": float(recall), "f1": float(f1), "strict_f1": float(strict)}
+
+
+def span_sums(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the numerator and the denominator of the F1 of `span_metrics` for each sentence, both [sentences].
+
+    F1 = 2 * correct / (predicted + labeled), with the numbers of spans in all sentences.
+    """
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    predicted, labeled = ([set(get_entities(list(tags))) for tags in sentences] for sentences in (said, truth))
+    correct = np.array([2.0 * len(a & b) for a, b in zip(predicted, labeled, strict=True)])
+    return correct, np.array([float(len(a) + len(b)) for a, b in zip(predicted, labeled, strict=True)])
 
 
 def regression_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:

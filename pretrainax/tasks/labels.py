@@ -11,6 +11,7 @@ from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.data.sources.base import Record
 
 UNKNOWN = 2  # number of labels that the plan of a run assumes before the records exist
+_UNEVEN = 0.6  # fraction of the most frequent label above which accuracy no longer selects checkpoints
 _MAX_INFERRED = 1_000  # maximum number of inferred labels; more are probably texts, numbers or identifiers
 
 
@@ -69,6 +70,22 @@ def unused_label_warnings(counts: Mapping[int, int], labels: Sequence[str]) -> I
             f"NO EXAMPLE OF {', '.join(map(repr, unused))} in training: the model cannot learn these labels. Check "
             "that config.objective.labels spells the names as the records do"
         )
+
+
+def uneven_selection(default: str, metric: str, labels: Iterable[str]) -> tuple[str, str]:
+    """Chooses the metric that selects checkpoints; see `Objective.selection`.
+
+    Args:
+      default: the metric for labels that are about equally frequent.
+      metric: the metric if more than 60 % of the records have the same label.
+      labels: the label of each training record.
+    """
+    counts = collections.Counter(labels)
+    ((label, count),) = counts.most_common(1)
+    share = count / counts.total()
+    if share <= _UNEVEN:
+        return default, ""
+    return metric, f"{share:.1%} of the training labels are {label!r}"
 
 
 class _LabelReader:

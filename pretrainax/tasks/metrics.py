@@ -8,6 +8,7 @@ declare(
         "harmonic mean of precision and recall: of spans, of the second of two classes, or the mean over classes",
         larger_is_better=True,
     ),
+    Metric("macro_f1", "mean of the F1 of each class, which counts rare classes as much", larger_is_better=True),
     Metric("precision", "share of predicted spans that are correct", larger_is_better=True, unit=FRACTION),
     Metric("recall", "share of labeled spans that are predicted", larger_is_better=True, unit=FRACTION),
     Metric(

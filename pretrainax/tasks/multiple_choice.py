@@ -16,6 +16,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks.base import Task, concatenate_segments, rounded, text_in, texts_in
+from pretrainax.tasks.baselines import Baseline, bag_of_words_classifier, cross_entropy, prior_logits
 from pretrainax.tasks.chunks import softmax
 
 _LETTERS = string.ascii_uppercase
@@ -163,6 +164,21 @@ class MultipleChoice(Task):
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         return {"accuracy": float(np.mean(answers.argmax(-1) == [note["label"] for note in notes]))}
+
+    def document_losses(self, answers: np.ndarray, notes: Sequence[Note]) -> np.ndarray:
+        return cross_entropy(answers, np.array([note["label"] for note in notes]))
+
+    def baselines(self, train, valid, notes):
+        labels = np.eye(self.choices)[[record.note["label"] for record in train]]
+        prior = prior_logits(labels, is_multi_label=False)
+        yield Baseline("position frequencies", np.tile(prior, (len(valid), 1)), is_constant=True)
+        pairs, valid_pairs = (
+            [(context, choice) for record in records for context, *choices in [record.texts] for choice in choices]
+            for records in (train, valid)
+        )
+        is_right = np.stack([1 - labels.ravel(), labels.ravel()], axis=1)
+        logits = bag_of_words_classifier(pairs, is_right, valid_pairs, is_multi_label=False)
+        yield Baseline("bag of words", (logits[:, 1] - logits[:, 0]).reshape(-1, self.choices))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Computes the letter of the most likely choice ("prediction"), and the probability of each letter."""

@@ -14,6 +14,7 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import TextTask, rounded, score_of
+from pretrainax.tasks.baselines import Baseline, bag_of_words_regression, per_document
 
 
 @dataclasses.dataclass
@@ -61,6 +62,17 @@ class Regression(TextTask):
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         answers, notes = self.combine_windows(answers, notes)
         return label_metrics.regression_metrics(answers[:, 0], np.array([note["score"] for note in notes]))
+
+    def document_losses(self, answers: np.ndarray, notes: Sequence[Note]) -> np.ndarray:
+        return np.square(answers[:, 0].astype(np.float64) - [note["score"] for note in notes])
+
+    def baselines(self, train, valid, notes):
+        numbers = np.array([record.note["score"] for record in train])
+        for name, number in (("mean", numbers.mean()), ("median", np.median(numbers))):
+            yield Baseline(name, per_document(np.full((len(valid), 1), number), notes), is_constant=True)
+        texts, valid_texts = ([record.texts for record in records] for records in (train, valid))
+        predicted = bag_of_words_regression(texts, numbers, valid_texts)
+        yield Baseline("bag of words", per_document(predicted[:, None], notes))
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the number predicted for a record, as "prediction"."""

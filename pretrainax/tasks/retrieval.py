@@ -13,8 +13,11 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import Task, concatenate_segments, text_in
+from pretrainax.tasks.baselines import Baseline
 
 _RECALL_AT = (1, 10, 100)
+_CHANCE_WIDTH = 64  # width of the random vectors of a baseline
+_MAX_NUMBERS = 2**26  # maximum size of the vectors of the TF-IDF baseline, whose width is 256 to 16,384 hashed words
 _QUERIES_PER_CHUNK = 256  # number of queries whose scores are in memory at a time
 
 
@@ -144,8 +147,25 @@ class Retrieval(Task):
             )
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
+        return {name: float(scores.mean()) for name, (scores, _) in self.record_sums(answers, notes).items()}
+
+    def record_sums(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         ranks = ranks_of(answers, [note["query"] for note in notes], [note["passages"] for note in notes])
-        return {**{f"recall@{k}": float((ranks <= k).mean()) for k in _RECALL_AT}, "mrr": float((1 / ranks).mean())}
+        scores = {**{f"recall@{k}": (ranks <= k).astype(float) for k in _RECALL_AT}, "mrr": 1 / ranks}
+        return {name: (values, np.ones(len(values))) for name, values in scores.items()}
+
+    def baselines(self, train, valid, notes):
+        from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+
+        texts = [text for record in valid for text in record.texts]
+        shape = len(valid), self.max_texts
+        random = np.random.default_rng(0).standard_normal((*shape, _CHANCE_WIDTH), np.float32)
+        yield Baseline("chance", random, is_constant=True, has_loss=False)
+        width = 2 ** int(np.log2(np.clip(_MAX_NUMBERS / len(texts), 2**8, 2**14)))
+        vectorizer, weights = HashingVectorizer(n_features=width, alternate_sign=False, norm=None), TfidfTransformer()
+        weights.fit(vectorizer.transform([text for record in train for text in record.texts]))
+        vectors = weights.transform(vectorizer.transform(texts)).toarray().astype(np.float32)
+        yield Baseline("TF-IDF", vectors.reshape(*shape, width), has_loss=False)
 
 
 def ranks_of(vectors: np.ndarray, queries: Sequence[str], passages: Sequence[Sequence[str]]) -> np.ndarray:

@@ -15,6 +15,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import text_in
+from pretrainax.tasks.baselines import Baseline, bag_of_words_classifier
 from pretrainax.tasks.labels import label_number, unused_label_warnings
 from pretrainax.tasks.writing import WritingTask, decoder_example, decoder_inputs
 
@@ -176,6 +177,22 @@ class TextGeneration(WritingTask):
         truth = [note["answer"] for note in notes]
         label_metrics = text_metrics.label_accuracy(answers, truth, self.labels) if self.labels else {}
         return label_metrics | super().metrics(answers, notes)
+
+    def source_text(self, record: Record) -> str:
+        body, tail, _ = record.texts
+        return body + tail
+
+    def baselines(self, train, valid, notes):
+        if not self.labels:
+            yield from super().baselines(train, valid, notes)
+            return
+        constant, _ = super().baselines(train, valid, notes)
+        yield constant
+        labels = np.eye(len(self.labels))[[self.labels.index(record.note["answer"]) for record in train]]
+        if (labels != labels[0]).any():
+            texts, valid_texts = ([(self.source_text(record),) for record in records] for records in (train, valid))
+            logits = bag_of_words_classifier(texts, labels, valid_texts, is_multi_label=False)
+            yield Baseline("bag of words", [self.labels[i] for i in logits.argmax(1)], has_loss=False)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         num_cut, count, targets = np.zeros(2, int), 0, collections.Counter()

@@ -14,7 +14,8 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import Task, rounded
-from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, unused_label_warnings
+from pretrainax.tasks.baselines import Baseline
+from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, uneven_selection, unused_label_warnings
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
@@ -235,6 +236,36 @@ class TokenClassification(Task):
             )
         return scores | {"unread": float((predicted_tags < 0).mean())}
 
+    def record_sums(self, answers, notes):
+        predicted = [_tags_by_word(row, note) for row, note in zip(answers["tags"], notes, strict=True)]
+        truth = [np.array(note["tags"]) for note in notes]
+        correct, words = ([float((a == b).sum()) for a, b in zip(x, truth, strict=True)] for x in (predicted, truth))
+        sums = {"accuracy": (np.array(correct), np.array(words))}
+        if self.spans:
+            names = np.array([*self.labels, "O"])
+            sums["f1"] = label_metrics.span_sums(*([names[x].tolist() for x in tags] for tags in (predicted, truth)))
+        return sums
+
+    def baselines(self, train, valid, notes):
+        counts = np.zeros(len(self.labels))
+        by_word = collections.defaultdict(lambda: np.zeros(len(self.labels)))
+        for record in train:
+            for word, tag in zip(record.note["words"], record.note["tags"], strict=True):
+                by_word[word][tag] += 1
+                counts[tag] += 1
+        most_frequent = int(counts.argmax())
+        best = {word: int(word_counts.argmax()) for word, word_counts in by_word.items()}
+        words = [record.note["words"] for record in valid]
+        constant = [[most_frequent] * len(row) for row in words]
+        frequent = [[best.get(word, most_frequent) for word in row] for row in words]
+        yield Baseline("most frequent tag", _padded_tags(constant, notes), is_constant=True)
+        yield Baseline("most frequent tag of each word", _padded_tags(frequent, notes))
+
+    def selection(self, notes):
+        if self.spans:
+            return super().selection(notes)
+        return uneven_selection(self.select_by, "loss", (self.labels[tag] for note in notes for tag in note["tags"]))
+
     def prediction(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> JsonObject:  # pyright: ignore
         """Computes each word's predicted tag and its probability.
 
@@ -259,6 +290,15 @@ def _read_word(i: int, word: object) -> str:
     if not isinstance(word, str):
         raise WordError(i, f"word {i + 1} is {word!r}, it must be a string")
     return word
+
+
+def _padded_tags(tags: Sequence[Sequence[int]], notes: Sequence[Note]) -> dict[str, np.ndarray]:
+    """Converts the tags of all words of each record to head outputs: the words with tokens, padded with -1."""
+    rows = [np.array(row)[np.diff(note["parts"], prepend=0) > 0] for row, note in zip(tags, notes, strict=True)]
+    padded = np.full((len(rows), max(map(len, rows))), -1)
+    for out, row in zip(padded, rows, strict=True):
+        out[: len(row)] = row
+    return {"tags": padded}
 
 
 def _tags_by_word(tags: np.ndarray, note: Note) -> np.ndarray:

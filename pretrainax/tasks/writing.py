@@ -1,7 +1,9 @@
 """Defines the base class of tasks that generate text. The model keeps the vocabulary head of pretraining."""
 
 import abc
+import collections
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Optional
 
@@ -11,9 +13,10 @@ from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.config.choice import resumable_field
 from pretrainax.data.batch import Example
 from pretrainax.data.objectives import ObjectiveInput
-from pretrainax.data.sources.base import Note
+from pretrainax.data.sources.base import Note, Record
 from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import Task
+from pretrainax.tasks.baselines import Baseline
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.frames import SpecialTokenFrame
 
@@ -82,6 +85,16 @@ class WritingTask(Task):
     def metrics(self, answers: Sequence[str], notes: Sequence[Note]) -> dict[str, float]:  # pyright: ignore
         return text_metrics.generation_metrics(answers, [note["answer"] for note in notes], self.scores)
 
+    def source_text(self, record: Record) -> str:
+        """Returns the text that precedes the answer of a record, for baselines that read it."""
+        raise NotImplementedError
+
+    def baselines(self, train, valid, notes):
+        answer, _ = collections.Counter(record.note["answer"] for record in train).most_common(1)[0]
+        yield Baseline("most frequent answer", [answer] * len(notes), is_constant=True, has_loss=False)
+        texts = [self.source_text(record) for record in valid]
+        yield Baseline("first sentence of the input", list(map(_first_sentence, texts)), has_loss=False)
+
     def check_vocabulary(self, vocabulary, sequence_length):
         if vocabulary.separator is None:
             raise UserError(f"the tokenizer has no end-of-text token, with which {type(self).__name__} ends an answer")
@@ -104,6 +117,12 @@ class WritingTask(Task):
             )
             return
         yield from super().validation_problems(experiment)
+
+
+def _first_sentence(text: str) -> str:
+    """Returns the text up to the end of its first sentence or line."""
+    sentence = re.match(r"\s*(.*?(?:[.!?](?=\s)|$))", text, re.MULTILINE)
+    return sentence.group(1) if sentence else text
 
 
 def decoder_example(row: np.ndarray, weights: np.ndarray) -> Example:

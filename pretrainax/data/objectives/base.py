@@ -1,7 +1,7 @@
 """Defines `Objective`, the base class of pretraining objectives, and the types of its inputs and statistics."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 
 import numpy as np
@@ -39,13 +39,18 @@ class Statistic(NamedTuple):
     name: str  # for example "mask rate"
     measured: float
     expected: Optional[float] = None  # None: the statistic has no expected value
-    tolerance: float = 0.0  # maximum deviation for a correct objective: 5 standard deviations, plus rounding
+    tolerance: float = 0.0  # maximum deviation for a correct objective, on the side of `measured`; see `tolerances`
     advice: str = ""  # how to change the config if `is_off` is True
 
     @property
     def is_off(self) -> bool:
         """Returns True if `expected` is set and `measured` deviates from `expected` by more than `tolerance`."""
         return self.expected is not None and not math.fabs(self.measured - self.expected) <= self.tolerance
+
+    @property
+    def is_weak(self) -> bool:
+        """Returns True if there are too few examples to notice that a rate is half of `expected`."""
+        return bool(self.expected) and self.tolerance >= self.expected / 2
 
 
 def with_field_path(field: str, lines: Iterator[str]) -> Iterator[str]:
@@ -206,6 +211,20 @@ class Objective(kinds.Objective):
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
         """Yields statistics of `examples`: measured rates, with expected values if fields of the objective set them."""
+        yield from ()
+
+    def selection(self, notes: Iterable[Note]) -> tuple[str, str]:
+        """Returns the metric that selects checkpoints by default, and why it is not `select_by`, or "".
+
+        Args:
+          notes: metadata of training records; empty if the objective has no records.
+        """
+        return self.select_by, ""
+
+    def input_statistics(
+        self, examples: Sequence[Example], inputs: Sequence[ObjectiveInput], vocabulary: "Vocabulary"
+    ) -> Iterator[Statistic]:
+        """Yields statistics whose expected values depend on the `inputs` from which the `examples` were made."""
         yield from ()
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:

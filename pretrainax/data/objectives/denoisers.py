@@ -10,6 +10,7 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.mixture import ObjectiveMixture
 from pretrainax.data.objectives.spans import Denoiser, R, S, SpanCorruption, X, encoder_decoder_example
+from pretrainax.data.objectives.tolerances import rounded_tolerance
 
 
 @dataclasses.dataclass
@@ -68,12 +69,9 @@ class SequentialDenoising(Denoiser):
         max_predicted = np.array([self._max_predicted(n) for n in raw.tolist()])
         expected = np.where(max_predicted > 0, (max_predicted + 1) / 2, 0).sum() / raw.sum()
         deviation = math.sqrt(((np.maximum(max_predicted, 1) ** 2 - 1) / 12).sum()) / raw.sum()  # of uniform draws
-        yield Statistic(
-            "noise density",
-            float(sum(len(example["targets"]) - 1 for example in examples) / raw.sum()),
-            expected=self.noise_density,
-            tolerance=5 * deviation + abs(float(expected) - self.noise_density) + 1e-6,
-        )
+        measured = float(sum(len(example["targets"]) - 1 for example in examples) / raw.sum())
+        tolerance = rounded_tolerance(measured, self.noise_density, float(expected), sampling=5 * deviation)
+        yield Statistic("noise density", measured, self.noise_density, tolerance)
 
 
 def _ul2_denoisers() -> tuple[Objective, ...]:

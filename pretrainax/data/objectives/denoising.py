@@ -9,6 +9,7 @@ import numpy as np
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_decoder_prompt
+from pretrainax.data.objectives.tolerances import one_sided_tolerance, rounded_tolerance
 
 
 class Counts(NamedTuple):
@@ -200,18 +201,37 @@ class Denoising(Objective):
         num_masks = sum(int((tokens == vocabulary.mask).sum()) for tokens in inputs)
         counts = np.sum([self.counts(len(original)) for original in originals], axis=0)
         num_removed = total - sum(map(len, inputs)) + num_masks
-        rounding = abs(float(counts.sum()) / max(total, 1) - self._removed_rate)
-        yield Statistic("lost tokens", num_removed / max(total, 1), self._removed_rate, tolerance=rounding + 1e-6)
+        measured, rounded = num_removed / max(total, 1), float(counts.sum()) / max(total, 1)
+        tolerance = rounded_tolerance(measured, self._removed_rate, rounded)
+        yield Statistic("lost tokens", measured, self._removed_rate, tolerance)
         if self.infilling_rate:
-            spans = max(num_masks - int(counts[1]), 1)
-            # The tolerance covers the sampling error and the truncated last span of each sequence.
-            tolerance = 5 * math.sqrt(self.mean_span_length / spans) + self.mean_span_length * len(originals) / spans
-            yield Statistic("mean span length", int(counts[0]) / spans, self.mean_span_length, tolerance)
+            infilled, spans = int(counts[0]), max(num_masks - int(counts[1]), 1)
+            lengths, sequences = np.unique([self.counts(len(o)).infilled for o in originals], return_counts=True)
+            moments = [_moments_of_spans(int(n), self.mean_span_length) for n in lengths]
+            mean, variance = sequences @ np.array(moments)
+            deviation, measured = 5 * math.sqrt(variance), infilled / spans
+            below = self.mean_span_length - infilled / max(mean + deviation, 1)
+            above = infilled / max(mean - deviation, 1) - self.mean_span_length
+            tolerance = one_sided_tolerance(measured, self.mean_span_length, below, above)
+            yield Statistic("mean span length", measured, self.mean_span_length, tolerance)
         is_reordered = [
             not _is_subsequence(tokens[tokens != vocabulary.mask], original)
             for tokens, original in zip(inputs, originals, strict=True)
         ]
         yield Statistic("texts in another order", float(np.mean(is_reordered)))
+
+
+def _moments_of_spans(infilled: int, mean: float) -> tuple[float, float]:
+    """Computes the mean and variance of the number of spans that `draw_spans` draws to cover `infilled` tokens.
+
+    More than k spans are necessary if k Poisson lengths add up to less than `infilled`; there are at most `infilled`.
+    """
+    from scipy.stats import poisson  # slow to import
+
+    counts = np.arange(infilled)
+    exceeds = poisson.cdf(infilled - 1, counts * mean)  # P(N > k)
+    first_moment, second_moment = exceeds.sum(), ((2 * counts + 1) * exceeds).sum()
+    return float(first_moment), float(second_moment - first_moment**2)
 
 
 def _is_subsequence(candidate: np.ndarray, tokens: np.ndarray) -> bool:

@@ -11,6 +11,7 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.objectives.base import ObjectiveInput, Statistic
 from pretrainax.data.objectives.causal import CausalLM
+from pretrainax.data.objectives.tolerances import binomial_tolerance
 from pretrainax.tokenization.base import Tokenizer
 
 _MAX_UNSPLIT_FRACTION = 0.15  # maximum fraction of drawn documents that exceed the split capacity of their row
@@ -239,7 +240,7 @@ class FillInTheMiddle(CausalLM):
             expected += [1 - (1 - self.spm_rate) * (1 - 1 / n) ** 2 for n in positions]
         deviation = math.sqrt(self.fim_rate * (1 - self.fim_rate))
         if eligible:
-            tolerance = 5 * deviation / math.sqrt(eligible) + 1e-6
+            tolerance = binomial_tolerance(eligible, self.fim_rate)
             yield Statistic("documents taken apart", eligible_split / eligible, self.fim_rate, tolerance)
         if self.fim_rate:
             yield Statistic(
@@ -251,9 +252,10 @@ class FillInTheMiddle(CausalLM):
                 "documents",
             )
         if is_spm:
-            probability = np.array(expected)
-            deviation = math.sqrt((probability * (1 - probability)).sum()) / len(is_spm)
-            yield Statistic("suffix first", float(np.mean(is_spm)), float(probability.mean()), 5 * deviation + 1e-6)
+            # The probabilities differ between documents, so the binomial variance is an upper bound.
+            probability = float(np.mean(expected))
+            tolerance = binomial_tolerance(len(is_spm), probability)
+            yield Statistic("suffix first", float(np.mean(is_spm)), probability, tolerance)
 
 
 def _draw_split_positions(length: int, rng: np.random.Generator) -> list[int]:

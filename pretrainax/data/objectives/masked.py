@@ -13,6 +13,7 @@ from pretrainax.config import Choice
 from pretrainax.data.batch import REPLACEMENTS, Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
+from pretrainax.data.objectives.tolerances import binomial_tolerance, one_sided_tolerance
 from pretrainax.data.words import SimilarWords
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
@@ -296,18 +297,16 @@ def _rate_statistic(objective, examples, vocabulary):
         return
     # Random rounding has a standard deviation of at most 1/2. Tiny sequences predict at least one token. With whole
     # words, the unused budget is less than the length of the shortest word that was not chosen.
-    max_deviation = 5 * math.sqrt(len(counts)) / 2 + np.maximum(1 - min_rate * counts, 0)[counts > 0].sum()
+    max_rounding = 5 * math.sqrt(len(counts)) / 2
+    max_added, max_unused = np.maximum(1 - min_rate * counts, 0)[counts > 0].sum(), 0
     if isinstance(objective.mask_unit, WholeWords):
         for example in examples:
             sizes, predicted_sizes = _word_sizes(objective, example, vocabulary)
             unpredicted_sizes = sizes[(sizes > 0) & (predicted_sizes == 0)]
-            max_deviation += unpredicted_sizes.min() - 1 if len(unpredicted_sizes) else 0
-    yield Statistic(
-        "mask rate",
-        predicted / counts.sum(),
-        (min_rate + max_rate) / 2,
-        (max_rate - min_rate) / 2 + max_deviation / counts.sum(),
-    )
+            max_unused += unpredicted_sizes.min() - 1 if len(unpredicted_sizes) else 0
+    measured, expected, half_range = predicted / counts.sum(), (min_rate + max_rate) / 2, (max_rate - min_rate) / 2
+    below, above = ((max_rounding + other) / counts.sum() + half_range for other in (max_unused, max_added))
+    yield Statistic("mask rate", measured, expected, one_sided_tolerance(measured, expected, below, above))
 
 
 def _word_sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
@@ -346,27 +345,36 @@ def _replacement_statistics(objective, examples, vocabulary):
     sizes = np.concatenate(sizes)
     is_masked, is_unchanged = np.concatenate(is_masked), np.concatenate(is_unchanged)
 
-    def statistic(name, measured, expected):
-        deviation = math.sqrt(max(expected * (1 - expected), 0) * np.square(sizes).sum()) / sizes.sum()
-        by_chance = 1 / len(_ordinary_ids(vocabulary)[1])  # probability that a random token equals the original
-        return Statistic(name, float(measured), expected, 5 * deviation + by_chance + 1 / sizes.sum())
+    num_draws = sizes.sum() ** 2 / np.square(sizes).sum()  # effective number: large groups count for more
+    # A random token that equals the original counts as unchanged.
+    by_chance = objective.random_fraction / len(_ordinary_ids(vocabulary)[1])
+
+    def statistic(name, measured, expected, by_chance_below=0.0, by_chance_above=0.0):
+        sampling = binomial_tolerance(num_draws, expected)
+        below, above = sampling + by_chance_below, sampling + by_chance_above
+        measured = float(measured)
+        return Statistic(name, measured, expected, one_sided_tolerance(measured, expected, below, above))
 
     mask_fraction, random_fraction = objective.mask_fraction, objective.random_fraction
     if objective.similar_words is None:
         yield statistic("masked", is_masked.mean(), mask_fraction)
-        yield statistic("random", np.mean(~is_masked & ~is_unchanged), random_fraction)
-    yield statistic("kept", is_unchanged.mean(), 1 - mask_fraction - random_fraction)
+        yield statistic("random", np.mean(~is_masked & ~is_unchanged), random_fraction, by_chance_below=by_chance)
+    kept_fraction = round(1 - mask_fraction - random_fraction, 12)  # without rounding, 1 - 0.8 - 0.2 is not 0
+    yield statistic("kept", is_unchanged.mean(), kept_fraction, by_chance_above=by_chance)
 
 
 def _word_statistics(objective, examples, vocabulary):
     """Yields statistics of the words with predicted tokens: what fraction is predicted in full, and mean run length."""
     words = [_word_sizes(objective, example, vocabulary) for example in examples]
-    num_touched = sum(np.count_nonzero(predicted) for _, predicted in words)
+    num_touched = num_complete = 0
+    for sizes, predicted in words:
+        # If no word fits the budget, only some tokens of a single word are predicted; this word is not counted.
+        if np.count_nonzero(predicted) > 1 or predicted.sum() >= sizes[sizes > 0].min(initial=len(sizes)):
+            num_touched += np.count_nonzero(predicted)
+            num_complete += np.count_nonzero(predicted * (predicted == sizes))
     if num_touched:
-        num_complete = sum(np.count_nonzero(predicted * (predicted == sizes)) for sizes, predicted in words)
-        # If no word fits the budget, only some tokens of a single word are predicted.
-        num_single = sum(np.count_nonzero(predicted) == 1 for _, predicted in words)
-        yield Statistic("words predicted whole", num_complete / num_touched, 1.0, num_single / num_touched)
+        yield Statistic("words predicted whole", num_complete / num_touched, 1.0)
+    if any(predicted.any() for _, predicted in words):
         yield _run_length_statistic(objective.mask_unit, words)
 
 

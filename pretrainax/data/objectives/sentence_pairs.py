@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -10,11 +9,14 @@ import numpy as np
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic, with_field_path
 from pretrainax.data.objectives.masked import MaskedLM, frame_of
+from pretrainax.data.objectives.tolerances import ROUNDING_ERROR, binomial_tolerance
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
 # Maximum number of draws until a segment from another document is long enough. If pairs with a random second segment
 # were shorter, their length would reveal the label.
 _MAX_DRAWS = 10
+# Maximum fraction of sequences of one sentence: with more, less than 5 % of the pairs are in order.
+_MAX_SINGLE_FRACTION = 0.9
 
 
 class Pair(NamedTuple):
@@ -241,13 +243,20 @@ class NextSentencePrediction(SentencePairs):
         first, second = self.segments(example)
         return first if example["pair_labels"] else np.concatenate([first, second])
 
-    def statistics(self, examples, vocabulary):
-        yield from super().statistics(examples, vocabulary)
-        random_fraction = float(np.mean([e["pair_labels"] for e in examples]))
-        tolerance = 2.5 / math.sqrt(len(examples))  # 5 standard deviations of a fair coin
-        if random_fraction > 0.5:  # single sentences raise the fraction; fewer than 5 % pairs in order are an error
-            tolerance = max(tolerance, 0.45)
-        yield Statistic("random next sentences", random_fraction, 0.5, tolerance)
+    def input_statistics(self, examples, inputs, vocabulary):
+        """Yields the fraction of random pairs, and of sequences of one sentence, whose second segment is random."""
+        is_single = np.array([len(_without_separator(text, vocabulary)[1]) == 1 for text in inputs])
+        labels, num_free = np.array([e["pair_labels"] for e in examples]), int(np.count_nonzero(~is_single))
+        expected = 1.0 - num_free / 2 / len(labels)
+        tolerance = binomial_tolerance(num_free, 0.5) * num_free / len(labels) if num_free else ROUNDING_ERROR
+        yield Statistic("random next sentences", float(labels.mean()), expected, tolerance)
+        yield Statistic(
+            "sequences of one sentence",
+            float(is_single.mean()),
+            expected=0.0,
+            tolerance=_MAX_SINGLE_FRACTION,
+            advice="check that the sentences of the dataset are found, or raise config.data.sequence_length",
+        )
 
 
 @dataclasses.dataclass
@@ -289,5 +298,4 @@ class SentenceOrderPrediction(SentencePairs):
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
         swapped_fraction = float(np.mean([e["pair_labels"] for e in examples]))
-        # The tolerance is 5 standard deviations of a fair coin.
-        yield Statistic("swapped segments", swapped_fraction, 0.5, 2.5 / math.sqrt(len(examples)))
+        yield Statistic("swapped segments", swapped_fraction, 0.5, binomial_tolerance(len(examples), 0.5))

@@ -10,6 +10,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
+from pretrainax.data.objectives.tolerances import rounded_tolerance
 
 
 class Noise(NamedTuple):
@@ -293,4 +294,5 @@ class SpanCorruption(Denoiser):
                 self.mean_span_length,
             ),
         ):
-            yield Statistic(name, float(measured), configured, tolerance=abs(float(published) - configured) + 1e-6)
+            tolerance = rounded_tolerance(float(measured), configured, float(published))
+            yield Statistic(name, float(measured), configured, tolerance)

@@ -25,12 +25,13 @@ from pretrainax.data.preparation.held_out import SPLITS, hold_out
 from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, locked, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Shard
+from pretrainax.data.sources.base import Note, Shard
 from pretrainax.reporting.streams import print_progress
 from pretrainax.storage.places import with_urls
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
+_MAX_NOTES = 20_000  # maximum number of records whose labels are counted
 # Calls a function once per task, with the task as arguments, possibly on other machines. Yields the results.
 TaskRunner = Callable[[Callable, list[tuple]], Iterator]
 
@@ -52,6 +53,13 @@ class Prepared:
         main_directories = {corpus.directory for corpus in main}
         phase_corpora = {c.directory: c for phase in self.phases for c in phase if c.directory not in main_directories}
         return (*main, *phase_corpora.values())
+
+    @property
+    def training_notes(self) -> Iterator[Note]:
+        """The metadata of at most 20,000 training records, evenly spaced; empty if the run has no records."""
+        corpus = self.train[0]
+        if corpus.parts == "records":
+            yield from map(corpus.note, range(0, corpus.num_documents, -(-corpus.num_documents // _MAX_NOTES)))
 
     @property
     def valid_first(self) -> tuple[Corpus, ...]:
@@ -96,7 +104,8 @@ def prepare(
 ) -> Prepared:
     """Loads a config's tokenizer and corpora from the cache, after preparing those that are missing.
 
-    Replaces the "auto" sizes in `experiment.model` with numbers, and the steps that follow from epochs.
+    Replaces the "auto" sizes in `experiment.model` with numbers, and the steps that follow from epochs. Sets the metric
+    that selects checkpoints if the labels of a task are too uneven for its default.
 
     Args:
       experiment: the config; modified as described above.
@@ -123,6 +132,9 @@ def prepare(
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {with_urls(cache)}"
     prepared = Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
     resolve_steps(experiment, prepared)
+    metric, _ = experiment.objective.selection(prepared.training_notes)
+    if metric != experiment.objective.select_by and not experiment.evaluate.select_by:
+        experiment.evaluate.select_by = metric
     return prepared
 
 

@@ -93,13 +93,13 @@ def test_what_is_as_asked_passes():
     measured = measure(FakeBatches([[[1, 0]]]))
     check(measured, Half())
     assert summary_line(measured) == (
-        "Half: mask rate 0.5 (expected 0.5); "
+        "Half: mask rate 0.5 (expected 0.5 ± 0.1); "
         "padding 75.00%, loss tokens a batch 4, examples a row 1, unknown tokens 50.00%; 3 documents cut"
     )
 
 
 def test_a_rate_out_of_its_range_stops_the_run():
-    with pytest.raises(RunFailed, match=r"Half has mask rate 0\.75 in 256 examples, expected 0\.5 ± 0\.1\.") as e:
+    with pytest.raises(RunFailed, match=r"Half has mask rate 0\.75 in 1,024 examples, expected 0\.5 ± 0\.1\.") as e:
         check(measure(FakeBatches([[[1, 0, 1, 1]]])), Half())
     assert e.value.exit_code == 1
 
@@ -114,7 +114,7 @@ def test_a_rate_that_is_no_number_stops_the_run():
 def test_rows_without_a_loss_token_name_the_field():
     measured = measure(FakeBatches([[[0, 0]], [[1, 0]]]))
     with pytest.raises(
-        UserError, match=r"50\.0% of 256 rows have no loss token.*Raise config\.objective\.mask_rate or"
+        UserError, match=r"50\.0% of 1,024 rows have no loss token.*Raise config\.objective\.mask_rate or"
     ):
         check(measured, Half())
     with pytest.raises(UserError, match=r"Raise config\.data\.sequence_length, or check"):

@@ -1,0 +1,273 @@
+"""Compares a fine-tuned model with the trivial baselines of its task, on the validation records."""
+
+import collections
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import jax
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.config.metric import larger_is_better
+from pretrainax.data.preparation.shards import Encoded
+from pretrainax.data.sources.base import Note, Record
+from pretrainax.reporting.tables import text_table
+from pretrainax.runs.learned import Gain, warning_of
+from pretrainax.scoring.corpus_scores import documents_of
+from pretrainax.scoring.gains import paired_gain, resampled_gain
+from pretrainax.scoring.results import Estimate
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.tasks import Task, WritingTask
+from pretrainax.tasks.baselines import Baseline, record_indices
+from pretrainax.training.metric_labels import label_and_format_among
+from pretrainax.training.run import Run
+from pretrainax.training.train_step import Params
+
+MAX_RECORDS = 20_000  # maximum number of training records of the baselines, evenly spaced in the training split
+_MAX_SECONDS = 60.0  # maximum time for reading them
+_UNIGRAM_BATCHES = 50  # maximum number of training batches from which the unigram baseline counts target tokens
+_UNIGRAM = "target token frequencies"
+
+
+class Answers(NamedTuple):
+    """Outputs of a model or a baseline for the validation records, and their metrics."""
+
+    name: str
+    outputs: Any  # as the first argument of `Task.metrics`; None: no outputs, only metrics
+    metrics: dict[str, float]
+    is_constant: bool = False
+    losses: Optional[np.ndarray] = None  # [documents]
+
+
+class Validated(NamedTuple):
+    """The validation records of a task, in order."""
+
+    task: Task  # bound to the tokenizer
+    notes: Sequence[Note]  # metadata of the documents
+    records: Sequence[Record]
+
+    def answers(self, baseline: Baseline) -> Answers:
+        """Computes the metrics of a baseline or of the model's head outputs."""
+        metrics, losses = self.task.metrics(baseline.outputs, self.notes), None
+        if baseline.has_loss and (losses := self.task.document_losses(baseline.outputs, self.notes)) is not None:
+            metrics = {"loss": float(losses.mean()), **metrics}
+        return Answers(baseline.name, baseline.outputs, metrics, baseline.is_constant, losses)
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """Returns the number of each record's group (`Task.group`), [records]."""
+        return np.unique([self.task.group(record) for record in self.records], return_inverse=True)[1]
+
+    def gain(self, metric: str, model: Answers, baseline: Answers) -> Estimate:
+        """Computes the gain of the model over a baseline, with the standard error of the paired difference."""
+        sign, clusters = 1.0 if larger_is_better(metric) else -1.0, self.clusters
+        if metric == "loss":
+            assert model.losses is not None and baseline.losses is not None
+            documents, ones = clusters[record_indices(self.notes)], np.ones(len(self.notes))
+            return paired_gain((model.losses, ones), (baseline.losses, ones), documents).times(sign)
+        sums = [self.task.record_sums(x.outputs, self.notes) for x in (model, baseline)]
+        if all(metric in x for x in sums):
+            return paired_gain(sums[0][metric], sums[1][metric], clusters).times(sign)
+        return resampled_gain(
+            lambda answers, documents: _selected(self.task, answers.outputs, self.notes, documents)[metric],
+            (model, baseline),
+            clusters[record_indices(self.notes)],
+        ).times(sign)
+
+
+def compare_task(run: Run, params: Params, metrics: Mapping[str, float]) -> str:
+    """Formats a table of the model's metrics next to the baselines of its task, the gains, and a warning if necessary.
+
+    Computes the outputs of the model once more, because the validation does not keep them.
+
+    Args:
+      metrics: the metrics of the last validation.
+
+    Raises:
+      UserError: there is no baseline; the message gives the reason.
+    """
+    task = run.validation.valid_batches.streams[0].objective
+    assert isinstance(task, Task)
+    if jax.process_count() > 1 and isinstance(task, WritingTask):
+        raise UserError("the baselines of generated text need a run of one process")
+    outputs, notes, rows = _outputs(run, params, task)
+    started = time.perf_counter()
+    train, total = training_records(run, task)
+    validated = Validated(task, notes, records_of_rows(run, task, rows) if notes else [])
+    columns, gains = [], {}
+    if notes:
+        model = validated.answers(Baseline("model", outputs))
+        columns = [validated.answers(x) for x in task.baselines(train, validated.records, notes)]
+        gains = _gains(validated, run.experiment.select_by, model, columns)
+    if isinstance(task, WritingTask):
+        unigram, estimate = _unigram_loss(run, params)
+        columns.insert(0, Answers(_UNIGRAM, None, {"loss": unigram}, is_constant=True))
+        gains["loss", _UNIGRAM] = estimate, True
+    cost = f"{len(train):,} of {total:,} training records" if len(train) < total else f"{total:,} training records"
+    title = f"baselines, from {cost} in {time.perf_counter() - started:.1f} s:"
+    return "\n".join(["", title, "", _table(metrics, columns), "", *_gain_lines(gains, run.experiment.select_by)])
+
+
+def _gains(
+    validated: Validated, select_by: str, model: Answers, columns: Sequence[Answers]
+) -> dict[tuple[str, str], tuple[Estimate, bool]]:
+    """Computes the gains over the best baseline and the best constant one by `select_by`, and over the latter's loss.
+
+    Returns:
+      {(metric, baseline): (gain, whether the baseline is constant)}.
+    """
+    gains = {}
+    for metric, pool in (
+        (select_by, columns),
+        (select_by, [x for x in columns if x.is_constant]),
+        ("loss", [x for x in columns if x.is_constant]),
+    ):
+        pool = [x for x in pool if metric in x.metrics]
+        if pool and (metric in model.metrics):
+            best = (max if larger_is_better(metric) else min)(pool, key=lambda x: x.metrics[metric])
+            if (metric, best.name) not in gains:
+                gains[metric, best.name] = validated.gain(metric, model, best), best.is_constant
+    return gains
+
+
+def _gain_lines(gains: Mapping[tuple[str, str], tuple[Estimate, bool]], select_by: str) -> Iterator[str]:
+    """Yields a line per gain, and a warning if the model does not beat the constant baselines in `select_by`.
+
+    The loss of a constant model may be better than that of the label frequencies, if those of the training and the
+    validation records differ; therefore, it gives no warning and takes none away, unless it selects checkpoints.
+
+    A model that is worse than a baseline which reads the text, such as a bag of words, has learned something; the line
+    of the gain says that it is worse, but there is no warning.
+    """
+    constant = []
+    for (metric, baseline), (estimate, is_constant) in gains.items():
+        gain, error = Gain(metric, baseline, estimate), estimate.standard_error
+        constant += [gain] if is_constant and metric == select_by else []
+        spread = "standard error unknown" if error is None else f"± {error:.4f}"
+        is_worse = gain._replace(estimate=estimate.times(-1)).is_learned
+        verdict = (
+            "the model is better" if gain.is_learned else "the model is worse" if is_worse else "not distinguishable"
+        )
+        verdict = "the model is worse" if is_worse else verdict
+        yield f"  {metric}: gain over {baseline} {estimate.value:+.4f} {spread}: {verdict}"
+    if (warning := warning_of(constant)) is not None:
+        yield warning
+
+
+def _table(metrics: Mapping[str, float], columns: Sequence[Answers]) -> str:
+    """Formats a table with a row per metric that a baseline has, and a column for the model and for each baseline."""
+    names = [name for name in metrics if any(name in x.metrics for x in columns)]
+    rows = [("", "model", *(x.name for x in columns))]
+    for name in names:
+        label, spec = label_and_format_among(name, metrics)
+        rows.append(
+            (
+                label,
+                *(
+                    "" if (v := x.get(name)) is None else format(v, spec)
+                    for x in [metrics, *(c.metrics for c in columns)]
+                ),
+            )
+        )
+    return text_table(rows, "<" + ">" * (1 + len(columns)), indent="  ", gap="   ")
+
+
+def _outputs(run: Run, params: Params, task: Task) -> tuple[Any, Sequence[Note], Sequence[int]]:
+    """Computes the model's outputs for one validation; also returns the notes of its documents and their row numbers.
+
+    There are no outputs and notes if the task generates text and validation computes only the loss.
+    """
+    if not isinstance(task, WritingTask):
+        _, outputs, notes = run.validation.predict(params)
+        return outputs, notes, range(len(notes))
+    configured = run.experiment.validation_objective
+    assert isinstance(configured, WritingTask)
+    if configured.answers == 0:
+        return None, [], []
+    answers, notes = run.write(run, params, configured)
+    total = run.validation.valid_batches.rows_per_epoch
+    return [answer.text for answer in answers], notes, [i * total // len(notes) for i in range(len(notes))]
+
+
+def training_records(run: Run, task: Task) -> tuple[list[Record], int]:
+    """Reads at most MAX_RECORDS training records from the data source; also returns the number of training records.
+
+    Raises:
+      UserError: the source has no training record, because validation is a single record that was held out.
+    """
+    total, skipped, started = run.prepared.train[0].num_records, collections.Counter(), time.perf_counter()
+    documents = documents_of(run.experiment.data.source.reading(task), "train", skipped)
+    step = -(-total // MAX_RECORDS)
+    records = []
+    for record in itertools.islice(documents, 0, None, step):
+        assert isinstance(record, Record)
+        records += [] if task.is_skipped(record) else [record]
+        if time.perf_counter() - started > _MAX_SECONDS:
+            break
+    if not records:
+        raise UserError("config.data.source has no training record apart from the validation split")
+    return records, total
+
+
+def records_of_rows(run: Run, task: Task, rows: Sequence[int]) -> list[Record]:
+    """Finds the records of the validation documents with these row numbers (in order) in the data source.
+
+    The corpus stores token ids; a baseline reads text. The corpus may lack records of the source (duplicates).
+
+    Raises:
+      UserError: the source lacks a record, because its split differs from that of the corpus.
+    """
+    (stream,) = run.validation.valid_batches.streams
+    tokenizer, found, position = run.prepared.tokenizer, [], 0
+    documents = documents_of(run.experiment.data.source.reading(task), "valid", collections.Counter())
+    for record in documents:
+        assert isinstance(record, Record)
+        if position == len(rows):
+            break
+        if task.is_skipped(record):
+            continue
+        encoded, wanted = list(task.encode(record, tokenizer)), stream.record(rows[position]).tokens
+        if encoded and np.array_equal(_tokens(encoded[0]), wanted):
+            found.append(record)
+            position = min(position + len(encoded), len(rows))
+    if position < len(rows):
+        raise UserError("the validation records of the corpus are not those of config.data.source")
+    return found
+
+
+def _tokens(encoded: Encoded) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int32), *encoded.parts])
+
+
+def _unigram_loss(run: Run, params: Params) -> tuple[float, Estimate]:
+    """Computes the loss of a unigram model of the target tokens, and the model's gain over it.
+
+    The unigram model counts the targets of some training batches, and splits one extra count evenly among all token
+    ids. The standard error is that of the difference over records: a row is a record.
+    """
+    counts = np.zeros(run.prepared.tokenizer.vocabulary.size)
+    for i in range(min(_UNIGRAM_BATCHES, run.experiment.train.steps)):
+        batch = run.train_batches[i]
+        counts += np.bincount(batch["targets"].ravel(), batch["loss_weights"].ravel(), len(counts))
+    log_shares = np.log((counts + 1 / len(counts)) / (counts.sum() + 1))
+    sums, validation = [], run.validation
+    for batch in validation.batches():
+        _, values = validation.eval_step(params, put_batch(batch, validation.mesh), validation.frozen)
+        loss, weights = (np.asarray(x, np.float64) for x in jax.device_get(values["loss"]))  # [B, N] each
+        unigram_nats = -log_shares[batch["targets"]]
+        sums.append([(weights * x).sum(1) for x in (loss, unigram_nats, np.ones_like(loss))])
+    model, unigram, targets = np.concatenate(sums, axis=1)
+    model, unigram, targets = (x[targets > 0] for x in (model, unigram, targets))  # the last batch has empty rows
+    gain = paired_gain((model, targets), (unigram, targets), np.arange(len(targets))).times(-1.0)
+    return float(unigram.sum() / targets.sum()), gain
+
+
+def _selected(task: Task, outputs: Any, notes: Sequence[Note], documents: np.ndarray) -> dict[str, float]:
+    """Computes the metrics of some documents, possibly repeated; `documents` are their indices."""
+    if isinstance(outputs, list):
+        selected = [outputs[i] for i in documents]
+    else:
+        selected = jax.tree.map(lambda array: array[documents], outputs)
+    return task.metrics(selected, [notes[i] for i in documents])
