@@ -1,4 +1,5 @@
 """Pretrains ELECTRA small with replaced token detection (Clark et al. 2020, arXiv 2003.10555): a BERT for one GPU.
+Variants: `:small`; for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/electra_small.py --config.data.source="SourceMixture(
         sources=(
@@ -20,6 +21,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
+from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import WordPiece
 from pretrainax.zoo.electra import electra
 from pretrainax.zoo.variants import pick
@@ -27,6 +29,7 @@ from pretrainax.zoo.variants import pick
 STEPS = {"small": 1_000_000}
 
 
+@with_small_sizes
 def get_config(variant: str = "small") -> Experiment:
     steps = pick("electra_small", variant or "small", STEPS)
     return Experiment(

@@ -14,7 +14,10 @@ from pretrainax.scaling.small import SIZES
 from tests.support.runs import ROOT, run
 from tests.test_configs import NAMES, load
 
-SMALLER = "bert_base bigbird elmo eurobert gpt2 llama longformer modernbert_base neobert phi smollm t5_base".split()
+SMALLER = (
+    *("bert_base", "bigbird", "electra_small", "elmo", "eurobert", "gpt2", "llama", "longformer", "modernbert_base"),
+    *("neobert", "phi", "smollm", "t5_base"),
+)
 SMALL = [(name, size) for name in SMALLER for size in SIZES]
 
 NO_FIELDS = (*ledger.STATUSES, "theirs", "variants", "see", "named", "quote", "expression")

@@ -22,6 +22,7 @@ from pretrainax.layers.sums import add_sums
 from pretrainax.models.heads import heads_of
 from pretrainax.models.heads.base import modules_of_heads
 from pretrainax.models.outputs import Outputs
+from pretrainax.models.spread import spread_sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
@@ -161,12 +162,14 @@ class Model(AnyFamily):
         Args:
           x: the last hidden states, [B, T, D].
           side: the auxiliary outputs of the blocks: metric sums, and state such as a KV cache.
-          deterministic: disables dropout.
+          deterministic: disables dropout, and adds the spread of states and predictions to the sums.
         """
         outputs, sums = {}, side.sums
         for head in heads_of(self.config):
             outputs[head.name] = head.output(self, x, batch, deterministic=deterministic)
             sums = add_sums(sums, head.block_sums(outputs[head.name]))
+        if deterministic:  # not in training, whose steps it would slow down
+            sums = add_sums(sums, spread_sums(x, outputs, batch))
         return Outputs(outputs, sums, side.state)
 
 

@@ -27,6 +27,7 @@ from pretrainax.models.base import register_model
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
+from pretrainax.models.spread import HIDDEN_SPREAD
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree
@@ -195,7 +196,10 @@ class Electra:
             replaced=replaced, weight=_generator_of(self.config).loss_weight
         )
         heads = {**generator_outputs.heads, **discriminator_outputs.heads, "replaced": replaced_output}
-        return Outputs(heads, add_sums(generator_outputs.sums, discriminator_outputs.sums))
+        generator_sums = dict(generator_outputs.sums)
+        if HIDDEN_SPREAD in generator_sums:  # one of the two encoders may have collapsed
+            generator_sums[f"generator_{HIDDEN_SPREAD}"] = generator_sums.pop(HIDDEN_SPREAD)
+        return Outputs(heads, add_sums(generator_sums, discriminator_outputs.sums))
 
 
 def _fold_keys(keys: PyTree, number: int) -> PyTree:

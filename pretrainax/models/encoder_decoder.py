@@ -12,6 +12,7 @@ from pretrainax.layers.stack import EncoderOutput, Stack
 from pretrainax.layers.sums import add_sums
 from pretrainax.models.base import Model, register_model, token_table
 from pretrainax.models.outputs import Outputs
+from pretrainax.models.spread import HIDDEN_SPREAD, hidden_spread
 from pretrainax.sharding.param_paths import PyTree
 
 
@@ -40,7 +41,13 @@ class EncoderDecoder(Model):
         self.decoder = Stack(decoder, self.compute, causal=True, num_layers=decoder.num_layers)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
-        return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)
+        encoded = self.encode(batch, deterministic=deterministic)
+        outputs = self.decode(batch, encoded, deterministic=deterministic)
+        if not deterministic:
+            return outputs
+        assert encoded.x is not None  # only cached generation has no encoder states
+        spread = hidden_spread(f"encoder_{HIDDEN_SPREAD}", encoded.x, batch["encoder_segment_ids"])
+        return outputs.replace(sums=outputs.sums | spread)
 
     def encode(self, batch: Batch, *, deterministic: bool) -> EncoderOutput:
         """Computes the encoder's output for the `encoder_tokens` of a batch; called once per batch in generation."""

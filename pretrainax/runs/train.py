@@ -11,6 +11,7 @@ from pretrainax.runs import header
 from pretrainax.runs.answer_writer import AnswerWriter, check_answers
 from pretrainax.runs.export_check import ExportCheck
 from pretrainax.runs.final_report import FinalReport
+from pretrainax.runs.health import Health
 from pretrainax.runs.samples import Samples
 from pretrainax.runs.save_check import SaveCheck
 from pretrainax.training import run
@@ -39,7 +40,7 @@ def train(
       start: builds and initializes the model. If None, `TrainedStart` does so as the config specifies.
     """
     write = AnswerWriter()
-    called = [header.Header(paper), write, ExportCheck(), SaveCheck(), *callbacks, FinalReport(), Samples()]
+    called = [header.Header(paper), write, ExportCheck(), SaveCheck(), Health(), *callbacks, FinalReport(), Samples()]
     return training.train(experiment, workdir, process_age, extend, called, start or TrainedStart(), write)
 
 

@@ -202,9 +202,9 @@ def make_train_step(
       layers: `config.layers`, which selects the parameters to freeze. If None, no parameter is frozen.
 
     The update's metrics stay on the device: "sums" {metric: (sum, count)}; "text", the numbers of text tokens and
-    bytes, if the batch has them; "gradient_norm", before clipping; "learning_rate"; "finite", True if the update was
-    applied; and "bad_parameter", the index in tree order (`param_paths.parameter_names`) of the first parameter with a
-    non-finite gradient, or -1 if there is none.
+    bytes, if the batch has them; "gradient_norm" and "gradient_squares" [parameters], before clipping;
+    "learning_rate"; "finite", True if the update was applied; and "bad_parameter", the index in tree order
+    (`param_paths.parameter_names`) of the first parameter with a non-finite gradient, or -1 if there is none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
@@ -231,6 +231,7 @@ def make_train_step(
             "sums": {**sums, "padding_fraction": padding(batch)},
             "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
             "gradient_norm": norm,
+            "gradient_squares": jax.lax.with_sharding_constraint(squares, NamedSharding(mesh, P())),
             "learning_rate": schedule(state.step),
             "finite": finite,
             "bad_parameter": jnp.where(jnp.any(is_nonfinite), jnp.argmax(is_nonfinite), -1).astype(jnp.int32),

@@ -373,7 +373,9 @@ def test_the_new_state_lies_where_the_old_one_lay_and_the_step_compiles_once(two
 
 def test_metrics_name_what_the_contract_names(two_steps):
     _, _, (metrics, _) = two_steps
-    assert set(metrics) == {"sums", "text", "gradient_norm", "learning_rate", "finite", "bad_parameter"}
+    assert set(metrics) == {
+        *("sums", "text", "gradient_norm", "gradient_squares", "learning_rate", "finite", "bad_parameter")
+    }
 
 
 def test_metrics_are_finite_scalars_of_their_types(two_steps):

@@ -1,6 +1,6 @@
 """Defines the base class of heads. A head computes an output and a loss from the last hidden states of a model."""
 
-from typing import ClassVar, Optional, Unpack
+from typing import ClassVar, NamedTuple, Optional, Unpack
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,16 @@ from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
+
+MAX_ANSWERS = 1024  # predictions of a batch whose spread is measured
+
+
+class Answers(NamedTuple):
+    """Predictions of a batch and their targets, for measuring their spread (`models.spread`)."""
+
+    predictions: jax.Array  # [n, …] int32, the most probable prediction
+    targets: jax.Array  # the same shape
+    is_asked: jax.Array  # [n] bool, False for padding
 
 
 class Head:
@@ -44,6 +54,13 @@ class Head:
     def predictions(self, output: PyTree, batch: Batch) -> PyTree:
         """Returns the arrays [B, …] from which a task computes metrics on the host; by default, the complete output."""
         return output
+
+    def answers(self, output: PyTree, batch: Batch) -> Optional[Answers]:
+        """Returns about MAX_ANSWERS predictions of a batch, or None if their spread has no meaning.
+
+        Called only if `count` is not None.
+        """
+        return None
 
     def block_sums(self, output: PyTree) -> Sums:
         """Returns the metric sums {name: (sum, count)} of the head's own blocks, or {} if it has no blocks."""
@@ -129,6 +146,16 @@ def loss_denominator(batch: Batch) -> Optional[jax.Array]:
     if not has_loss(batch):
         return None
     return batch["denominator" if "denominator" in batch else "loss_weights"].sum()
+
+
+def sampled(x: jax.Array) -> jax.Array:
+    """Selects every k-th column of x [B, N, …], so that about MAX_ANSWERS items, or one per row, remain."""
+    return x[:, :: max(1, x.shape[0] * x.shape[1] // MAX_ANSWERS)]
+
+
+def flat_answers(predictions: jax.Array, targets: jax.Array, is_asked: jax.Array) -> Answers:
+    """Builds the `Answers` from arrays [B, N], which the caller has `sampled`."""
+    return Answers(*(x.reshape(-1) for x in (predictions, targets, is_asked)))
 
 
 def non_empty_rows(batch: Batch) -> jax.Array:

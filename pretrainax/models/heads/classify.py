@@ -15,7 +15,7 @@ from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, non_empty_rows, register_head
+from pretrainax.models.heads.base import Answers, Batch, Head, non_empty_rows, register_head
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -84,6 +84,15 @@ class Classifier(Head):
         if correct is not None:
             sums["label_accuracy"] = (jnp.where(correct, real, 0.0).sum(), count)
         return loss, sums
+
+    def answers(self, output: ClassifierOutput, batch: Batch) -> Answers:
+        if output.kind in ("single", "choice"):
+            predictions, targets = output.logits.argmax(-1), batch["labels"]
+        elif output.kind == "multi":
+            predictions, targets = output.logits > 0, batch["label_values"] > 0
+        else:  # numbers that agree to two decimals are one prediction
+            predictions, targets = jnp.round(100 * output.logits), jnp.round(100 * batch["label_values"])
+        return Answers(predictions, targets, non_empty_rows(batch) > 0)
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Classify)

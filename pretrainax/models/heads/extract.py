@@ -14,7 +14,7 @@ from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import Dense
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, non_empty_rows, register_head
+from pretrainax.models.heads.base import Answers, Batch, Head, non_empty_rows, register_head
 from pretrainax.models.heads.classify import label_logits
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
@@ -78,6 +78,9 @@ class Extractor(Head):
         correct, count = (end_logits.argmax(-1) == span).all(1), real.sum()
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
         return loss, sums | {"label_accuracy": (jnp.where(correct, real, 0.0).sum(), count)}
+
+    def answers(self, output: ExtractorOutput, batch: Batch) -> Answers:
+        return Answers(output.logits.argmax(1), batch["span"], non_empty_rows(batch) > 0)
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Extract)

@@ -16,7 +16,15 @@ from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, loss_denominator, register_head
+from pretrainax.models.heads.base import (
+    Answers,
+    Batch,
+    Head,
+    flat_answers,
+    loss_denominator,
+    register_head,
+    sampled,
+)
 from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions, loss_sums
 
 
@@ -123,6 +131,10 @@ class LanguageModel(Head):
         if "target_bytes" in batch:
             sums["bits_per_byte"] = sums["loss"][0] / math.log(2), batch["target_bytes"].sum()
         return objective, sums
+
+    def answers(self, output: LanguageModelOutput, batch: Batch) -> Answers:
+        predictions = output.replace(features=sampled(output.features)).logits().argmax(-1)  # [B, N, V] -> [B, N]
+        return flat_answers(predictions, sampled(batch["targets"]), sampled(batch["loss_weights"]) > 0)
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         dense = 2 * targets * config.d_model * config.embedding_width if config.masked_lm_head else 0

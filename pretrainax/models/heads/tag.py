@@ -13,7 +13,7 @@ from pretrainax.config import ModelConfig, Tag, UserError
 from pretrainax.data.batch import has_word_labels
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads import chain
-from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.base import Answers, Batch, Head, flat_answers, register_head, sampled
 from pretrainax.models.heads.classify import label_logits
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
@@ -85,6 +85,10 @@ class Tagger(Head):
         correct, count = (_predicted_tags(output, batch) == labels) & real, real.sum().astype(jnp.float32)
         sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
         return loss, sums | {"label_accuracy": (correct.sum().astype(jnp.float32), count)}
+
+    def answers(self, output: TaggerOutput, batch: Batch) -> Answers:
+        arrays = _predicted_tags(output, batch), batch["word_labels"], real_words(batch)
+        return flat_answers(*map(sampled, arrays))
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Tag)
