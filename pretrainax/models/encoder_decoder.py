@@ -47,7 +47,7 @@ class EncoderDecoder(Model):
             return outputs
         assert encoded.x is not None  # only cached generation has no encoder states
         spread = hidden_spread(f"encoder_{HIDDEN_SPREAD}", encoded.x, batch["encoder_segment_ids"])
-        return outputs.replace(sums=outputs.sums | spread)
+        return dataclasses.replace(outputs, sums=outputs.sums | spread)
 
     def encode(self, batch: Batch, *, deterministic: bool) -> EncoderOutput:
         """Computes the encoder's output for the `encoder_tokens` of a batch; called once per batch in generation."""

@@ -159,18 +159,11 @@ def _gain_lines(gains: Mapping[tuple[str, str], tuple[Estimate, bool]], select_b
 def _table(metrics: Mapping[str, float], columns: Sequence[Answers]) -> str:
     """Formats a table with a row per metric that a baseline has, and a column for the model and for each baseline."""
     names = [name for name in metrics if any(name in x.metrics for x in columns)]
-    rows = [("", "model", *(x.name for x in columns))]
+    rows: list[tuple[str, ...]] = [("", "model", *(x.name for x in columns))]
     for name in names:
         label, spec = label_and_format_among(name, metrics)
-        rows.append(
-            (
-                label,
-                *(
-                    "" if (v := x.get(name)) is None else format(v, spec)
-                    for x in [metrics, *(c.metrics for c in columns)]
-                ),
-            )
-        )
+        values = [x.get(name) for x in (metrics, *(c.metrics for c in columns))]
+        rows.append((label, *("" if value is None else format(value, spec) for value in values)))
     return text_table(rows, "<" + ">" * (1 + len(columns)), indent="  ", gap="   ")
 
 
@@ -266,8 +259,6 @@ def _unigram_loss(run: Run, params: Params) -> tuple[float, Estimate]:
 
 def _selected(task: Task, outputs: Any, notes: Sequence[Note], documents: np.ndarray) -> dict[str, float]:
     """Computes the metrics of some documents, possibly repeated; `documents` are their indices."""
-    if isinstance(outputs, list):
-        selected = [outputs[i] for i in documents]
-    else:
-        selected = jax.tree.map(lambda array: array[documents], outputs)
+    is_list = isinstance(outputs, list)
+    selected: Any = [outputs[i] for i in documents] if is_list else jax.tree.map(lambda x: x[documents], outputs)
     return task.metrics(selected, [notes[i] for i in documents])

@@ -1,5 +1,6 @@
 """Implements the language-model head: the output matrix over the vocabulary, and the extra layer of a masked LM."""
 
+import dataclasses
 import math
 from typing import Optional, Unpack
 
@@ -133,7 +134,7 @@ class LanguageModel(Head):
         return objective, sums
 
     def answers(self, output: LanguageModelOutput, batch: Batch) -> Answers:
-        predictions = output.replace(features=sampled(output.features)).logits().argmax(-1)  # [B, N, V] -> [B, N]
+        predictions = dataclasses.replace(output, features=sampled(output.features)).logits().argmax(-1)  # [B, N]
         return flat_answers(predictions, sampled(batch["targets"]), sampled(batch["loss_weights"]) > 0)
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
