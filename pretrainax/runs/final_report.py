@@ -212,7 +212,7 @@ def _compare(loop: Loop, params: Params) -> Optional[Comparisons]:
     def until_signal(parts):
         for part in parts:
             run.peers.progress()
-            if loop.is_stopping:
+            if run.peers.agree(loop.is_stopping):  # all processes evaluate the same batches
                 raise _Stopped
             yield part
 
