@@ -300,9 +300,8 @@ def _format_counts(result: Result) -> str:
 
 def _add_captions(table: str, results: Sequence[Result]) -> str:
     """Adds the source above a table if all results share it, and below it the evaluation methods and the intervals."""
-    sources, methods, clusters = (
-        list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how", "clusters")
-    )
+    sources, methods = (list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how"))
+    clusters = dict.fromkeys(r.clusters for r in results if r.interval)
     lines = [*methods, *(f"95 % intervals over {name}" + _WITHIN * ("within" in name) for name in clusters if name)]
     return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(lines))))
 
