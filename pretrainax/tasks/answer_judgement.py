@@ -27,9 +27,12 @@ class AnswerJudgement(Classification):
     labels: tuple[str, ...] = ("False", "True")  # the names of the classes "wrong" and "correct", in this order
     group_fields: tuple[str, ...] = ("idx.paragraph", "idx.question")  # the fields that identify the question
 
-    has_single_rows = False  # the rows of a question belong together
     select_by = "f1"
     metric_names = ("accuracy", "f1", "question_accuracy")  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def has_single_rows(self) -> bool:
+        return False  # the rows of a question belong together
 
     @property
     def fields(self) -> tuple[str, ...]:

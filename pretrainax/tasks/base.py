@@ -61,7 +61,6 @@ class Task(Objective):
     watched: ClassVar[Optional[str]] = "loss"  # `select_by` of a task is usually a different metric
     shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
-    has_single_rows: ClassVar[bool] = False  # each record is one row, so `metrics` accepts any rows of an array
     has_head: ClassVar[bool] = True  # True if the task adds a head; False: the model keeps its vocabulary head
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`
@@ -80,6 +79,11 @@ class Task(Objective):
         These names and "loss" are the valid values of config.evaluate.select_by.
         """
         raise NotImplementedError
+
+    @property
+    def has_single_rows(self) -> bool:
+        """Returns whether each record is one row, so that `metrics` accepts any rows of an array of answers."""
+        return False
 
     def read(self, record: Mapping) -> Record:
         """Converts an entry of a file or dataset to a `Record`, with the label in its note. Strings may be empty.

@@ -43,7 +43,6 @@ class Classification(TextTask):
     multi_label: bool = False  # True if a text can have any number of labels
     numbered: tuple[str, ...] = ()  # the labels of the numbers 0, 1, … in the records; (): the order of `labels`
 
-    has_single_rows = True
     select_by = "accuracy"
 
     @property
@@ -51,6 +50,10 @@ class Classification(TextTask):
         if self.multi_label:
             return label_metrics.OF_LABELS
         return label_metrics.OF_CLASSES
+
+    @property
+    def has_single_rows(self) -> bool:
+        return self.chunks is None
 
     @property
     def kind(self) -> Kind:

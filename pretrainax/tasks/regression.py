@@ -29,9 +29,12 @@ class Regression(TextTask):
     low: Optional[float] = None  # a record with a smaller number is invalid; None: no limit
     high: Optional[float] = None  # a record with a larger number is invalid; None: no limit
 
-    has_single_rows = True
     select_by = "pearson"
     metric_names = label_metrics.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def has_single_rows(self) -> bool:
+        return self.chunks is None
 
     @property
     def kind(self) -> Kind:

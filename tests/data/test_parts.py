@@ -13,7 +13,7 @@ from pretrainax.data.objectives import (
     SpanCorruption,
     TextToText,
 )
-from pretrainax.data.parts import stream_part_names
+from pretrainax.data.parts import stream_part_names, with_halves
 from pretrainax.data.sources import TFDS, HuggingFace, JsonLines, PythonDocs, TextFiles
 
 ONE = [TextFiles(path="books")]
@@ -70,3 +70,10 @@ def test_each_stream_is_of_a_source_and_of_an_objective():
         ("source=books", span),
         ("source=pairs.jsonl", "objective=SequenceToSequence"),
     ]
+
+
+def test_each_stream_has_a_first_and_a_second_half():
+    parts = [("source=a",), ("source=a",), ("source=a",), ("source=b",), ("source=b",), ()]
+    halves = [names[-1] for names in with_halves(parts, True)]
+    assert halves == ["half=1", "half=1", "half=2", "half=1", "half=2", "half=1"]
+    assert with_halves(parts, False) == parts

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import types
 
 import numpy as np
 import pyarrow
@@ -13,7 +14,7 @@ from pretrainax.config import config_file as config_files
 from pretrainax.config.validation import complete, validate
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import ConllFiles, Csv, JsonLines, Parquet, Tsv
-from pretrainax.tasks import Classification, TextGeneration, TokenClassification
+from pretrainax.tasks import Chunks, Classification, TextGeneration, TokenClassification
 from pretrainax.tasks.labels import label_name, label_number, sorted_labels
 from pretrainax.tokenization import Characters
 from tests.support import tiny
@@ -203,3 +204,18 @@ def test_other_values_are_no_label(value):
 def test_targets_of_generation_may_be_truth_values():
     task = TextGeneration(input="{text}", target_field="label", labels=("false", "true"))
     assert task.read({"text": "a", "label": True}).texts[-1] == "true"
+
+
+@pytest.mark.parametrize("chunks", [None, Chunks(max_windows=2, stride=4)])
+def test_each_half_of_a_validation_has_the_metrics_of_its_records(chunks):
+    """Seven records in batches of two: four and three of them. Windows of a record are not divided."""
+    answers, notes = np.eye(2)[[0, 1, 1, 0, 1, 1, 1]], [{"label": label} for label in (0, 1, 0, 0, 1, 0, 1)]
+    experiment = tiny.get_config("bert")
+    experiment.evaluate.halves, experiment.train.global_batch_size = True, 2
+    task = Classification(labels=("0", "1"), chunks=chunks)
+    task.combine_windows = lambda answers, notes: (answers, notes)
+    validation = types.SimpleNamespace(predict=lambda params: ({}, answers, notes))
+    found = task.validate(types.SimpleNamespace(experiment=experiment, validation=validation), None)
+    assert found["accuracy"] == 5 / 7 and task.has_halves("accuracy") is (chunks is None)
+    halves = {name: value for name, value in found.items() if name.startswith("accuracy/")}
+    assert halves == ({} if chunks else {"accuracy/half=1": 3 / 4, "accuracy/half=2": 2 / 3})

@@ -213,6 +213,17 @@ def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
                 assert factor * found[f"{name}/{part}"] == pytest.approx(value, rel=1e-5), (name, part)
 
 
+def test_each_half_of_a_validation_has_the_figures_of_its_batches(text, cache):
+    experiment = config("gpt", CausalLM(), text, cache)
+    experiment.evaluate.batches, experiment.evaluate.halves = 4, True
+    run, params = built(experiment)
+    batches, found = list(run.validation.batches()), validated(run, params)
+    for half, rows in (("half=1", batches[:2]), ("half=2", batches[2:])):
+        for name, value in summarize(sums_of(run, params, rows)).items():
+            if name not in ("perplexity", "bits_per_token"):
+                assert found[f"{name}/{half}"] == pytest.approx(value, rel=1e-5)  # float32 sums in another order
+
+
 def test_a_mixture_of_causal_objectives_has_bits_per_byte_of_each_source(of_causal):
     run, params = of_causal
     sources = [part for (part,) in run.validation.parts]
