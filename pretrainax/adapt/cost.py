@@ -70,7 +70,7 @@ def _head_passes(trained, params, model, is_below: bool) -> float:
 
 
 def _tokens_of(path: str, is_split: bool) -> str:
-    """Returns whether the matrix at `path` reads the "inputs" or the "targets" of an example."""
+    """Names the tokens of an example that the matrix at `path` reads, "inputs" or "targets"."""
     reads_targets = is_split and path.startswith("decoder/")
     is_cross = "cross_attention/key" in path or "cross_attention/value" in path
     return "targets" if reads_targets and not is_cross else "inputs"

@@ -325,5 +325,5 @@ class Experiment:
 
     @property
     def has_halves(self) -> bool:
-        """Returns whether `evaluate.halves` has two values of the metric that selects checkpoints."""
+        """Checks whether `evaluate.halves` has two values of the metric that selects checkpoints."""
         return self.evaluate.batches != 1 and self.validation_objective.has_halves(self._selection_metric)

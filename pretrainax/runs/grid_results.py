@@ -1,7 +1,7 @@
 """Compares a grid's runs (--seeds, --sweep): best checkpoints, means over seeds, and differences of swept values.
 
-With `config.evaluate.halves`, one half of the validation selects checkpoints and values, and all reported metrics are
-those of the other half.
+With `config.evaluate.halves`, one half of the validation selects checkpoints and values, and the other half is
+reported.
 """
 
 import contextlib

@@ -82,7 +82,7 @@ class Task(Objective):
 
     @property
     def has_single_rows(self) -> bool:
-        """Returns whether each record is one row, so that `metrics` accepts any rows of an array of answers."""
+        """Checks whether each record is one row, so that `metrics` accepts any rows of an array of answers."""
         return False
 
     def read(self, record: Mapping) -> Record:
@@ -187,7 +187,7 @@ class Task(Objective):
         if not (run.experiment.evaluate.halves and self.has_single_rows):
             return all_metrics
         size = run.experiment.train.global_batch_size
-        middle = -(-len(notes) // size + 1) // 2 * size  # whole batches, as in `data.parts.with_halves`
+        middle = (-(-len(notes) // size) + 1) // 2 * size  # whole batches, as in `data.parts.with_halves`
         for end, rows in ((SELECTION_HALF, slice(middle)), (REPORT_HALF, slice(middle, None))):
             if notes[rows]:
                 of_half = self.metrics(answers[rows], notes[rows])

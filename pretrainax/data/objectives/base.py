@@ -232,7 +232,7 @@ class Objective(kinds.Objective):
         return run.validation.metrics(params)
 
     def has_halves(self, metric: str) -> bool:
-        """Returns whether `evaluate.halves` computes a metric of this objective for each half of the validation."""
+        """Checks whether `evaluate.halves` computes a metric of this objective for each half of the validation."""
         return "/" not in metric and metric not in ("perplexity", "bits_per_token")
 
     def save_assets(self, tokenizer_folder: str) -> None:
