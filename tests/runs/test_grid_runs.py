@@ -91,6 +91,25 @@ def test_what_is_done_is_not_made_again_unless_it_is_asked_for_otherwise(grid, c
     assert "the command checks all finished runs again" in capfd.readouterr().err
 
 
+def test_runs_json_has_the_own_config_of_each_run_and_keeps_the_runs_of_earlier_commands(grid):
+    def content():
+        return json.loads((grid.folder / "runs.json").read_text())
+
+    grid.train(2)
+    (grid.folder / "seed-1" / "config.json").write_text('{"train": {"steps": 7}}')
+    grid.train(3)
+    assert [(row["run"], row["config"]) for row in content()["runs"]] == [
+        ("seed-0", None),  # this program writes an empty config.json
+        ("seed-1", {"train": {"steps": 7}}),
+        ("seed-2", None),
+    ]
+    grid.experiment.train.seed = 2
+    grid.train(2)
+    assert [row["run"] for row in content()["runs"]] == ["seed-2", "seed-3"]
+    assert [row["run"] for row in content()["other_runs"]] == ["seed-0", "seed-1"]
+    assert set(content()["done"]) == {f"seed-{i}" for i in range(4)}
+
+
 def test_a_grid_prints_the_news_of_its_runs_and_writes_the_rest_to_a_file(grid, capfd):
     assert grid.names(2, {"seed-1": 1}, verbose=False) == (1, ["seed-0", "seed-1"])
     printed, error = capfd.readouterr()
