@@ -259,6 +259,9 @@ def _unigram_loss(run: Run, params: Params) -> tuple[float, Estimate]:
 
 def _selected(task: Task, outputs: Any, notes: Sequence[Note], documents: np.ndarray) -> dict[str, float]:
     """Computes the metrics of some documents, possibly repeated; `documents` are their indices."""
-    is_list = isinstance(outputs, list)
-    selected: Any = [outputs[i] for i in documents] if is_list else jax.tree.map(lambda x: x[documents], outputs)
+    selected: Any = (
+        [outputs[i] for i in documents]
+        if isinstance(outputs, list)  # generated texts
+        else jax.tree.map(lambda array: array[documents], outputs)
+    )
     return task.metrics(selected, [notes[i] for i in documents])
