@@ -4,7 +4,7 @@ import collections
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from pretrainax.scoring.gains import paired_gain, resampled_gain
 from pretrainax.scoring.results import Estimate
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.tasks import Task, WritingTask
-from pretrainax.tasks.baselines import Baseline, record_indices
+from pretrainax.tasks.baselines import Baseline, Outputs, record_indices
 from pretrainax.training.metric_labels import label_and_format_among
 from pretrainax.training.run import Run
 from pretrainax.training.train_step import Params
@@ -35,7 +35,7 @@ class Answers(NamedTuple):
     """Outputs of a model or a baseline for the validation records, and their metrics."""
 
     name: str
-    outputs: Any  # as the first argument of `Task.metrics`; None: no outputs, only metrics
+    outputs: Outputs  # None: no outputs, only metrics
     metrics: dict[str, float]
     is_constant: bool = False
     losses: Optional[np.ndarray] = None  # [documents]
@@ -167,7 +167,7 @@ def _table(metrics: Mapping[str, float], columns: Sequence[Answers]) -> str:
     return text_table(rows, "<" + ">" * (1 + len(columns)), indent="  ", gap="   ")
 
 
-def _outputs(run: Run, params: Params, task: Task) -> tuple[Any, Sequence[Note], Sequence[int]]:
+def _outputs(run: Run, params: Params, task: Task) -> tuple[Outputs, Sequence[Note], Sequence[int]]:
     """Computes the model's outputs for one validation; also returns the notes of its documents and their row numbers.
 
     There are no outputs and notes if the task generates text and validation computes only the loss.
@@ -257,9 +257,9 @@ def _unigram_loss(run: Run, params: Params) -> tuple[float, Estimate]:
     return float(unigram.sum() / targets.sum()), gain
 
 
-def _selected(task: Task, outputs: Any, notes: Sequence[Note], documents: np.ndarray) -> dict[str, float]:
+def _selected(task: Task, outputs: Outputs, notes: Sequence[Note], documents: np.ndarray) -> dict[str, float]:
     """Computes the metrics of some documents, possibly repeated; `documents` are their indices."""
-    selected: Any = (
+    selected: Outputs = (
         [outputs[i] for i in documents]
         if isinstance(outputs, list)  # generated texts
         else jax.tree.map(lambda array: array[documents], outputs)

@@ -6,7 +6,7 @@ head's outputs, so that the metrics of baselines and models are computed by the 
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,11 +19,14 @@ _MAX_WORDS = 50_000  # maximum number of words and pairs of words that a bag of 
 _INVERSE_REGULARIZATION = 10.0
 
 
+Outputs: TypeAlias = Any  # the first argument of `Task.metrics`: NumPy arrays, or a list of generated texts
+
+
 class Baseline(NamedTuple):
     """The outputs of a baseline for all validation records."""
 
     name: str
-    outputs: Any  # as the first argument of `Task.metrics`
+    outputs: Outputs
     is_constant: bool = False  # the baseline does not read the text of a record
     has_loss: bool = True  # the outputs are logits, from which `Task.document_losses` computes a meaningful loss
 
