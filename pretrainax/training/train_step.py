@@ -191,9 +191,8 @@ def make_train_step(
 ) -> Update:
     """Builds the jitted update, which computes gradients and applies the optimizer to the training state.
 
-    The input state is donated, and the new state reuses its buffers; `frozen` is not donated. If the objective or the
-    gradient norm is not finite, the update leaves parameters and moments unchanged, but advances the step and the
-    moving average.
+    The input state is donated, `frozen` is not. If the objective or the gradient norm is not finite, the update leaves
+    parameters and moments unchanged, but advances the step and the moving average.
 
     Args:
       optimizer: built by an optimizer of pretrainax.optim; its `update` takes `step`.
