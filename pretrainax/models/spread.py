@@ -55,7 +55,7 @@ def spread_sums(x: jax.Array, outputs: Mapping[str, PyTree], batch: Batch) -> Su
 def hidden_spread(name: str, x: jax.Array, segment_ids: jax.Array) -> Sums:
     """Computes 1 - mean cosine similarity between the states of two tokens of a row, summed over rows.
 
-    Source: Ethayarajh 2019 (arXiv 1909.00512, section 3.3), "self-similarity", here of all tokens of a row.
+    A low value is the anisotropy of Ethayarajh 2019 (arXiv 1909.00512), here within a row.
 
     Args:
       name: the metric of the result, {name: (sum, number of rows with at least two tokens)}.
