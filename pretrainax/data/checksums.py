@@ -33,7 +33,7 @@ def file_checksum(path: str, stop: Optional[threading.Event] = None) -> str:
     return checksum.hexdigest()
 
 
-def write_json(path: str, value: dict[str, Any]) -> None:
+def write_json(path: str, value: dict[str, object]) -> None:
     """Writes a JSON object together with its checksum to a file, atomically."""
     write_atomically(path, json.dumps(value | {_KEY: digest(value)}))
 
