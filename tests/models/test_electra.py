@@ -212,7 +212,8 @@ def test_a_mask_decoder_is_the_generators():
     assert "position_embedding" in shapes["generator"] and shapes["embedding_difference"].keys() == {"token_embedding"}
     loss, (sums, _) = run(config, batch)
     of_discriminator = {f"replaced_{name}" for name in ("loss", "accuracy", "precision", "recall")}
-    assert np.isfinite(loss) and sums.keys() == {"loss", "accuracy"} | of_discriminator
+    spreads = {"hidden_spread", "generator_hidden_spread", "prediction_spread", "target_spread"}
+    assert np.isfinite(loss) and sums.keys() == {"loss", "accuracy"} | of_discriminator | spreads
 
 
 def test_two_models_that_were_not_pretrained_together_do_not_join():
