@@ -144,9 +144,7 @@ def _comparisons(sums: Mapping[str, _Sums]) -> dict[str, Comparison]:
         comparisons["bits_per_token"] = Comparison(
             model.times(1 / math.log(2)), bits, gain and gain.times(1 / math.log(2))
         )
-        perplexity = math.exp(min(model.value, 700.0))  # float64 holds the exponential of numbers up to 709
-        estimate = model.times(perplexity)._replace(value=perplexity)  # d exp(x) / dx = exp(x)
-        comparisons["perplexity"] = Comparison(estimate, baseline and math.exp(min(baseline, 700.0)), None)
+        comparisons["perplexity"] = Comparison(model.exp(), baseline and math.exp(min(baseline, 700.0)), None)
     parts = [x for name, x in sums.items() if name == "loss" or METRICS[name].in_total_loss]
     if len(parts) > 1:
         comparisons["total_loss"] = _comparison(_total(parts), larger_is_better=False)
