@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Optional
 
 from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.config.grid import GridRun, swept_numbers
-from pretrainax.config.metric import larger_is_better, metric_text, reported_half
+from pretrainax.config.metric import SELECTION_HALF, larger_is_better, metric_text, reported_half
 from pretrainax.files.errors import UserError
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.reporting.paired import Ranking, Values, mean_interval, rank, with_interval
@@ -50,7 +50,7 @@ def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
     checkpoints, config = os.path.join(directory, "checkpoints"), _config_of(directory)
     if exit_code != 0 or not os.path.isdir(checkpoints):
         return Result(run, exit_code, config=config)
-    metric, compile_seconds = run.experiment.select_by, _compile_seconds(os.path.join(directory, "metrics.jsonl"))
+    metric, compile_seconds = _selection_metric(run, config), _compile_seconds(os.path.join(directory, "metrics.jsonl"))
     best = best_checkpoint(checkpoints, metric)
     if best is None:
         return Result(run, exit_code, compile_seconds=compile_seconds, config=config)
@@ -65,6 +65,13 @@ def _config_of(directory: str) -> Optional[JsonObject]:
     with contextlib.suppress(UserError):
         return read_object(path) if os.path.exists(path) else None
     return None
+
+
+def _selection_metric(run: GridRun, config: Optional[JsonObject]) -> str:
+    """Returns the metric that selects a run's checkpoints, which its data may determine when the run starts."""
+    if not (metric := ((config or {}).get("evaluate") or {}).get("select_by")):
+        return run.experiment.select_by
+    return f"{metric}{SELECTION_HALF}" if run.experiment.evaluate.halves else metric
 
 
 def _compile_seconds(path: str) -> Optional[float]:
@@ -117,7 +124,8 @@ class Comparison:
     """
 
     def __init__(self, results: Sequence[Result]):
-        self.results, self.metric = results, results[0].run.experiment.select_by
+        self.results = results
+        self.metric = _selection_metric(results[0].run, next((r.config for r in results if r.config), None))
         is_halved = all(reported_half(self.metric) in (result.metrics or {}) for result in results if result.step)
         self.reported = reported_half(self.metric) if is_halved else self.metric
         self.larger = larger_is_better(self.metric)

@@ -167,3 +167,6 @@ def test_the_best_checkpoint_is_by_the_figure_of_those_that_have_it(tmp_path):
     (run,) = grid_of(experiment, 1, [])
     assert result_of(run, str(tmp_path), 0)[1:4] == (0, 20, 1.0)
     assert result_of(run, str(tmp_path), 1).value is None and result_of(run, str(tmp_path / "none"), 0).value is None
+    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"select_by": "accuracy"}}))  # decided by its data
+    found = result_of(run, str(tmp_path), 0)
+    assert found[1:4] == (0, 30, 0.7) and Comparison([found]).metric == "accuracy"
