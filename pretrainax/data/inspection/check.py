@@ -95,7 +95,7 @@ def check(measured: Measurement, objective: Objective, path: str = "config.objec
         for stat in group.statistics:
             if stat.is_off:
                 raise RunFailed(
-                    f"{group.name} has {stat.name} {stat.measured:.4g} in {len(group.examples):,} examples, "
+                    f"{group.name} has {stat.name} {stat.measured:.4f} (of {len(group.examples):,} examples), "
                     f"expected {stat.expected:.4g} ± {stat.tolerance:.2g}. Run python -m pretrainax.inspect "
                     f"--config=..., and {stat.advice or f'compare {path} with the dataset'}"
                 )
