@@ -11,11 +11,15 @@ import re
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import special
+from sklearn import metrics
 
+from pretrainax.config import Classify
 from pretrainax.config.config_file import read_config_file
+from pretrainax.data.packing import OneEach
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.runs.train import open_run, train
+from pretrainax.tasks import Classification
 from tests.golden.case import needs_transformers
 from tests.support.runs import exporting, run
 
@@ -27,7 +31,7 @@ WORDS = ["".join(RNG.choice(list("aeioustrnlkm"), 4)) for _ in range(60)]
 
 def printed(output: str, label: str, count: int) -> list[float]:
     """Returns the first `count` numbers of the row of a table that begins with `label`."""
-    (row,) = [line for line in output.splitlines() if re.match(rf"\s*{re.escape(label)}\s", line)]
+    (row,) = [line for line in output.splitlines() if re.match(rf"\s*{re.escape(label)}\s\s", line)]
     numbers = re.findall(r"[-+]?\d[\d,]*\.?\d*%?", row[row.index(label) + len(label) :])
     values = [float(x.rstrip("%").replace(",", "")) / (100 if x.endswith("%") else 1) for x in numbers]
     return values[:count]
@@ -165,3 +169,54 @@ def test_the_spread_of_the_hidden_states(masked):
     assert printed(masked.output, "hidden spread", 1) == pytest.approx([np.mean(spreads)], abs=PRECISION)
 
 
+# --- classification ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    """A small BERT that classifies texts by their words: its output, the records, and the logits of transformers."""
+    import torch
+    import transformers
+
+    folder, records = tmp_path_factory.mktemp("classified"), {}
+    for split, count in (("train", 300), ("valid", 200)):
+        rows = []
+        for number in range(count):
+            words = RNG.choice(WORDS, int(RNG.integers(4, 12)))
+            label = "yes" if RNG.random() < 0.2 + 0.6 * (words < "n").mean() else "no"
+            rows.append({"text": f"{number} {' '.join(words)}", "label": label})
+        records[split] = rows
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    experiment = small("bert_base", folder, vocab_size=100, steps=60)
+    experiment.model.masked_lm_head, experiment.model.pair_head = False, False
+    experiment.model.head, experiment.objective = Classify(), Classification(labels=("no", "yes"))
+    experiment.data.packing, experiment.evaluate.batches = OneEach(), 0
+    experiment.data.source = JsonLines(path=str(folder / "train.jsonl"), valid_path=str(folder / "valid.jsonl"))
+    experiment.objective.complete(experiment)
+    output = trained(experiment, folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(str(folder / "exported")).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder / "exported"))
+    with torch.no_grad():
+        encoded = tokenizer(
+            [row["text"] for row in records["valid"]], padding=True, truncation=True, return_tensors="pt"
+        )
+        logits = model(**encoded).logits.double().numpy()
+    return output, records, logits
+
+
+def test_the_metrics_of_a_classifier_and_of_label_frequencies(classified):
+    output, records, logits = classified
+    truth = np.array([int(row["label"] == "yes") for row in records["valid"]])
+    share = np.mean([row["label"] == "yes" for row in records["train"]])
+    constant = np.full(len(truth), int(share > 0.5))
+    nats = special.logsumexp(logits, axis=1) - logits[np.arange(len(truth)), truth]
+    prior = -np.log([1 - share, share])[truth]
+    table = output.partition("baselines, from ")[2]
+    assert printed(table, "validation loss", 2) == pytest.approx([nats.mean(), prior.mean()], abs=PRECISION)
+    for label, metric in (("accuracy", metrics.accuracy_score), ("macro f1", macro_f1)):
+        expected = metric(truth, logits.argmax(1)), metric(truth, constant)
+        assert printed(table, label, 2) == pytest.approx(expected, abs=PRECISION), label
+
+
+def macro_f1(truth, said) -> float:
+    return metrics.f1_score(truth, said, average="macro", zero_division=0.0)

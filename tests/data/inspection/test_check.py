@@ -99,7 +99,9 @@ def test_what_is_as_asked_passes():
 
 
 def test_a_rate_out_of_its_range_stops_the_run():
-    with pytest.raises(RunFailed, match=r"Half has mask rate 0\.7500 \(of 1,024 examples\), expected 0\.5 ± 0\.1\.") as e:
+    with pytest.raises(
+        RunFailed, match=r"Half has mask rate 0\.7500 \(of 1,024 examples\), expected 0\.5 ± 0\.1\."
+    ) as e:
         check(measure(FakeBatches([[[1, 0, 1, 1]]])), Half())
     assert e.value.exit_code == 1
 
