@@ -1,5 +1,7 @@
 """Every command of the README and of docs/guide.md runs, with small sizes."""
 
+import ast
+import io
 import json
 import os
 import pathlib
@@ -7,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tokenize
 
 import pytest
 
@@ -144,3 +147,24 @@ def test_the_launcher_prints_its_commands():
     (launch,) = commands("launch/tpu_vm.sh")
     said = run([*launch[: launch.index("--")], "--dry-run", *launch[launch.index("--") :]], ROOT)
     assert "pretrainax.main" in said and "--worker=all" in said and "--config.mesh.fsdp=16" in said
+
+
+def code_lines(text: str) -> int:
+    """Counts the lines without docstrings, comments and empty lines."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings, code = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
+def test_the_stated_size_is_the_size_of_the_package():
+    stated = re.search(r"about ([\d,]+) lines of Python, ([\d,]+) without docstrings and comments", README).groups()
+    texts = [file.read_text() for file in (ROOT / "pretrainax").rglob("*.py") if "configs" not in file.parts]
+    sizes = sum(text.count("\n") for text in texts), sum(map(code_lines, texts))
+    assert sizes == pytest.approx([int(x.replace(",", "")) for x in stated], rel=0.03)  # "about"
