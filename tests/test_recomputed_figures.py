@@ -8,10 +8,11 @@ import io
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
-from scipy import special
+from scipy import special, stats
 from sklearn import metrics
 
 from pretrainax.config import Classify
@@ -201,11 +202,11 @@ def classified(tmp_path_factory):
             [row["text"] for row in records["valid"]], padding=True, truncation=True, return_tensors="pt"
         )
         logits = model(**encoded).logits.double().numpy()
-    return output, records, logits
+    return folder, output, records, logits
 
 
 def test_the_metrics_of_a_classifier_and_of_label_frequencies(classified):
-    output, records, logits = classified
+    _, output, records, logits = classified
     truth = np.array([int(row["label"] == "yes") for row in records["valid"]])
     share = np.mean([row["label"] == "yes" for row in records["train"]])
     constant = np.full(len(truth), int(share > 0.5))
@@ -220,3 +221,13 @@ def test_the_metrics_of_a_classifier_and_of_label_frequencies(classified):
 
 def macro_f1(truth, said) -> float:
     return metrics.f1_score(truth, said, average="macro", zero_division=0.0)
+
+
+def test_evaluate_prints_the_interval_of_the_loss_over_records(classified):
+    folder, _, records, logits = classified
+    done = run([sys.executable, "-m", "pretrainax.evaluate", f"--from={folder / 'run'}"])
+    assert done.returncode == 0, done.stderr
+    truth = [int(row["label"] == "yes") for row in records["valid"]]
+    nats = special.logsumexp(logits, axis=1) - logits[np.arange(len(truth)), truth]
+    expected = stats.t.interval(0.95, len(nats) - 1, nats.mean(), stats.sem(nats))
+    assert printed(done.stdout, "loss", 3) == pytest.approx([nats.mean(), *expected], abs=PRECISION)

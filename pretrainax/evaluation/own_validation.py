@@ -2,9 +2,13 @@
 
 import contextlib
 import functools
+import operator
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
+
+import jax
+import numpy as np
 
 from pretrainax import cli
 from pretrainax.checkpoints.params import EMA
@@ -17,17 +21,21 @@ from pretrainax.interop.origin import AS_TRAINED, Origin
 from pretrainax.interop.start import load_plain
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
+from pretrainax.runs.comparison import baseline_of, compare
 from pretrainax.runs.samples import show_samples
 from pretrainax.runs.task_baselines import compare_task
 from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
-from pretrainax.scoring.results import Result
+from pretrainax.scoring.record_scores import record_estimates
+from pretrainax.scoring.results import Estimate, Result, format_interval, ratio
 from pretrainax.sharding.device_memory import check_parameters_fit
-from pretrainax.tasks import Task
+from pretrainax.tasks import Task, WritingTask
+from pretrainax.tasks.baselines import record_indices
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.corpora import checked_corpora
 from pretrainax.training.metrics import meaning, parts_in_names
 from pretrainax.training.run import Run
+from pretrainax.training.train_step import Params
 
 _SOURCE_HINT = "set a data source, such as --source=\"TextFiles(path='my/folder')\""
 
@@ -63,6 +71,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
         corpus_check = stack.enter_context(checked_corpora(experiment.data, run.prepared.valid, log_note))
         check_parameters_fit((run.abstract_state.params, run.abstract_frozen), directory)
         run.start.read_frozen(run, directory, is_new=False)
+        estimates = _Estimates(run)
         for origin in origins:
             params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
             steps = list(map(step_of, origin.steps))
@@ -70,10 +79,34 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
             config_at_checkpoint(experiment, steps)
             phase = run.at(max(steps) - 1)
             metrics = phase.validate(params)
+            results = _results(run, metrics, estimates.of(phase, params))
             if len(origins) == 1:
-                _print_metrics(phase, origin, params, metrics)
-            yield origin, _results(run, metrics)
+                _print_metrics(phase, origin, params, metrics, results)
+            yield origin, results
         corpus_check.wait()
+
+
+class _Estimates:
+    """Computes the errors of the metrics of checkpoints of one run."""
+
+    def __init__(self, run: Run):
+        is_task = run.experiment.validation_objective.unit == "records"
+        self._baseline = None if is_task else baseline_of(run)
+
+    def of(self, run: Run, params: Params) -> dict[str, Estimate]:
+        """Returns {metric: estimate} over documents or records, without the metrics whose error is unknown."""
+        if self._baseline is not None:
+            return {name: x.model for name, x in compare(run, params, self._baseline).metrics.items()}
+        task = run.validation.valid_batches.streams[0].objective
+        if not isinstance(task, Task) or isinstance(task, WritingTask):
+            return {}
+        _, outputs, notes = run.validation.predict(params)
+        rows = np.split(np.arange(len(notes)), np.flatnonzero(np.diff(record_indices(notes))) + 1)
+        predictions = [jax.tree.map(operator.itemgetter(of_record), outputs) for of_record in rows]
+        estimates = record_estimates(task, predictions, [[notes[i] for i in of_record] for of_record in rows])
+        if (losses := task.document_losses(outputs, notes)) is not None:
+            estimates["loss"] = ratio(losses, np.ones(len(losses)), unit="records")
+        return estimates
 
 
 def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
@@ -88,7 +121,9 @@ def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
         experiment.objective = task.evaluated()
 
 
-def _print_metrics(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
+def _print_metrics(
+    run: Run, origin: Origin, params: Params, metrics: dict[str, float], results: Sequence[Result]
+) -> None:
     """Prints the metrics of a checkpoint, samples of its predictions, and for a task a comparison with its baselines.
 
     All processes of the run must call this function. Only the primary process prints.
@@ -101,8 +136,13 @@ def _print_metrics(run: Run, origin: Origin, params, metrics: dict[str, float]) 
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {total:,}, with {run.experiment.train.global_batch_size:,} rows each"),
     ]
-    metric_rows = [(name, metric_text(name, value), meaning(name, metrics)) for name, value in metrics.items()]
-    log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><')}\n")
+    named = {"/".join(filter(None, (r.measure, r.part))): r for r in results}
+    metric_rows = [
+        (name, metric_text(name, r.value), format_interval(r), meaning(name, metrics)) for name, r in named.items()
+    ]
+    clusters = ", ".join(dict.fromkeys(r.clusters for r in results if r.interval))
+    intervals = f"95 % intervals over {clusters}\n" if clusters else ""
+    log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><<')}\n{intervals}")
     show_samples(run, params, log)
     if isinstance(run.experiment.objective, Task):
         try:
@@ -123,7 +163,7 @@ def _describe_parameters(origin: Origin) -> str:
     return f"as trained; for their moving average: --from={origin.directory}@{EMA}"
 
 
-def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
+def _results(run: Run, metrics: dict[str, float], estimates: dict[str, Estimate]) -> list[Result]:
     """Converts the validation metrics of a checkpoint to results, with the number of batches, rows and tokens."""
     batches, total = run.validation.sizes
     rows = batches * run.experiment.train.global_batch_size
@@ -134,8 +174,11 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     source = f"{run.experiment.data.source}, validation split"
     objective = type(run.experiment.validation_objective).__name__
     method = f"{objective}, teacher-forced, as in the run's own validation"
-    return [
-        Result(source, measure, value, None, tokens.get(part, counts), method, part)
-        for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
-        if measure not in units.values()
-    ]
+    results = []
+    for name, value in metrics.items():
+        measure, _, part = name.partition("/")
+        estimate = estimates.get(name, Estimate(value, None))._replace(value=value)
+        results.append(
+            Result(source, measure, counts=tokens.get(part, counts), how=method, part=part, **estimate._asdict())
+        )
+    return [r for r in results if r.measure not in units.values()]

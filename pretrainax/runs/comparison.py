@@ -1,19 +1,20 @@
 """Compares a run with its baseline on the validation split, with standard errors over documents."""
 
 import collections
+import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional
 
 import jax
 import numpy as np
 
 from pretrainax.config.metric import METRICS
-from pretrainax.data.baseline import Baseline, values_of_targets
+from pretrainax.data.baseline import Baseline, target_counts, values_of_targets
 from pretrainax.data.batch import HostBatch, is_gathered
-from pretrainax.data.pipeline import Batches
+from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.runs.learned import Gain
 from pretrainax.scoring.results import Estimate, ratio
 from pretrainax.sharding.arrays import put_batch
@@ -29,6 +30,11 @@ _LEARNED = {
     "pair_loss": ("loss of pairs, nats per pair", "frequencies of the labels"),
 }
 
+
+# Limits of the comparison: training batches from which the baseline learns the form of targets, and targets that it
+# reads for learning and for scoring.
+_BATCHES, _TARGETS = 50, 1_000_000
+Watch = Callable[[Iterable], Iterable]  # yields the same items, or raises an exception
 
 MIN_DOCUMENTS = 20  # with fewer documents, standard errors are computed over rows
 
@@ -56,26 +62,50 @@ class _Sums(NamedTuple):
     weights: np.ndarray
 
 
-def compare(
-    run: Run, params: Params, baseline: Baseline, valid: Batches, watch: Callable[[range], Iterator[int]]
-) -> Comparisons:
-    """Evaluates a model and its baseline on validation batches.
+def baseline_of(run: Run, watch: Watch = iter) -> Baseline:
+    """Builds the baseline of a run from the token frequencies in all training data, and some training batches.
+
+    watch: wraps each iterable, for example to stop the computation with an exception.
+    """
+    prepared, train = run.prepared, _batches(run, "train")
+    counts = np.zeros(prepared.tokenizer.vocabulary.size)
+    for part, corpora in zip(run.parts, prepared.phases or (prepared.train,), strict=True):
+        for epochs, corpus in zip(part.train_batches.epochs, corpora, strict=True):
+            for batch_counts in watch(target_counts(corpus)):
+                counts += epochs * batch_counts
+    num_batches = min(_max_batches(train), _BATCHES, run.experiment.train.steps)
+    return Baseline(counts, watch(train[i] for i in range(num_batches)), prepared.tokenizer.vocabulary)
+
+
+def _batches(run: Run, split: str) -> Batches:
+    """Returns the batches of a split with the validation objective and the rows of all processes."""
+    config = dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
+    return batches_of(config, run.prepared, split)
+
+
+def _max_batches(batches: Batches) -> int:
+    return max(_TARGETS // (batches.global_batch_size * batches.lengths.targets), 1)
+
+
+def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -> Comparisons:
+    """Evaluates a model and its baseline on at most _TARGETS targets of the validation split.
 
     Every document is one observation: all its predictions, in any row, are added up before errors are computed. If
     there are fewer than MIN_DOCUMENTS documents, every row is one observation instead.
 
     Args:
-      valid: the validation batches with the rows of all processes.
-      watch: yields the numbers of the batches to evaluate, for example until a signal arrives.
+      baseline: `baseline_of` the run.
+      watch: as in `baseline_of`.
     """
-    num_rows = run.validation.sizes[0] * valid.global_batch_size
+    valid, num_batches = _batches(run, "valid"), run.validation.sizes[0]
+    num_rows = num_batches * valid.global_batch_size
     by_document, by_row = (
         collections.defaultdict(functools.partial(np.zeros, (3, size))) for size in (valid.num_documents, num_rows)
     )
     has_baseline, seen = set(), np.zeros(valid.num_documents, bool)
     local = run.validation.valid_batches
     local_rows = slice(local.first_row, local.first_row + local.local_batch_size)
-    for number in watch(range(run.validation.sizes[0])):
+    for number in watch(range(min(num_batches, _max_batches(valid)))):
         batch, documents = valid.with_documents(number)
         local_batch = put_batch({name: x[local_rows] for name, x in batch.items()}, run.mesh)
         _, values = run.validation.eval_step(params, local_batch, run.frozen)
@@ -98,7 +128,8 @@ def compare(
             sums[name] = _Sums(model, other if name in has_baseline else None, weights)
     observations = f"{num_seen:,} document{'s' * (num_seen != 1)}"
     observations = f"{num_read:,} rows of {observations}" if has_few else observations
-    return Comparisons(_comparisons(_with_always_original(sums)), observations)
+    comparisons = _comparisons(_with_always_original(sums), "rows" if has_few else "documents")
+    return Comparisons(comparisons, observations)
 
 
 def _model_values(values: Mapping[str, tuple], batch: HostBatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -136,8 +167,9 @@ def _with_always_original(sums: dict[str, _Sums]) -> dict[str, _Sums]:
     return sums | {name: sums[name]._replace(baseline=x) for name, x in baselines.items() if name in sums}
 
 
-def _comparisons(sums: Mapping[str, _Sums]) -> dict[str, Comparison]:
-    comparisons = {name: _comparison(x, METRICS[name].larger_is_better) for name, x in sums.items()}
+def _comparisons(sums: Mapping[str, _Sums], unit: str) -> dict[str, Comparison]:
+    """Compares each metric; `unit` is the plural name of the observations."""
+    comparisons = {name: _comparison(x, METRICS[name].larger_is_better, unit) for name, x in sums.items()}
     if "loss" in comparisons:
         model, baseline, gain = comparisons["loss"]
         bits = None if baseline is None else baseline / math.log(2)
@@ -147,18 +179,18 @@ def _comparisons(sums: Mapping[str, _Sums]) -> dict[str, Comparison]:
         comparisons["perplexity"] = Comparison(model.exp(), baseline and math.exp(min(baseline, 700.0)), None)
     parts = [x for name, x in sums.items() if name == "loss" or METRICS[name].in_total_loss]
     if len(parts) > 1:
-        comparisons["total_loss"] = _comparison(_total(parts), larger_is_better=False)
+        comparisons["total_loss"] = _comparison(_total(parts), False, unit)
     return comparisons
 
 
-def _comparison(sums: _Sums, larger_is_better: bool) -> Comparison:
+def _comparison(sums: _Sums, larger_is_better: bool, unit: str) -> Comparison:
     counted = sums.weights > 0
     model, weights = sums.model[counted], sums.weights[counted]
     if sums.baseline is None:
-        return Comparison(ratio(model, weights), None, None)
+        return Comparison(ratio(model, weights, unit=unit), None, None)
     baseline = sums.baseline[counted]
-    gain = ratio(model - baseline if larger_is_better else baseline - model, weights)
-    return Comparison(ratio(model, weights), float(baseline.sum() / weights.sum()), gain)
+    gain = ratio(model - baseline if larger_is_better else baseline - model, weights, unit=unit)
+    return Comparison(ratio(model, weights, unit=unit), float(baseline.sum() / weights.sum()), gain)
 
 
 def _total(parts: list[_Sums]) -> _Sums:

@@ -1,23 +1,18 @@
 """Reports a run's results: final metrics next to a baseline, the average of the last checkpoints, and curves.png."""
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-import numpy as np
-
 from pretrainax.checkpoints.params import Params, load_steps
 from pretrainax.checkpoints.steps import last_steps, list_steps
 from pretrainax.config.metric import METRICS
-from pretrainax.data.baseline import Baseline, target_counts
-from pretrainax.data.pipeline import batches_of
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting import curves
 from pretrainax.reporting.tables import text_table
-from pretrainax.runs.comparison import Comparison, Comparisons, compare, gains_of, to_json
+from pretrainax.runs.comparison import Comparison, Comparisons, baseline_of, compare, gains_of, to_json
 from pretrainax.runs.learned import warning_of
 from pretrainax.runs.task_baselines import compare_task
 from pretrainax.scoring.results import Estimate
@@ -34,9 +29,6 @@ from pretrainax.training.metric_labels import (
 )
 from pretrainax.training.metrics import meaning, metrics_from_loss, parts_in_names, read_metrics
 
-# Limits of the comparison with the baseline: the number of training batches from which the baseline learns the format
-# of targets, and the number of targets that it reads for learning and for scoring.
-_BATCHES, _TARGETS = 50, 1_000_000
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # metrics whose labels need no explanation
 _BASELINE = "predicts from token frequencies and the form of targets: which sentinel is next, where a row ends"
 _COPYING = (
@@ -200,32 +192,17 @@ def _validate_average(loop: Loop, final: Mapping[str, float]) -> None:
 
 
 def _compare(loop: Loop, params: Params) -> Optional[Comparisons]:
-    """Compares the model with its baseline on the validation split; returns None if a signal ended the run.
-
-    The baseline uses the token frequencies in all training data, and the target format seen in a few training batches.
-    """
-    run = loop.run
-    prepared, config = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
-    train, valid = (batches_of(config, prepared, split) for split in ("train", "valid"))  # batches of all processes
-    max_batches = max(_TARGETS // (config.train.global_batch_size * valid.lengths.targets), 1)
+    """Compares the model with its baseline on the validation split; returns None if a signal ended the run."""
 
     def until_signal(parts):
         for part in parts:
-            run.peers.progress()
-            if run.peers.agree(loop.is_stopping):  # all processes evaluate the same batches
+            loop.run.peers.progress()
+            if loop.run.peers.agree(loop.is_stopping):  # all processes evaluate the same batches
                 raise _Stopped
             yield part
 
-    train_batches = until_signal(train[i] for i in range(min(max_batches, _BATCHES, config.train.steps)))
     with contextlib.suppress(_Stopped):
-        vocabulary = prepared.tokenizer.vocabulary
-        counts = np.zeros(vocabulary.size)
-        for part, corpora in zip(run.parts, prepared.phases or (prepared.train,), strict=True):
-            for epochs, corpus in zip(part.train_batches.epochs, corpora, strict=True):
-                for batch_counts in until_signal(target_counts(corpus)):
-                    counts += epochs * batch_counts
-        baseline = Baseline(counts, train_batches, vocabulary)
-        return compare(run, params, baseline, valid, lambda numbers: until_signal(numbers[:max_batches]))
+        return compare(loop.run, params, baseline_of(loop.run, until_signal), until_signal)
     return None
 
 

@@ -65,11 +65,11 @@ def score_records(
     method = f"{type(task).__name__}, as in a run's own validation"
     return [
         Result(name, metric, counts=counts, how=method, **estimate._asdict())
-        for metric, estimate in _estimates(task, predictions, notes).items()
+        for metric, estimate in record_estimates(task, predictions, notes).items()
     ]
 
 
-def _estimates(task: Task, predictions: Sequence[PyTree], notes: Sequence[list[Note]]) -> dict[str, Estimate]:
+def record_estimates(task: Task, predictions: Sequence[PyTree], notes: Sequence[Sequence[Note]]) -> dict[str, Estimate]:
     """Computes the metrics of n records, and their errors by a jackknife over groups of records.
 
     Args:

@@ -230,7 +230,7 @@ def results_table(results: Sequence[Result]) -> str:
     for r in results:
         labels = name_among(r, results), _format_counts(r)
         name, counts = labels if labels != previous else ("", "")
-        rows.append((name, r.measure, _format_value(r), _format_interval(r), counts, r.note))
+        rows.append((name, r.measure, _format_value(r), format_interval(r), counts, r.note))
         previous = labels
     if not any(name for name, *_ in rows):
         rows = [row[1:] for row in rows]
@@ -246,7 +246,7 @@ def table_over_steps(results: Sequence[Result]) -> str:
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for r in results:
         row = cells.setdefault((f"{r.step:,}", name_among(r, results)), {})
-        interval = f"({text})" if (text := _format_interval(r)) else ""
+        interval = f"({text})" if (text := format_interval(r)) else ""
         row[r.measure] = " ".join(filter(None, (_format_value(r), interval, r.note)))
     rows = [(step, *(values.get(measure, "") for measure in measures), name) for (step, name), values in cells.items()]
     return _add_captions(text_table([("step", *measures, ""), *rows], ">" * (1 + len(measures)) + "<"), results)
@@ -256,7 +256,8 @@ def _format_value(result: Result) -> str:
     return "not asked" if result.counts.get("examples") == 0 else metric_text(result.measure, result.value)
 
 
-def _format_interval(result: Result) -> str:
+def format_interval(result: Result) -> str:
+    """Formats the 95 % interval of a result, or else its standard error; "" if both are unknown."""
     if result.interval is None:
         return "" if result.standard_error is None else f"± {result.standard_error:,.4f}"
     return " to ".join(metric_text(result.measure, bound) for bound in result.interval)

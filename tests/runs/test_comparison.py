@@ -56,7 +56,7 @@ class Compared:
             self.baseline = Baseline(self.counts, [self.run.train_batches[0]], self.vocabulary)
             self.params = change(self.run.fresh_state().params, self.counts / self.counts.sum())
             self.valid = batches_of(experiment, self.run.prepared, "valid")
-            self.comparisons, self.observations = compare(self.run, self.params, self.baseline, self.valid, iter)
+            self.comparisons, self.observations = compare(self.run, self.params, self.baseline)
             self.metrics = self.run.validate(self.params)
 
 
@@ -180,7 +180,7 @@ def test_the_sum_of_two_losses_has_the_error_of_their_sum():
     total = comparison._total([comparison._Sums(x, None, weights) for x in (first, second)])
     value = (first + second).sum() / weights.sum()
     error = math.sqrt(50 / 49 * np.square(first + second - value * weights).sum()) / weights.sum()
-    assert comparison._comparison(total, larger_is_better=False).model[:2] == pytest.approx((value, error), rel=1e-9)
+    assert comparison._comparison(total, False, "documents").model[:2] == pytest.approx((value, error), rel=1e-9)
 
 
 # --- learned or not -------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_model_that_equals_its_baseline_is_warned_of_in_95_percent_of_runs():
         losses = np.stack([unigram(rng, truth)[tokens].sum(1) for _ in range(2)])
         losses = rng.permuted(losses, axis=0)
         sums = comparison._Sums(*losses, np.full(60, 50.0))
-        compared = {"loss": comparison._comparison(sums, larger_is_better=False)}
+        compared = {"loss": comparison._comparison(sums, False, "documents")}
         warned += warning_of(gains_of(compared)) is not None
     assert warned >= 190
 
@@ -226,7 +226,7 @@ def test_a_model_with_a_smaller_loss_in_all_documents_is_not_warned_of():
     rng = np.random.default_rng(0)
     baseline = 100 + rng.random(60)
     sums = comparison._Sums(baseline - 5 - rng.random(60), baseline, np.full(60, 50.0))
-    assert warning_of(gains_of({"text_loss": comparison._comparison(sums, larger_is_better=False)})) is None
+    assert warning_of(gains_of({"text_loss": comparison._comparison(sums, False, "documents")})) is None
 
 
 @pytest.mark.slow
