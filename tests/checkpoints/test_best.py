@@ -12,7 +12,8 @@ LARGER = {
     "replaced_recall",
     *(f"{of}accuracy" for of in ("", "text_", "sequence_", "replaced_", "pair_", "question_", "no_answer_", "label_")),
     *("multi_token_accuracy", "backward_accuracy"),
-    *("accuracy_f1", "answer_f1", "f1", "f1_micro", "has_answer_f1", "strict_f1", "precision", "recall"),
+    *("hidden_spread", "encoder_hidden_spread", "generator_hidden_spread", "prediction_spread"),
+    *("accuracy_f1", "answer_f1", "f1", "f1_micro", "macro_f1", "has_answer_f1", "strict_f1", "precision", "recall"),
     *("exact_match", "has_answer_exact_match", "matthews", "pearson", "spearman", "pearson_spearman"),
     *("bleu", "chrf", "rouge1", "rouge2", "rougeL", "mrr", "recall@1", "recall@10", "recall@100"),
 }

@@ -211,7 +211,8 @@ def test_epochs_may_be_swept(tmp_path):
     experiment = fine_tuning(tmp_path)
     complete(experiment)
     runs = grid.grid_of(experiment, None, ["train.budget=1 epoch,2 epochs,4 epochs"])
-    assert [run.flags for run in runs] == [[f"--config.train.budget={n}"] for n in ("1 epoch", "2 epochs", "4 epochs")]
+    budgets = [f"--config.train.budget={n}" for n in ("1 epoch", "2 epochs", "4 epochs")]
+    assert [run.flags for run in runs] == [["--config.evaluate.halves=True", budget] for budget in budgets]
     assert [prepared(run.experiment).train.steps for run in runs] == [6, 12, 25]
 
 

@@ -33,7 +33,7 @@ OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
 class CountingCorpus:
     """Token i is 200 + i: what a window holds tells where it came from."""
 
-    directory, parts = "train", None
+    directory, parts, num_documents = "train", None, 1
 
     is_in_store = False
 

@@ -130,7 +130,7 @@ def test_a_validation_has_the_loss_that_an_update_trains(kind):
     distilled = Distilled(model, model, distillation, 8)
     with jax.set_mesh(mesh):
         validate = train_step.make_eval_step(distilled, train, mesh)
-        sums = jax.device_get(validate(params, put_batch(arrays, mesh), {TEACHER: teacher}))
+        sums, _ = jax.device_get(validate(params, put_batch(arrays, mesh), {TEACHER: teacher}))
     metrics = summarize(add_up([sums, sums]))
     wanted = by_numpy(model, distillation, params, teacher, arrays)
     for name, value in wanted.items():

@@ -83,7 +83,8 @@ def evaluated(family, mesh="1 device"):
     run = Run(model_config(family), mesh)
     with jax.set_mesh(run.mesh):
         step = train_step.make_eval_step(run.model, run.train, run.mesh)
-        return jax.device_get(step(run.init().params, run.batch()))
+        sums, _ = step(run.init().params, run.batch())
+        return jax.device_get(sums)
 
 
 FAMILIES = ["encoder", "encoder_decoder", "decoder", "recurrent"]

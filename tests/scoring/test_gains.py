@@ -13,16 +13,16 @@ ONES = np.ones(400)
 
 def test_the_error_of_a_difference_of_means_is_that_of_a_paired_t_test():
     a, b = RNG.normal(size=(2, 400))
-    value, error = paired_gain((a, ONES), (b, ONES), np.arange(400))
+    value, error, *_ = paired_gain((a, ONES), (b, ONES), np.arange(400))
     assert value == pytest.approx(a.mean() - b.mean())
     assert value / error == pytest.approx(stats.ttest_rel(a, b).statistic)
 
 
 def test_records_of_a_cluster_count_once():
     a = RNG.normal(size=100)
-    _, alone = paired_gain((a, ONES[:100]), (0 * a, ONES[:100]), np.arange(100))
+    _, alone, *_ = paired_gain((a, ONES[:100]), (0 * a, ONES[:100]), np.arange(100))
     four_times = np.repeat(a, 4)
-    _, repeated = paired_gain((four_times, ONES), (0 * four_times, ONES), np.repeat(np.arange(100), 4))
+    _, repeated, *_ = paired_gain((four_times, ONES), (0 * four_times, ONES), np.repeat(np.arange(100), 4))
     assert repeated == pytest.approx(alone)
 
 
@@ -36,7 +36,8 @@ def test_the_error_of_a_difference_of_f1_is_its_spread_over_samples():
 
     def gain(rng):
         correct, total = sums(rng)
-        return paired_gain(*((2.0 * correct[:, i], 1.0 * total[:, i]) for i in range(2)), np.arange(400))
+        value, error, *_ = paired_gain(*((2.0 * correct[:, i], 1.0 * total[:, i]) for i in range(2)), np.arange(400))
+        return value, error
 
     values, errors = np.array([gain(np.random.default_rng(i)) for i in range(2000)]).T
     assert errors.mean() == pytest.approx(values.std(), rel=0.06)  # 4 of these errors
@@ -45,7 +46,7 @@ def test_the_error_of_a_difference_of_f1_is_its_spread_over_samples():
 def test_resampling_and_the_formula_agree_for_a_mean():
     pair = RNG.normal(size=(2, 400))
     clusters = RNG.permutation(np.repeat(np.arange(80), 5))
-    value, error = paired_gain((pair[0], ONES), (pair[1], ONES), clusters)
+    value, error, *_ = paired_gain((pair[0], ONES), (pair[1], ONES), clusters)
     resampled = resampled_gain(lambda x, records: x[records].mean(), (pair[0], pair[1]), clusters)
     assert resampled.value == pytest.approx(value)
     assert resampled.standard_error == pytest.approx(error, rel=0.2)  # 200 resamples: 5 % each, times 4

@@ -98,7 +98,7 @@ def run(experiment, directory, cache) -> list[dict]:
     assert all(np.isfinite(line["loss"]) for line in lines)
     counted = ("step", "split", "loss_tokens", "replaced_fraction", *vars(Counts()))
     for name in lines[-1]:
-        if name.partition("/")[0] not in counted:
+        if name.partition("/")[0] not in counted and not name.endswith("spread"):  # which show the health of a model
             experiment.evaluate.select_by = name
             validate(experiment)  # a run can be judged by all that is measured
     return lines

@@ -142,7 +142,7 @@ def values(measured: Measurement) -> JsonObject:
             "expected": stat.expected,
             "tolerance": stat.tolerance if stat.expected is not None else None,
             "off": stat.is_off,
-            "weak": stat.is_weak,
+            "weak": bool(stat.is_weak),
         }
         for name, group in groups
         for stat in group
