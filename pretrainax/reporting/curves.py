@@ -186,9 +186,12 @@ def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str,
         panel.set_title(f"{_TREND}{_POINTS}; bar: standard error", loc="right", fontsize=9)
     if baseline_loss is not None:
         panel.axhline(baseline_loss, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
+        values = np.concatenate([train[1], valid[1]])
+        is_top = not (values > baseline_loss).any()  # a label above the line would cover the title
+        offset, alignment = (-4, "top") if is_top else (4, "bottom")
         panel.annotate(
             BASELINES.get(main, "baseline"), (1, baseline_loss), xycoords=("axes fraction", "data"),
-            xytext=(0, 4), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va="bottom", zorder=1,
+            xytext=(0, offset), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va=alignment, zorder=1,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
 
