@@ -162,13 +162,13 @@ class Model(AnyFamily):
         Args:
           x: the last hidden states, [B, T, D].
           side: the auxiliary outputs of the blocks: metric sums, and state such as a KV cache.
-          deterministic: disables dropout, and adds the spread of states and predictions to the sums.
+          deterministic: disables dropout, and without state adds the spread of states and predictions to the sums.
         """
         outputs, sums = {}, side.sums
         for head in heads_of(self.config):
             outputs[head.name] = head.output(self, x, batch, deterministic=deterministic)
             sums = add_sums(sums, head.block_sums(outputs[head.name]))
-        if deterministic:  # not in training, whose steps it would slow down
+        if deterministic and side.state is None:  # in neither training, which it would slow down, nor generation
             sums = add_sums(sums, spread_sums(x, outputs, batch))
         return Outputs(outputs, sums, side.state)
 
