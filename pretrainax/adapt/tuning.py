@@ -155,6 +155,8 @@ def abstract_params(config: ModelConfig) -> PyTree:
         config.vocab_size = 2
     if config.position.max_length == AUTO:
         config.position.max_length = 2
+    if not jax.sharding.get_abstract_mesh().empty:  # of a run, which a smaller mesh cannot replace
+        return models.abstract_params(config)
     # Without a mesh, tracing would query the devices before the processes of a run have connected.
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "cpu")):
         return models.abstract_params(config)
