@@ -187,12 +187,17 @@ def validated(run, params):
         return run.validate(params)
 
 
+# Their values depend on the most frequent answer of a batch, and so on the rows that share it.
+OF_BATCHES = ("prediction_spread", "target_spread")
+
+
 def test_the_pooled_figures_are_those_of_the_same_rows(mixture):
     run, params = mixture
     expected, found = summarize(sums_of(run, params, run.validation.batches())), validated(run, params)
     assert [name for name in found if "/" not in name] == list(expected)
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-5), name  # float32 sums in another order
+        if name not in OF_BATCHES:
+            assert found[name] == pytest.approx(value, rel=1e-5), name  # float32 sums in another order
     assert found["loss_tokens"] == expected["loss_tokens"]
 
 
@@ -208,7 +213,7 @@ def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
     assert {name.partition("/")[2] for name in found} == {"", *by_part}
     for part, sums in by_part.items():
         for name, value in summarize(add_up(sums)).items():
-            if name not in ("perplexity", "bits_per_token"):
+            if name not in ("perplexity", "bits_per_token", *OF_BATCHES):
                 factor = 8 if name == "loss_tokens" else 1
                 assert factor * found[f"{name}/{part}"] == pytest.approx(value, rel=1e-5), (name, part)
 
@@ -220,7 +225,7 @@ def test_each_half_of_a_validation_has_the_figures_of_its_batches(text, cache):
     batches, found = list(run.validation.batches()), validated(run, params)
     for half, rows in (("half=1", batches[:2]), ("half=2", batches[2:])):
         for name, value in summarize(sums_of(run, params, rows)).items():
-            if name not in ("perplexity", "bits_per_token"):
+            if name not in ("perplexity", "bits_per_token", *OF_BATCHES):
                 assert found[f"{name}/{half}"] == pytest.approx(value, rel=1e-5)  # float32 sums in another order
 
 
