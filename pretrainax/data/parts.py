@@ -1,5 +1,6 @@
 """Names the parts of validation that have separate metrics: each data source, and each objective in a mixture."""
 
+import collections
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ def stream_part_names(sources: "Sequence[Source]", objective: "Objective") -> li
     return [tuple(filter(None, names)) for names in zip(*name_columns, strict=True)]
 
 
+def first_half(batches: int) -> int:
+    """Returns how many of the `batches` of a validation select checkpoints, with `config.evaluate.halves`."""
+    return (batches + 1) // 2
+
+
 def with_halves(parts: Sequence[tuple[str, ...]], halves: bool) -> list[tuple[str, ...]]:
     """Adds the part "half=1" to the first half of the batches of each stream, and "half=2" to the other batches.
 
@@ -28,8 +34,12 @@ def with_halves(parts: Sequence[tuple[str, ...]], halves: bool) -> list[tuple[st
     """
     if not halves:
         return list(parts)
-    first = [2 * parts[:i].count(names) < parts.count(names) for i, names in enumerate(parts)]
-    return [(*names, "half=1" if is_first else "half=2") for names, is_first in zip(parts, first, strict=True)]
+    totals, seen = collections.Counter(parts), collections.Counter()
+    halved = []
+    for names in parts:
+        halved.append((*names, "half=1" if seen[names] < first_half(totals[names]) else "half=2"))
+        seen[names] += 1
+    return halved
 
 
 def _part_names(items: "Sequence[Source | Objective]") -> list[str]:

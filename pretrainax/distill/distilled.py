@@ -25,7 +25,7 @@ from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.sums import Sums
 from pretrainax.models import AnyModel, Model, Outputs
 from pretrainax.models.heads import HEADS
-from pretrainax.models.outputs import TOKENS
+from pretrainax.models.outputs import TOKENS, main_loss
 from pretrainax.sharding.mesh import platform
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
@@ -85,7 +85,7 @@ class Compared(Outputs):
           counts: the numbers of predictions or tokens in this microbatch, by unit.
           total_counts: the same numbers for the global batch, by unit.
         """
-        main = "loss" if "loss" in total_counts else "label_loss"
+        main = main_loss(total_counts)
         weighted_terms = [term.weight * term.value / total_counts[term.unit] for term in self.parts.values()]
         total = functools.reduce(jnp.add, weighted_terms)
         sums = {name: (term.value, counts[term.unit]) for name, term in self.parts.items()}

@@ -30,7 +30,7 @@ from pretrainax.scoring.record_scores import record_estimates
 from pretrainax.scoring.results import Estimate, Result, format_interval, ratio
 from pretrainax.sharding.device_memory import check_parameters_fit
 from pretrainax.tasks import Task, WritingTask
-from pretrainax.tasks.baselines import record_indices
+from pretrainax.tasks.chunks import records_of
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.corpora import checked_corpora
 from pretrainax.training.metrics import meaning, parts_in_names
@@ -101,9 +101,9 @@ class _Estimates:
         if not isinstance(task, Task) or isinstance(task, WritingTask):
             return {}
         _, outputs, notes = run.validation.predict(params)
-        rows = np.split(np.arange(len(notes)), np.flatnonzero(np.diff(record_indices(notes))) + 1)
-        predictions = [jax.tree.map(operator.itemgetter(of_record), outputs) for of_record in rows]
-        estimates = record_estimates(task, predictions, [[notes[i] for i in of_record] for of_record in rows])
+        records = records_of(notes)
+        predictions = [jax.tree.map(operator.itemgetter(documents), outputs) for documents in records]
+        estimates = record_estimates(task, predictions, [notes[documents] for documents in records])
         if (losses := task.document_losses(outputs, notes)) is not None:
             estimates["loss"] = ratio(losses, np.ones(len(losses)), unit="records")
         return estimates

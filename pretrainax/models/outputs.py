@@ -46,6 +46,11 @@ class Outputs:
         return own, {}
 
 
+def main_loss(counts: Mapping[str, jax.Array]) -> str:
+    """Returns the unit in `counts` of the loss of tokens or, for the model of a task, of the task's loss."""
+    return "loss" if "loss" in counts else "label_loss"
+
+
 def count_tokens(batch: Batch) -> jax.Array:
     """Counts the non-padding tokens of a batch that the encoder and the decoder read; returns float32."""
     masks = [batch[name] > 0 for name in ("encoder_segment_ids", "segment_ids") if name in batch]

@@ -86,7 +86,7 @@ class Chain(Optimizer):
     decay_norms: bool = dataclasses.field(
         default=False, kw_only=True
     )  # weight decay also applies to the scales of norms (OLMo 2: True)
-    # weight decay also applies to all biases, including those of norms
+    # weight decay also applies to all biases, including the biases of norms
     decay_biases: bool = dataclasses.field(default=False, kw_only=True)
 
     def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:

@@ -30,7 +30,6 @@ _LEARNED = {
     "pair_loss": ("loss of pairs, nats per pair", "frequencies of the labels"),
 }
 
-
 # Limits of the comparison: training batches from which the baseline learns the form of targets, and targets that it
 # reads for learning and for scoring.
 _BATCHES, _TARGETS = 50, 1_000_000

@@ -20,7 +20,8 @@ from pretrainax.scoring.gains import paired_gain, resampled_gain
 from pretrainax.scoring.results import Estimate
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.tasks import Task, WritingTask
-from pretrainax.tasks.baselines import Baseline, Outputs, record_indices
+from pretrainax.tasks.baselines import Baseline, Outputs
+from pretrainax.tasks.chunks import record_indices
 from pretrainax.training.metric_labels import label_and_format_among
 from pretrainax.training.run import Run
 from pretrainax.training.train_step import Params
@@ -150,7 +151,6 @@ def _gain_lines(gains: Mapping[tuple[str, str], tuple[Estimate, bool]], select_b
         verdict = (
             "the model is better" if gain.is_learned else "the model is worse" if is_worse else "not distinguishable"
         )
-        verdict = "the model is worse" if is_worse else verdict
         yield f"  {metric}: gain over {baseline} {estimate.value:+.4f} {spread}: {verdict}"
     if (warning := warning_of(constant)) is not None:
         yield warning

@@ -16,6 +16,7 @@ from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import decoder_start, special_token_frame, truncate_longest_first
 from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.objectives.base import EveryFamily
+from pretrainax.data.parts import first_half
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
@@ -187,7 +188,7 @@ class Task(Objective):
         if not (run.experiment.evaluate.halves and self.has_single_rows):
             return all_metrics
         size = run.experiment.train.global_batch_size
-        middle = (-(-len(notes) // size) + 1) // 2 * size  # whole batches, as in `data.parts.with_halves`
+        middle = first_half(-(-len(notes) // size)) * size
         for end, rows in ((SELECTION_HALF, slice(middle)), (REPORT_HALF, slice(middle, None))):
             if notes[rows]:
                 of_half = self.metrics(answers[rows], notes[rows])

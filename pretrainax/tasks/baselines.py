@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pretrainax.data.sources.base import Note
-from pretrainax.tasks.chunks import WINDOW
+from pretrainax.tasks.chunks import WINDOW, record_indices
 
 _MAX_WORDS = 50_000  # maximum number of words and pairs of words that a bag of words knows: the most frequent ones
 # Inverse regularization of the linear models on TF-IDF features. Not tuned per task; with words and pairs of words, 10
@@ -36,11 +36,6 @@ def per_document(values: np.ndarray, notes: Sequence[Note]) -> np.ndarray:
     if not notes or WINDOW not in notes[0]:
         return values
     return values[record_indices(notes)]
-
-
-def record_indices(notes: Sequence[Note]) -> np.ndarray:
-    """Returns the index of the record of each document, [documents]; `notes` are the notes of the documents."""
-    return np.cumsum([note.get(WINDOW, 0) == 0 for note in notes]) - 1
 
 
 def prior_logits(labels: np.ndarray, is_multi_label: bool) -> np.ndarray:

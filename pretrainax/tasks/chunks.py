@@ -105,10 +105,19 @@ class Chunks(Choice):
 def records_of(notes: Sequence[Note]) -> list[slice]:
     """Groups documents by record, based on their notes; returns a slice of documents for each record.
 
-    A document with window number 0 begins a new record.
+    A document with window number 0 begins a new record, and so does a document without windows.
     """
-    starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
+    starts = np.flatnonzero(_begins_record(notes)).tolist()
     return [slice(*bounds) for bounds in itertools.pairwise([*starts, len(notes)])]
+
+
+def record_indices(notes: Sequence[Note]) -> np.ndarray:
+    """Returns the index of the record of each document, [documents]; `notes` are the notes of the documents."""
+    return np.cumsum(_begins_record(notes)) - 1
+
+
+def _begins_record(notes: Sequence[Note]) -> np.ndarray:
+    return np.array([note.get(WINDOW, 0) == 0 for note in notes], bool)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -16,8 +16,8 @@ from pretrainax.data.sources.records import value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import Task, rounded, text_in
-from pretrainax.tasks.baselines import Baseline, record_indices, sums_of_parts
-from pretrainax.tasks.chunks import WINDOW, records_of
+from pretrainax.tasks.baselines import Baseline, sums_of_parts
+from pretrainax.tasks.chunks import WINDOW, record_indices, records_of
 from pretrainax.tasks.passage_spans import first_words, similar_sentence, span_logits
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pretrainax.data.batch import Batch
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
-from pretrainax.models.outputs import TOKENS, Outputs, count_tokens
+from pretrainax.models.outputs import TOKENS, Outputs, count_tokens, main_loss
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
@@ -43,7 +43,7 @@ def objective(
             total += loss / total_counts[head.loss_name]
             sums |= reported
     # A block's loss is weighted by the microbatch's fraction of all predictions; the fractions add up to 1.
-    main = "loss" if "loss" in total_counts else "label_loss"  # the loss of tokens, or of a task
+    main = main_loss(total_counts)
     for name, (value, count) in outputs.sums.items():
         if name.endswith("_loss"):
             total += counts(batch)[main] / total_counts[main] * value / count
