@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -249,3 +250,29 @@ def test_a_run_ends_with_a_warning_only_if_it_has_learned_nothing(rate, is_warne
     assert (gain["value"] > 2 * gain["standard_error"] > 0) == (not is_warned)
     last = [line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid"][-1]
     assert written["metrics"]["loss"]["value"] == pytest.approx(last["loss"], rel=1e-5)  # float32
+
+
+@pytest.mark.parametrize("targets, most", [(8, 50), (2**18, 3)])
+def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(targets, most, monkeypatch):
+    made = []
+
+    class Batches:
+        global_batch_size, lengths = 1, SimpleNamespace(targets=targets)
+
+        def __getitem__(self, i):
+            made.append(i)
+            return {}
+
+    monkeypatch.setattr(comparison, "batches_of", lambda *args: Batches())
+    monkeypatch.setattr(comparison, "Baseline", lambda counts, seen, vocabulary: (counts, len(list(seen))))
+    experiment = tiny.get_config("gpt")
+    experiment.train.steps = 1000
+    one, other = (SimpleNamespace(parts="text", token_counts=np.array(counts)) for counts in ((4, 0), (0, 8)))
+    phases = (one,), (one, other)
+    run = SimpleNamespace(
+        experiment=experiment,
+        prepared=SimpleNamespace(phases=phases, tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=2))),
+        parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
+    )
+    counts, seen = comparison.baseline_of(run)
+    assert seen == most == len(made) and counts.tolist() == [12, 4]

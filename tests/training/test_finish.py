@@ -5,7 +5,6 @@ import signal
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed
@@ -73,31 +72,3 @@ def test_without_a_validation_the_run_fails_and_says_that_it_is_saved():
         RunFailed, match="the run is done and saved, but its validation failed: OSError: the text is gone"
     ):
         finish.finish(loop, None)
-
-
-@pytest.mark.parametrize("targets, most", [(8, 50), (2**18, 1)])
-def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(targets, most, monkeypatch):
-    made = []
-
-    class Batches:
-        lengths = SimpleNamespace(targets=targets)
-
-        def __getitem__(self, i):
-            made.append(i)
-            return {}
-
-    monkeypatch.setattr(final_report, "batches_of", lambda *args: Batches())
-    monkeypatch.setattr(final_report, "Baseline", lambda counts, seen, vocabulary: (counts, len(list(seen))))
-    monkeypatch.setattr(final_report, "compare", lambda run, params, baseline, valid, watch: baseline)
-    experiment = tiny.get_config("gpt")
-    experiment.train.steps = 1000
-    one, other = (SimpleNamespace(parts="text", token_counts=np.array(counts)) for counts in ((4, 0), (0, 8)))
-    phases = (one,), (one, other)
-    run = SimpleNamespace(
-        experiment=experiment,
-        prepared=SimpleNamespace(phases=phases, tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=2))),
-        parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
-        peers=Watchdog(),
-    )
-    counts, seen = final_report._compare(SimpleNamespace(run=run, is_stopping=False), None)
-    assert seen == most == len(made) and counts.tolist() == [12, 4]

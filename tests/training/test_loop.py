@@ -158,7 +158,7 @@ def test_a_run_that_is_over_before_the_corpus_is_compared_says_so(experiment, tm
 def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_path, monkeypatch):
     off = [Statistic("noise density", 0.3, expected=0.15, tolerance=0.01)]
     monkeypatch.setattr(type(experiment.objective), "statistics", lambda *_: iter(off))
-    with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* expected 0\.15 ± 0\.01"):
+    with pytest.raises(RunFailed, match=r"noise density 0\.3000 \(of 1,024 examples\), expected 0\.15 ± 0\.01"):
         train(experiment, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
