@@ -73,7 +73,7 @@ class MeshConfig:
     # pipeline parallelism: splits the layers into stages, and the batch outside the layers
     pipeline: int = resumable_field(1)
     fsdp: int = resumable_field(1)  # fully sharded data parallelism: splits the batch and the parameters
-    expert: int = resumable_field(1)  # expert parallelism: splits the batch and the experts; devices exchange tokens
+    expert: int = resumable_field(1)  # expert parallelism: splits the batch, experts and, with fsdp, other parameters
     sequence: int = resumable_field(1)  # sequence parallelism: splits the length
     tensor: int = resumable_field(1)  # tensor parallelism: splits heads, feed-forward and vocabulary
     slices: int = resumable_field(1)  # TPU slices or GPU clusters that a slow network connects; only `data` crosses it

@@ -157,7 +157,7 @@ def _sum_gradient(gradient: jax.Array, spec: P) -> jax.Array:
     Args:
       spec: the spec of the parameter's shards.
     """
-    return jax.lax.psum(gradient, [axis for axis in BATCH_AXES if axis not in spec])
+    return jax.lax.psum(gradient, [axis for axis in BATCH_AXES if axis not in jax.tree.leaves(tuple(spec))])
 
 
 def _stage_tokens(x: jax.Array) -> jax.Array:

@@ -23,14 +23,14 @@ the microbatch reaches the last stage.
 
 import functools
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, Union
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.block import Context, Layer
-from pretrainax.sharding.axes import BATCH_AXES, FSDP_AXIS, PIPELINE_AXIS
+from pretrainax.sharding.axes import BATCH_AXES, FSDP_AXIS, PIPELINE_AXIS, axes_of_entry
 from pretrainax.sharding.mesh import axis_size, platform
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import param_specs
@@ -83,7 +83,7 @@ def run_pipeline(
 
 def shard_spec(spec: P) -> P:
     """Restricts a parameter's spec to the mesh axes that shard rows, for a `jax.shard_map` over these axes."""
-    return P(*(name if name in BATCH_AXES else None for name in spec))
+    return P(*(entry if _splits_rows(entry) else None for entry in spec))
 
 
 def gather_param(x: jax.Array, spec: P) -> jax.Array:
@@ -91,13 +91,19 @@ def gather_param(x: jax.Array, spec: P) -> jax.Array:
 
     A parameter that is not sharded along `fsdp` is returned unchanged.
     """
-    if FSDP_AXIS not in spec:
+    axis = next((i for i, entry in enumerate(spec) if FSDP_AXIS in axes_of_entry(entry)), None)
+    if axis is None:
         return x
-    gather = functools.partial(jax.lax.all_gather, axis_name=FSDP_AXIS, axis=spec.index(FSDP_AXIS), tiled=True)
+    gather = functools.partial(jax.lax.all_gather, axis_name=spec[axis], axis=axis, tiled=True)
     # The inner shard_map gathers only along `fsdp`. Without the inner shard_map, the compiler would gather along
     # `tensor` first.
-    split = P(*(None if name in BATCH_AXES else name for name in spec))
+    split = P(*(None if _splits_rows(entry) else entry for entry in spec))
     return jax.shard_map(gather, in_specs=split, out_specs=split, check_vma=False)(x)
+
+
+def _splits_rows(entry: Union[None, str, tuple[str, ...]]) -> bool:
+    """Returns whether the mesh axes in one entry of a PartitionSpec split the rows of a batch."""
+    return bool(entry) and {*axes_of_entry(entry)} <= {*BATCH_AXES}
 
 
 def between_stages(collective: Callable[..., jax.Array], x: jax.Array, **kwargs: bool) -> jax.Array:

@@ -29,9 +29,10 @@ from pretrainax.planning.activations import (
 )
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
-from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
+from pretrainax.sharding.rules import gathered_axes
 from pretrainax.sharding.stages import Stages, pipeline_stages
 
 # A run fits if its estimate fills at most this fraction of the chip's memory. The remaining memory is for gaps between
@@ -116,12 +117,13 @@ def estimate(
     parameters = sum(parameter_bytes.values())
     stacked = sum(sum(_stack_bytes(tree).values()) for tree in (state.params, *frozen.values()))
     copies = stacked // 2 if width == 2 else 0
-    fsdp, stages = mesh.shape[FSDP_AXIS], pipeline_stages(experiment, mesh_sizes)
+    stages = pipeline_stages(experiment, mesh_sizes)
     # Without a pipeline, one layer's parameters are gathered at a time. A pipeline stage gathers all of its layers
     # before the first tick.
     max_layers = max(stack.num_layers for stack in experiment.model.stacks.values())
-    gathered_layer = copies * fsdp / max_layers if fsdp > 1 and stages.count == 1 else 0
-    gathered_stage = stacked * fsdp if fsdp > 1 and stages.count > 1 else 0
+    gathered = sum(_gathered_bytes(tree, mesh_sizes) for tree in (state.params, *frozen.values()))
+    gathered_layer = gathered // 2 / max_layers if width == 2 and stages.count == 1 else 0
+    gathered_stage = gathered if stages.count > 1 else 0
     row_fraction = stages.rows / micro_rows(experiment, mesh_sizes)  # rows of a pipeline microbatch / rows of a device
     optimizer = experiment.optimizer
     # Differentiating the gradient needs the signs of the gradient, its product with these signs, and the tangents of
@@ -219,6 +221,15 @@ def _stack_bytes(params: PyTree) -> dict[str, int]:
         if (stack := stack_of(name)) is not None:
             stack_bytes[stack] = stack_bytes.get(stack, 0) + _bytes(x)
     return stack_bytes
+
+
+def _gathered_bytes(params: PyTree, mesh_sizes: dict[str, int]) -> int:
+    """Computes the size in bytes of all parameters of stacks that a device gathers, after it has gathered them."""
+    total = 0
+    for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), gathered_axes(params), strict=True):
+        shards = math.prod(mesh_sizes[axis] for axis in axes)
+        total += _bytes(x) * shards if shards > 1 and stack_of(name) is not None else 0
+    return total
 
 
 def _largest_arrays(

@@ -64,7 +64,7 @@ from pretrainax.planning.memory import Memory, part_bytes
 from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import AXES, DATA_AXIS, LENGTH_AXIS, PARAMETER_AXES, TENSOR_AXIS
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import pipeline_stages
 
@@ -249,7 +249,7 @@ def hidden_fraction(one: Collective) -> float:
     collective, it follows the rule in the docstring of this module.
     """
     if one.overlapping is None:
-        return float(one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter"))
+        return float({*one.axis.split("+")} <= {*PARAMETER_AXES} and one.kind in ("all-gather", "reduce-scatter"))
     return one.overlapping / one.count
 
 

@@ -27,13 +27,13 @@ from pretrainax.sharding.axes import (
     AXES,
     DATA_AXIS,
     EXPERT_AXIS,
-    FSDP_AXIS,
     LENGTH_AXIS,
     PIPELINE_AXIS,
     TENSOR_AXIS,
     TOKEN_AXES,
 )
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
+from pretrainax.sharding.rules import gathered_axes
 from pretrainax.sharding.stages import pipeline_stages
 
 
@@ -128,20 +128,20 @@ def _parameter_collectives(
       params: abstract parameters (shapes and shardings).
       width: bytes per element of the compute dtype.
     """
-    accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
-    # (stack, whether fsdp splits the parameter, other axes that split the parameter) -> [layers, elements per layer]
-    stacks: dict[tuple[str, bool, frozenset[str]], list[int]] = {}
-    for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
+    accumulate, slices = experiment.train.accumulate, experiment.mesh.slices
+    # (stack, axes along which the parameter is gathered, axes that split it) -> [layers, elements per layer]
+    stacks: dict[tuple[str, tuple[str, ...], frozenset[str]], list[int]] = {}
+    for name, x, gathered in zip(parameter_names(params), jax.tree.leaves(params), gathered_axes(params), strict=True):
         stack = stack_of(name)
+        gathered = tuple(axis for axis in gathered if sizes[axis] > 1)
         split_by = jax.tree.leaves(tuple(x.sharding.spec))
-        is_split = FSDP_AXIS in split_by or fsdp == 1
         shard_shape = x.sharding.shard_shape(x.shape)
         module, layers = (stack, shard_shape[0]) if stack else (name.split("/")[0], 1)
-        entry = stacks.setdefault((module, is_split, frozenset(split_by) & {*TOKEN_AXES}), [layers, 0])
-        entry[1] += math.prod(shard_shape) * (fsdp if is_split else 1) // layers
-    for (module, is_split, split_by), (layers, elements) in stacks.items():
-        runs = layers * accumulate
-        if is_split and fsdp > 1:
+        entry = stacks.setdefault((module, gathered, frozenset(split_by) & {*TOKEN_AXES}), [layers, 0])
+        entry[1] += math.prod(shard_shape) * math.prod(sizes[axis] for axis in gathered) // layers
+    for (module, gathered, split_by), (layers, elements) in stacks.items():
+        runs, shards, gather_axis = layers * accumulate, math.prod(sizes[axis] for axis in gathered), "+".join(gathered)
+        if shards > 1:
             passes, element_bytes, overlapped = (
                 _gathers_per_microbatch(experiment, sizes) if is_stacked(module) else 2,
                 width,
@@ -150,11 +150,10 @@ def _parameter_collectives(
             if is_stacked(module) and sizes[PIPELINE_AXIS] > 1:
                 # gathered before the first tick, in float32, and scattered after the last tick
                 passes, element_bytes, overlapped = 1, 4, 0
-            yield Collective(
-                FSDP_AXIS, "all-gather", _bytes_sent(elements * element_bytes, fsdp), runs * passes, module, overlapped
-            )
-            yield Collective(FSDP_AXIS, "reduce-scatter", _bytes_sent(elements * 4, fsdp), runs, module, overlapped)
-        shard_shape = 4 * elements / (fsdp if is_split else 1)
+            sent = _bytes_sent(elements * element_bytes, shards)
+            yield Collective(gather_axis, "all-gather", sent, runs * passes, module, overlapped)
+            yield Collective(gather_axis, "reduce-scatter", _bytes_sent(elements * 4, shards), runs, module, overlapped)
+        shard_shape = 4 * elements / shards
         # The gradient is summed over each mesh axis that splits the tokens but not the parameter.
         axes = {
             axis: sizes[axis] // (slices if axis == DATA_AXIS else 1) for axis in TOKEN_AXES if axis not in split_by

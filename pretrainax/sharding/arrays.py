@@ -16,6 +16,7 @@ from pretrainax.sharding.axes import (
     EXPERT_AXIS,
     FSDP_AXIS,
     LENGTH_AXIS,
+    PARAMETER_AXES,
     logical_spec,
 )
 from pretrainax.sharding.mesh import BatchShare, axis_size, batch_share, free_axes
@@ -102,16 +103,16 @@ def batch_spec(shape: Sequence[int]) -> Optional[P]:
 
 
 def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
-    """Sums `x` over devices and scatters the sum over FSDP_AXIS, inside `jax.shard_map`.
+    """Sums `x` over devices and scatters the sum over PARAMETER_AXES, inside `jax.shard_map`.
 
     Args:
       x: this device's summand.
-      spec: the mesh axes to sum over, in addition to FSDP_AXIS.
-      axis: the axis of the sum that is scattered over FSDP_AXIS.
+      spec: the mesh axes to sum over, in addition to PARAMETER_AXES.
+      axis: the axis of the sum that is scattered over PARAMETER_AXES.
     """
-    if axis_size(FSDP_AXIS) > 1:
-        x = jax.lax.psum_scatter(x, FSDP_AXIS, scatter_dimension=axis, tiled=True)
-    other_axes = [name for name in jax.tree.leaves(tuple(spec)) if name != FSDP_AXIS and axis_size(name) > 1]
+    if axis_size(PARAMETER_AXES) > 1:
+        x = jax.lax.psum_scatter(x, PARAMETER_AXES, scatter_dimension=axis, tiled=True)
+    other_axes = [name for name in jax.tree.leaves(tuple(spec)) if name not in PARAMETER_AXES and axis_size(name) > 1]
     return jax.lax.psum(x, other_axes) if other_axes else x
 
 

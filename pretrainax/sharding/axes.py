@@ -2,7 +2,8 @@
 
 - `data` splits the rows of a batch. Only this axis crosses a slow network between TPU slices or clusters.
 - `fsdp` splits the rows of a batch, the parameters and the optimizer's moments.
-- `expert` splits the rows of a batch, and the experts of a mixture of experts.
+- `expert` splits the rows of a batch, the experts of a mixture of experts, and, with `fsdp`, the other parameters and
+  their moments.
 - `pipeline` splits the layers of a stack, and outside of stacks the rows of a batch (`layers/pipeline.py`).
 - `sequence` splits the length of the rows.
 - `tensor` splits attention heads, the hidden units of feed-forward layers, and the vocabulary.
@@ -19,6 +20,7 @@ AXES = ("data", "pipeline", "fsdp", "expert", "sequence", "tensor")  # outermost
 DATA_AXIS, PIPELINE_AXIS, FSDP_AXIS, EXPERT_AXIS, LENGTH_AXIS, TENSOR_AXIS = AXES
 BATCH_AXES = (DATA_AXIS, PIPELINE_AXIS, FSDP_AXIS, EXPERT_AXIS)  # the axes that split the rows of a batch
 TOKEN_AXES = (*BATCH_AXES, LENGTH_AXIS)  # the axes that split the tokens of a batch
+PARAMETER_AXES = (FSDP_AXIS, EXPERT_AXIS)  # the axes that split the width of parameters; experts are split otherwise
 
 AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     # Batches and activations
@@ -27,11 +29,11 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "tokens": TOKEN_AXES,  # rows and length merged into one axis
     # Parameters. Axes that the mesh may split are named after fields of config.model, for error messages.
     "d_ff": TENSOR_AXIS,
-    "d_model": FSDP_AXIS,
+    "d_model": PARAMETER_AXES,
     "embedding_dim": TENSOR_AXIS,
     "experts": EXPERT_AXIS,
     "layers": PIPELINE_AXIS,  # the blocks of a stack, stacked in one array
-    "latent": FSDP_AXIS,  # the latent dimension of latent attention, which has no heads
+    "latent": PARAMETER_AXES,  # the latent dimension of latent attention, which has no heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
     "vocab_size": TENSOR_AXIS,
@@ -51,11 +53,24 @@ def add_axis(name: str, axis: Optional[str]) -> None:
 
 
 def logical_spec(*names: Optional[str]) -> P:
-    """Returns the PartitionSpec of an array with the logical axes `names`; an axis named None is not split."""
-    return P(*(None if name is None else AXIS_RULES[name] for name in names))
+    """Returns the PartitionSpec of an array with the logical axes `names`; an axis named None is not split.
+
+    A mesh axis splits only one axis of an array: experts are split by `expert`, so their width is split by `fsdp` only.
+    """
+    entries, used = [], set()
+    for name in names:
+        axes = () if name is None else mesh_axes(name)
+        axes = tuple(axis for axis in axes if axis not in used)
+        used |= {*axes}
+        entries.append(axes if len(axes) > 1 else axes[0] if axes else None)
+    return P(*entries)
 
 
 def mesh_axes(name: str) -> tuple[str, ...]:
     """Returns the mesh axes that split a logical axis: none, one or several."""
-    axes = AXIS_RULES[name]
-    return (axes,) if isinstance(axes, str) else axes or ()
+    return axes_of_entry(AXIS_RULES[name])
+
+
+def axes_of_entry(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the mesh axes in one entry of a PartitionSpec: none, one or several."""
+    return (entry,) if isinstance(entry, str) else entry or ()

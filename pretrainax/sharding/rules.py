@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable
-from typing import Union
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import DecoderSizes, Generator, UserError
-from pretrainax.sharding.axes import logical_spec
+from pretrainax.sharding.axes import PARAMETER_AXES, axes_of_entry, logical_spec
 from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 
 # End of a parameter's path -> the logical axes of the parameter, which AXIS_RULES maps to mesh axes. The first match
@@ -55,6 +54,23 @@ def param_specs(params: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(params), specs)
 
 
+def gathered_axes(params: PyTree) -> list[tuple[str, ...]]:
+    """Returns, for each leaf of `params`, the mesh axes along which devices gather it before they use it.
+
+    Experts are not gathered along `expert`: each device applies its own experts.
+    """
+    return [
+        tuple(
+            mesh_axis
+            for axis, entry in zip(axes, logical_spec(*axes), strict=True)
+            if axis != "experts"
+            for mesh_axis in axes_of_entry(entry)
+            if mesh_axis in PARAMETER_AXES
+        )
+        for axes in axes_of_leaves(params)
+    ]
+
+
 def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     """Computes the `named_sharding` of each leaf of `params` (arrays or shapes).
 
@@ -76,7 +92,7 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
         for pair in zip(axes, array.shape, strict=True)
     }
     for path, leaf, axes in leaves:
-        for size, axis, mesh_names in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
+        for size, axis, mesh_names in zip(leaf.shape, axes, map(axes_of_entry, logical_spec(*axes)), strict=True):
             shards = math.prod(mesh.shape[name] for name in mesh_names)
             if size % shards:
                 divisor = " × ".join(
@@ -115,7 +131,7 @@ def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     """
 
     def sharding(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:
-        shard_counts = [math.prod(mesh.shape[name] for name in _names(entry)) for entry in spec]
+        shard_counts = [math.prod(mesh.shape[name] for name in axes_of_entry(entry)) for entry in spec]
         entries = (
             entry if size % shards == 0 else None
             for size, entry, shards in zip(x.shape, spec, shard_counts, strict=True)
@@ -138,16 +154,11 @@ def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
     """
     entries = []
     for entry in spec:
-        names = tuple(name for name in _names(entry) if mesh.shape[name] > 1)
+        names = tuple(name for name in axes_of_entry(entry) if mesh.shape[name] > 1)
         entries.append(names[0] if len(names) == 1 else names or None)
     while entries and entries[-1] is None:
         entries.pop()
     return NamedSharding(mesh, P(*entries))
-
-
-def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the mesh axes in one entry of a PartitionSpec: none, one or several."""
-    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:

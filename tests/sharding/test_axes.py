@@ -61,8 +61,13 @@ def test_the_rows_name_axes_that_the_rules_know():
 
 def test_a_spec_follows_the_rules():
     assert logical_spec("batch", "length") == P(("data", "pipeline", "fsdp", "expert"), "sequence")
-    assert logical_spec("layers", "d_model", "num_heads", "head_dim") == P("pipeline", "fsdp", "tensor", None)
+    parameters = ("fsdp", "expert")
+    assert logical_spec("layers", "d_model", "num_heads", "head_dim") == P("pipeline", parameters, "tensor", None)
     assert logical_spec(None, "vocab_size") == P(None, "tensor")
+
+
+def test_a_mesh_axis_splits_one_axis_of_an_array():
+    assert logical_spec("experts", "d_model", "d_ff") == P("expert", "fsdp", "tensor")
 
 
 def test_an_axis_of_the_mesh_is_named_in_one_file():

@@ -37,8 +37,8 @@ def test_specs_of_a_state_are_the_golden_ones(name, preset):
 @pytest.mark.parametrize(
     "sizes, spec",
     [
-        ((2, 8, 16), P("pipeline", "fsdp", "tensor")),  # a moment
-        ((2, 8), P("pipeline", "fsdp")),  # a mean over d_ff
+        ((2, 8, 16), P("pipeline", ("fsdp", "expert"), "tensor")),  # a moment
+        ((2, 8), P("pipeline", ("fsdp", "expert"))),  # a mean over d_ff
         ((2, 16), P("pipeline", "tensor")),  # a mean over d_model
         ((2,), P("pipeline")),  # a number of each layer
         ((), P()),
@@ -58,7 +58,7 @@ def test_of_axes_of_one_size_the_first_are_left():
     "path, sizes, kept, spec",
     [
         ("query", (2, 8, 4, 16), (2, 64), P("pipeline", "tensor")),  # heads side by side: a mean over d_model
-        ("query", (2, 8, 4, 16), (2, 8, 64), P("pipeline", "fsdp", "tensor")),
+        ("query", (2, 8, 4, 16), (2, 8, 64), P("pipeline", ("fsdp", "expert"), "tensor")),
         ("out", (2, 4, 16, 8), (2, 64), P("pipeline", "tensor")),
         ("out", (2, 4, 16, 8), (2, 1), P("pipeline", None)),  # a placeholder of each layer
     ],
@@ -81,7 +81,7 @@ def factors(placed):
 def test_an_array_of_another_shape_is_replicated_unless_it_names_its_axes():
     square = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
     assert jax.tree.leaves(opt_state_specs(factors(placed=False), square)) == [P()]
-    assert jax.tree.leaves(opt_state_specs(factors(placed=True), square)) == [P("pipeline", "fsdp", None)]
+    assert jax.tree.leaves(opt_state_specs(factors(placed=True), square)) == [P("pipeline", ("fsdp", "expert"), None)]
     assert [replicated_bytes(factors(placed), square) for placed in (False, True)] == [4 * 2 * 8 * 8, 0]
     assert replicated_bytes(optax.adamw(1e-3), square) == 0
 
@@ -89,7 +89,7 @@ def test_an_array_of_another_shape_is_replicated_unless_it_names_its_axes():
 def test_a_masked_parameter_has_no_part():
     params = {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16), "bias": shape(2, 16)}}}}
     masked = optax.masked(optax.scale_by_adam(), {"blocks": {"mlp": {"up": {"kernel": True, "bias": False}}}})
-    assert jax.tree.leaves(opt_state_specs(masked, params)) == [P(), *2 * [P("pipeline", "fsdp", "tensor")]]
+    assert jax.tree.leaves(opt_state_specs(masked, params)) == [P(), *2 * [P("pipeline", ("fsdp", "expert"), "tensor")]]
 
 
 def test_axes_of_the_mesh_of_size_one_are_left_out():

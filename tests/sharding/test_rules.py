@@ -150,7 +150,11 @@ def test_moments_lie_where_their_parameter_lies_and_counters_are_copied():
     params = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
     optimizer = AdamW().build(WarmupConstant().build(1.0, 10), params)
     specs = jax.tree.leaves(opt_state_specs(optimizer, params))
-    assert specs == [P(), P("pipeline", "fsdp", "tensor"), P("pipeline", "fsdp", "tensor")]  # count, mu, nu
+    assert specs == [
+        P(),
+        P("pipeline", ("fsdp", "expert"), "tensor"),
+        P("pipeline", ("fsdp", "expert"), "tensor"),
+    ]  # count, mu, nu
 
 
 def test_a_parameter_the_table_does_not_know_is_an_error():
