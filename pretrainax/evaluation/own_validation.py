@@ -6,6 +6,7 @@ import operator
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from typing import Optional
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ from pretrainax.scoring.record_scores import record_estimates
 from pretrainax.scoring.results import Estimate, Result, format_interval, ratio
 from pretrainax.sharding.device_memory import check_parameters_fit
 from pretrainax.tasks import Task, WritingTask
+from pretrainax.tasks.baselines import Predicted
 from pretrainax.tasks.chunks import records_of
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.corpora import checked_corpora
@@ -78,10 +80,15 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
             # Raises UserError for an average of checkpoints with different computations.
             config_at_checkpoint(experiment, steps)
             phase = run.at(max(steps) - 1)
-            metrics = phase.validate(params)
-            results = _results(run, metrics, estimates.of(phase, params))
+            task, predicted = phase.experiment.validation_objective, None
+            if isinstance(task, Task) and not isinstance(task, WritingTask):
+                predicted = phase.validation.predict(params)
+                metrics = task.metrics_of(phase, predicted)
+            else:
+                metrics = phase.validate(params)
+            results = _results(run, metrics, estimates.of(phase, params, predicted))
             if len(origins) == 1:
-                _print_metrics(phase, origin, params, metrics, results)
+                _print_metrics(phase, origin, params, metrics, results, predicted)
             yield origin, results
         corpus_check.wait()
 
@@ -93,14 +100,15 @@ class _Estimates:
         is_task = run.experiment.validation_objective.unit == "records"
         self._baseline = None if is_task else baseline_of(run)
 
-    def of(self, run: Run, params: Params) -> dict[str, Estimate]:
+    def of(self, run: Run, params: Params, predicted: Optional[Predicted]) -> dict[str, Estimate]:
         """Returns {metric: estimate} over documents or records, without the metrics whose error is unknown."""
         if self._baseline is not None:
             return {name: x.model for name, x in compare(run, params, self._baseline).metrics.items()}
-        task = run.validation.valid_batches.streams[0].objective
-        if not isinstance(task, Task) or isinstance(task, WritingTask):
+        if predicted is None:
             return {}
-        _, outputs, notes = run.validation.predict(params)
+        task = run.validation.valid_batches.streams[0].objective
+        assert isinstance(task, Task)
+        _, outputs, notes = predicted
         records = records_of(notes)
         predictions = [jax.tree.map(operator.itemgetter(documents), outputs) for documents in records]
         estimates = record_estimates(task, predictions, [notes[documents] for documents in records])
@@ -122,7 +130,12 @@ def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
 
 
 def _print_metrics(
-    run: Run, origin: Origin, params: Params, metrics: dict[str, float], results: Sequence[Result]
+    run: Run,
+    origin: Origin,
+    params: Params,
+    metrics: dict[str, float],
+    results: Sequence[Result],
+    predicted: Optional[Predicted],
 ) -> None:
     """Prints the metrics of a checkpoint, samples of its predictions, and for a task a comparison with its baselines.
 
@@ -146,7 +159,7 @@ def _print_metrics(
     show_samples(run, params, log)
     if isinstance(run.experiment.objective, Task):
         try:
-            log(compare_task(run, params, metrics))
+            log(compare_task(run, params, metrics, predicted))
         except UserError as e:
             log(f"no baselines: {e}")
 

@@ -34,6 +34,7 @@ BASELINES = {  # name of a loss -> explanation of its baseline
     "loss": "unigram baseline: token frequencies and the form of the targets",
     "replaced_loss": "baseline: predicts 'original' for every token",
 }
+_COPYING = "baseline: token frequencies, the form of the targets and copying"  # of the loss of a masked objective
 STYLE = {
     "font.family": ["DejaVu Sans"],  # included in matplotlib, so that plots are the same on all machines
     "font.size": 10,
@@ -83,7 +84,8 @@ def draw(
       errors: {metric: standard error of the last validation}, drawn as error bars.
     """
     metrics = _main_metrics(select_by)
-    main, baseline_loss = metrics[0], (baseline or {}).get(metrics[0])
+    main, baseline = metrics[0], baseline or {}
+    baseline_text, baseline_loss = _baseline_text(main, lines), baseline.get(main)
     train, valid = _points(lines, "train", main), _points(lines, "valid", main)
     other_metrics, part_metrics = _other_metrics(lines, metrics)
     rows = len(other_metrics) + len(part_metrics)
@@ -96,7 +98,7 @@ def draw(
         loss = picture.add_subplot(grid[0, :])
         rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
         extra_panels = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
-        _draw_losses(loss, train, valid, baseline_loss, main, errors.get(main))
+        _draw_losses(loss, train, valid, (baseline_text, baseline_loss), main, errors.get(main))
         _draw_rate(rate, *_points(lines, "train", "learning_rate"))
         _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
@@ -109,15 +111,22 @@ def draw(
             panel.set_xlabel("step")
         for panel, name in zip(extra_panels, other_metrics, strict=False):
             points = _points(lines, "train", name), _points(lines, "valid", name)
-            _draw_losses(panel, *points, (baseline or {}).get(name), name, errors.get(name))
+            _draw_losses(panel, *points, (_baseline_text(name, lines), baseline.get(name)), name, errors.get(name))
         for panel, names in zip(extra_panels[len(other_metrics) :], part_metrics, strict=True):
             _draw_parts(panel, lines, names)
         title_y, subtitle_y = (1 - fraction * HEIGHT / height for fraction in (0.055, 0.1))
         picture.text(LEFT, title_y, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
         picture.text(LEFT, subtitle_y, _shorten(subtitle, 85), color=FAINT, va="center")
-        name = BASELINES.get(main, "baseline").partition(":")[0]
-        _write_final_losses(picture, (title_y, subtitle_y), (name, baseline_loss), train[1], valid[1])
+        baseline_label = baseline_text.partition(":")[0], baseline_loss
+        _write_final_losses(picture, (title_y, subtitle_y), baseline_label, train[1], valid[1])
         picture.savefig(path, facecolor="white")
+
+
+def _baseline_text(metric: str, lines: Sequence[dict]) -> str:
+    """Explains the baseline of a metric; the baseline of a masked objective copies visible targets."""
+    if metric == "loss" and any("masked_loss" in line or "random_loss" in line for line in lines):
+        return _COPYING
+    return BASELINES.get(metric, "baseline")
 
 
 def _main_metrics(select_by: str) -> list[str]:
@@ -173,8 +182,11 @@ def _words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str, error: Optional[float] = None) -> None:
+def _draw_losses(
+    panel, train, valid, baseline: tuple[str, Optional[float]], main: str, error: Optional[float] = None
+) -> None:
     """Draws the training and validation curves of a metric, its baseline, and the error of the last validation."""
+    baseline_text, baseline_loss = baseline
     unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
     panel.set_title(f"{_words(main)}{unit}")
     panel.set_title(_TREND + _POINTS, loc="right", fontsize=9)
@@ -190,7 +202,7 @@ def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str,
         is_top = not (values > baseline_loss).any()  # a label above the line would cover the title
         offset, alignment = (-4, "top") if is_top else (4, "bottom")
         panel.annotate(
-            BASELINES.get(main, "baseline"), (1, baseline_loss), xycoords=("axes fraction", "data"),
+            baseline_text, (1, baseline_loss), xycoords=("axes fraction", "data"),
             xytext=(0, offset), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va=alignment, zorder=1,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip

@@ -14,8 +14,8 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config.metric import declared, reported
+from pretrainax.reporting.significance import ALPHA, holm_levels, p_value, t_quantile
 
-_ALPHA = 0.05  # 1 - confidence of the intervals
 _MAX_SEEDS = 1000  # larger numbers of seeds are not estimated
 _SAME = 1e-9  # differences whose relative range is smaller are equal: the rest is rounding
 _WITHOUT_SEEDS = (3, 5)  # numbers of seeds whose smallest visible difference a verdict on single seeds prints
@@ -83,12 +83,16 @@ def rank(
     return Ranking(leader, differences, None, f"no best {name}: {reason}")
 
 
-def mean_interval(values: Sequence[float], alpha: float = _ALPHA) -> tuple[float, Optional[float]]:
+def mean_interval(values: Sequence[float], alpha: float = ALPHA) -> tuple[float, Optional[float]]:
     """Returns the mean of values and the half-width of its t interval; None for a single value or equal values."""
-    mean = float(np.mean(values))
+    error = _standard_error(values)
+    return float(np.mean(values)), None if error is None else t_quantile(len(values) - 1, alpha) * error
+
+
+def _standard_error(values: Sequence[float]) -> Optional[float]:
     if len(values) < 2 or np.ptp(values) <= _SAME * np.max(np.abs(values)):
-        return mean, None
-    return mean, _t_quantile(alpha, len(values)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        return None
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def with_interval(metric: str, mean: float, half_width: Optional[float]) -> str:
@@ -100,32 +104,11 @@ def _differences(settings: Sequence[Values], leader: Values) -> list[Difference]
     """Computes the difference of each setting from the leader, with Holm's simultaneous intervals."""
     pairs = [[setting[seed] - leader[seed] for seed in setting if seed in leader] for setting in settings]
     means = [float(np.mean(list(setting.values())) - np.mean(list(leader.values()))) for setting in settings]
-    plain = [mean_interval(values) if values else (mean, None) for values, mean in zip(pairs, means, strict=True)]
-    order = sorted(range(len(pairs)), key=lambda i: _p_value(*plain[i], len(pairs[i])))
-    differences: dict[int, Difference] = {}
-    remaining, has_failed = len(pairs), False
-    for i in order:
-        mean, width = mean_interval(pairs[i], _ALPHA / remaining) if pairs[i] else plain[i]
-        differences[i] = Difference(mean, width, len(pairs[i]))
-        has_failed |= not differences[i].is_distinguishable
-        remaining -= not has_failed
-    return [differences[i] for i in range(len(pairs))]
-
-
-def _p_value(mean: float, half_width: Optional[float], count: int) -> float:
-    """Returns the two-sided p-value of a mean whose 95 % interval has this half-width; 1 if that is unknown."""
-    from scipy.special import stdtr  # local import, because it takes 0.2 s
-
-    if half_width is None:
-        return 1.0
-    return float(2 * stdtr(count - 1, -abs(mean) / half_width * _t_quantile(_ALPHA, count)))
-
-
-def _t_quantile(alpha: float, count: int) -> float:
-    """Returns the two-sided quantile of the t distribution for the mean of `count` values."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(count - 1, 1 - alpha / 2))
+    p_values = [p_value(float(np.mean(x)) if x else 0.0, _standard_error(x), len(x) - 1) for x in pairs]
+    differences = []
+    for values, mean, level in zip(pairs, means, holm_levels(p_values), strict=True):
+        differences.append(Difference(*(mean_interval(values, level) if values else (mean, None)), len(values)))
+    return differences
 
 
 def _reason(metric: str, labels: Sequence[str], closest: Difference, values: Sequence[Values]) -> str:
@@ -155,4 +138,4 @@ def _reason(metric: str, labels: Sequence[str], closest: Difference, values: Seq
 
 def _visible(count: int) -> float:
     """Returns the smallest distinguishable mean of `count` differences, in standard deviations."""
-    return _t_quantile(_ALPHA, count) / math.sqrt(count)
+    return t_quantile(count - 1) / math.sqrt(count)

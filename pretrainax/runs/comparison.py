@@ -104,7 +104,8 @@ def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -
     has_baseline, seen = set(), np.zeros(valid.num_documents, bool)
     local = run.validation.valid_batches
     local_rows = slice(local.first_row, local.first_row + local.local_batch_size)
-    for number in watch(range(min(num_batches, _max_batches(valid)))):
+    num_compared = min(num_batches, _max_batches(valid))
+    for number in watch(range(num_compared)):
         batch, documents = valid.with_documents(number)
         local_batch = put_batch({name: x[local_rows] for name, x in batch.items()}, run.mesh)
         _, values = run.validation.eval_step(params, local_batch, run.frozen)
@@ -127,6 +128,8 @@ def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -
             sums[name] = _Sums(model, other if name in has_baseline else None, weights)
     observations = f"{num_seen:,} document{'s' * (num_seen != 1)}"
     observations = f"{num_read:,} rows of {observations}" if has_few else observations
+    if num_compared < num_batches:
+        observations += f" in the first {num_compared:,} of {num_batches:,} batches, as the baseline and the gain"
     comparisons = _comparisons(_with_always_original(sums), "rows" if has_few else "documents")
     return Comparisons(comparisons, observations)
 

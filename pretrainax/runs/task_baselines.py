@@ -16,11 +16,11 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.learned import Gain, warning_of
 from pretrainax.scoring.corpus_scores import documents_of
-from pretrainax.scoring.gains import paired_gain, resampled_gain
-from pretrainax.scoring.results import Estimate
+from pretrainax.scoring.gains import resampled_gain
+from pretrainax.scoring.results import Estimate, ratio_difference
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.tasks import Task, WritingTask
-from pretrainax.tasks.baselines import Baseline, Outputs
+from pretrainax.tasks.baselines import Baseline, Outputs, Predicted
 from pretrainax.tasks.chunks import record_indices
 from pretrainax.training.metric_labels import label_and_format_among
 from pretrainax.training.run import Run
@@ -67,10 +67,10 @@ class Validated(NamedTuple):
         if metric == "loss":
             assert model.losses is not None and baseline.losses is not None
             documents, ones = clusters[record_indices(self.notes)], np.ones(len(self.notes))
-            return paired_gain((model.losses, ones), (baseline.losses, ones), documents).times(sign)
+            return ratio_difference((model.losses, ones), (baseline.losses, ones), documents).times(sign)
         sums = [self.task.record_sums(x.outputs, self.notes) for x in (model, baseline)]
         if all(metric in x for x in sums):
-            return paired_gain(sums[0][metric], sums[1][metric], clusters).times(sign)
+            return ratio_difference(sums[0][metric], sums[1][metric], clusters).times(sign)
         return resampled_gain(
             lambda answers, documents: _selected(self.task, answers.outputs, self.notes, documents)[metric],
             (model, baseline),
@@ -78,13 +78,12 @@ class Validated(NamedTuple):
         ).times(sign)
 
 
-def compare_task(run: Run, params: Params, metrics: Mapping[str, float]) -> str:
+def compare_task(run: Run, params: Params, metrics: Mapping[str, float], predicted: Optional[Predicted] = None) -> str:
     """Formats a table of the model's metrics next to the baselines of its task, the gains, and a warning if necessary.
-
-    Computes the outputs of the model once more, because the validation does not keep them.
 
     Args:
       metrics: the metrics of the last validation.
+      predicted: the predictions of this validation, if the task has a head. None: computes them.
 
     Raises:
       UserError: there is no baseline; the message gives the reason.
@@ -93,7 +92,7 @@ def compare_task(run: Run, params: Params, metrics: Mapping[str, float]) -> str:
     assert isinstance(task, Task)
     if jax.process_count() > 1 and isinstance(task, WritingTask):
         raise UserError("the baselines of generated text need a run of one process")
-    outputs, notes, rows = _outputs(run, params, task)
+    outputs, notes, rows = _outputs(run, params, task, predicted)
     started = time.perf_counter()
     train, total = training_records(run, task)
     validated = Validated(task, notes, records_of_rows(run, task, rows) if notes else [])
@@ -167,13 +166,15 @@ def _table(metrics: Mapping[str, float], columns: Sequence[Answers]) -> str:
     return text_table(rows, "<" + ">" * (1 + len(columns)), indent="  ", gap="   ")
 
 
-def _outputs(run: Run, params: Params, task: Task) -> tuple[Outputs, Sequence[Note], Sequence[int]]:
+def _outputs(
+    run: Run, params: Params, task: Task, predicted: Optional[Predicted]
+) -> tuple[Outputs, Sequence[Note], Sequence[int]]:
     """Computes the model's outputs for one validation; also returns the notes of its documents and their row numbers.
 
     There are no outputs and notes if the task generates text and validation computes only the loss.
     """
     if not isinstance(task, WritingTask):
-        _, outputs, notes = run.validation.predict(params)
+        _, outputs, notes = predicted or run.validation.predict(params)
         return outputs, notes, range(len(notes))
     configured = run.experiment.validation_objective
     assert isinstance(configured, WritingTask)
@@ -253,7 +254,7 @@ def _unigram_loss(run: Run, params: Params) -> tuple[float, Estimate]:
         sums.append([(weights * x).sum(1) for x in (loss, unigram_nats, np.ones_like(loss))])
     model, unigram, targets = np.concatenate(sums, axis=1)
     model, unigram, targets = (x[targets > 0] for x in (model, unigram, targets))  # the last batch has empty rows
-    gain = paired_gain((model, targets), (unigram, targets), np.arange(len(targets))).times(-1.0)
+    gain = ratio_difference((model, targets), (unigram, targets), np.arange(len(targets))).times(-1.0)
     return float(unigram.sum() / targets.sum()), gain
 
 

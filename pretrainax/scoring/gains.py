@@ -1,4 +1,4 @@
-"""Computes the difference of a metric between two models on the same records, with its standard error."""
+"""Computes the difference of any metric between two models on the same records, with its bootstrap error."""
 
 import time
 from collections.abc import Callable
@@ -11,29 +11,6 @@ from pretrainax.scoring.results import Estimate
 T = TypeVar("T")
 RESAMPLES = 200  # resamples of a bootstrap, whose standard error then has a relative error of 5 %
 _MIN_RESAMPLES, _MAX_SECONDS = 25, 30.0  # after this time, the bootstrap ends, but not before this number of resamples
-
-Sums = tuple[np.ndarray, np.ndarray]  # numerators and denominators of a metric, [n]
-
-
-def paired_gain(model: Sums, baseline: Sums, clusters: np.ndarray) -> Estimate:
-    """Computes the difference of two ratios of sums, such as mean losses, and its standard error over clusters.
-
-    The standard error is that of the ratio estimator (Cochran 1977, Sampling Techniques, section 6.4), applied to the
-    difference of the residuals of each cluster. It is None for a single cluster.
-
-    Args:
-      clusters: the number of the cluster of each of the n records; records of a cluster are dependent.
-    """
-    residuals, values = [], []
-    for numerators, denominators in (model, baseline):
-        total = denominators.sum()
-        values.append(float(numerators.sum() / total) if total else 0.0)
-        residuals.append((numerators - values[-1] * denominators) / (total or 1.0))
-    by_cluster = np.bincount(clusters, residuals[0] - residuals[1])
-    count, value = len(by_cluster), values[0] - values[1]
-    if count < 2:
-        return Estimate(value, None)
-    return Estimate(value, float(np.sqrt(count / (count - 1) * np.square(by_cluster).sum())))
 
 
 def resampled_gain(metric: Callable[[T, np.ndarray], float], pair: tuple[T, T], clusters: np.ndarray) -> Estimate:

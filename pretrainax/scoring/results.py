@@ -11,6 +11,7 @@ import numpy as np
 
 from pretrainax.config.metric import metric_text
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.reporting.significance import holm_levels, p_value, t_quantile
 from pretrainax.reporting.tables import text_table
 
 # The splits of a source that --split names, and how results describe them
@@ -54,15 +55,8 @@ class Estimate(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        """Computes the two-sided p-value of the hypothesis that the true value is 0; 1 if the error is unknown."""
-        from scipy import special
-
-        if self.standard_error is None or self.value == 0:
-            return 1.0
-        if self.standard_error == 0:
-            return 0.0
-        z = -abs(self.value) / self.standard_error
-        return 2 * float(special.ndtr(z) if self.degrees is None else special.stdtr(self.degrees, z))
+        """Returns the two-sided p-value of the hypothesis that the true value is 0; 1 if the error is unknown."""
+        return p_value(self.value, self.standard_error, self.degrees)
 
 
 def _exp(x: float) -> float:
@@ -70,6 +64,7 @@ def _exp(x: float) -> float:
 
 
 Numbers = Sequence[float] | np.ndarray
+Sums = tuple[np.ndarray, np.ndarray]  # numerators and denominators of a metric, [n]
 
 
 def ratio(sums: Numbers, counts: Numbers, documents: Optional[Numbers] = None, unit: str = "documents") -> Estimate:
@@ -95,12 +90,42 @@ def ratio(sums: Numbers, counts: Numbers, documents: Optional[Numbers] = None, u
         clusters, name = _blocks(counts, clusters), f"blocks within {unit}"
     _, index = np.unique(clusters, return_inverse=True)
     sums, counts = np.bincount(index, sums), np.bincount(index, counts)
-    num, total = len(counts), counts.sum()
-    value = float(sums.sum() / total)
-    shares = counts / total
+    return _over_clusters(*leave_one_out(sums, counts), name)
+
+
+def ratio_difference(one: Sums, other: Sums, clusters: np.ndarray, unit: str = "records") -> Estimate:
+    """Computes the difference of two ratios of totals, such as mean losses, of two models on the same n records.
+
+    The error is as in `ratio`, for the paired difference. It is None for a single cluster.
+
+    Args:
+      one, other: numerators and denominators of each record, [n] each.
+      clusters: the number of the cluster of each record; records of a cluster are dependent.
+      unit: plural name of the clusters.
+    """
+    _, index = np.unique(clusters, return_inverse=True)
+    changes = [leave_one_out(*(np.bincount(index, x) for x in sums)) for sums in (one, other)]
+    (value, errors, shares), (other_value, other_errors, other_shares) = changes
+    return _over_clusters(value - other_value, errors - other_errors, (shares + other_shares) / 2, unit)
+
+
+def leave_one_out(sums: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Computes a ratio of totals, the change of the ratio without each cluster, and each cluster's share of the counts.
+
+    Args:
+      sums, counts: numerator and denominator of each cluster, [n]. If all counts are 0, the ratio is 0.
+    """
+    total = counts.sum() or 1.0
+    value, shares = float(sums.sum() / total), counts / total
+    rest = np.where(shares < 1, 1 - shares, np.inf)  # without the only cluster there is no ratio
+    return value, (sums - value * counts) / rest / total, shares
+
+
+def _over_clusters(value: float, errors: np.ndarray, shares: np.ndarray, name: str) -> Estimate:
+    """Builds an estimate from the results of `leave_one_out`; `name` is the plural name of the clusters."""
+    num = len(errors)
     if num < 2 or shares.max() == 1:
         return Estimate(value, None)
-    errors = (sums - value * counts) / (1 - shares) / total  # change of the ratio without the cluster
     error = math.sqrt((num - 1) / num * np.square(errors).sum())
     odds = shares / (1 - shares)
     squares = np.square(odds)
@@ -178,9 +203,7 @@ def jackknife(value: float, values_without: Sequence[float], records: int, is_sh
 
 
 def _t_interval(value: float, error: float, degrees: float) -> tuple[float, float]:
-    from scipy import special
-
-    width = float(special.stdtrit(degrees, 0.975)) * error
+    width = t_quantile(degrees) * error
     return value - width, value + width
 
 
@@ -268,13 +291,11 @@ def with_verdicts(results: Sequence[Result]) -> list[Result]:
 
     Holm's method (1979) keeps the probability of one or more false verdicts among all differences below 5 %.
     """
-    is_difference = [r.measure.endswith("_difference") for r in results]
-    p_values = {i: _estimate(r).p_value for i, r in enumerate(results) if is_difference[i]}
-    results, may_reject = list(results), True
-    for rank, (i, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        may_reject = may_reject and p_value < 0.05 / (len(p_values) - rank)
+    compared = [i for i, r in enumerate(results) if r.measure.endswith("_difference")]
+    p_values, results = [_estimate(results[i]).p_value for i in compared], list(results)
+    for i, p, level in zip(compared, p_values, holm_levels(p_values), strict=True):
         known = results[i].standard_error is not None
-        verdict = "distinguishable" if may_reject else "not distinguishable" if known else "error unknown"
+        verdict = "distinguishable" if p < level else "not distinguishable" if known else "error unknown"
         if len(p_values) > 1 and known:
             verdict += f" (Holm, {len(p_values)} comparisons)"
         results[i] = dataclasses.replace(results[i], note="; ".join(filter(None, (verdict, results[i].note))))

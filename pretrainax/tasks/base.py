@@ -22,7 +22,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
-from pretrainax.tasks.baselines import Baseline
+from pretrainax.tasks.baselines import Baseline, Predicted
 from pretrainax.tasks.chunks import TRUNCATED, Chunks
 from pretrainax.tasks.labels import label_number, unused_label_warnings  # noqa: F401  for tasks of other packages
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
@@ -183,7 +183,11 @@ class Task(Objective):
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
         """Computes the validation loss and the metrics of the task for the parameters `params`."""
-        validation_metrics, answers, notes = run.validation.predict(params)
+        return self.metrics_of(run, run.validation.predict(params))
+
+    def metrics_of(self, run: "Run", predicted: Predicted) -> dict[str, float]:
+        """Computes the metrics of `validate` from the result of `Validation.predict`."""
+        validation_metrics, answers, notes = predicted
         all_metrics = validation_metrics | self.metrics(answers, notes)
         if not (run.experiment.evaluate.halves and self.has_single_rows):
             return all_metrics

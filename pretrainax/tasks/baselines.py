@@ -20,6 +20,7 @@ _INVERSE_REGULARIZATION = 10.0
 
 
 Outputs: TypeAlias = Any  # the first argument of `Task.metrics`: NumPy arrays, or a list of generated texts
+Predicted: TypeAlias = tuple[dict[str, float], Outputs, list[Note]]  # the result of `Validation.predict`
 
 
 class Baseline(NamedTuple):

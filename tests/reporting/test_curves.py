@@ -122,3 +122,16 @@ def test_the_trend_follows_a_straight_line_and_skips_gaps():
 def test_a_workdir_of_any_name_is_a_title(tmp_path, name):
     curves.draw(str(tmp_path / "curves.png"), points(3), title=name)
     assert (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.parametrize(
+    "values, explanation",
+    [
+        ({}, "unigram baseline: token frequencies and the form of the targets"),
+        ({"masked_loss": 5.0}, "baseline: token frequencies, the form of the targets and copying"),
+    ],
+)
+def test_the_baseline_of_a_masked_loss_copies(tmp_path, monkeypatch, values, explanation):
+    lines = points(3) + [{"step": 3, "split": "valid", "loss": 4.0, **values}]
+    loss, *_ = lines_drawn(tmp_path, monkeypatch, lines, baseline={"loss": 3.5})
+    assert [text.get_text() for text in loss.texts] == [explanation]

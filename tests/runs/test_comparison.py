@@ -89,6 +89,15 @@ def clustered(values, counts, documents):
 
 
 @pytest.mark.slow
+def test_a_comparison_that_reads_a_part_of_the_validation_says_so(bert, monkeypatch):
+    assert "batches" not in bert.observations
+    monkeypatch.setattr(comparison, "_TARGETS", 1)
+    with jax.set_mesh(bert.run.mesh):
+        observations = compare(bert.run, bert.params, bert.baseline).observations
+    assert observations.endswith(" in the first 1 of 6 batches, as the baseline and the gain")
+
+
+@pytest.mark.slow
 def test_losses_of_masked_random_and_unchanged_targets_are_those_of_the_logits(bert):
     lengths = np.diff(np.concatenate([[0], np.array(bert.corpus.document_ends)]))
     document_of_token = np.repeat(np.arange(len(lengths)), lengths)

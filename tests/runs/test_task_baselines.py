@@ -113,6 +113,16 @@ def test_the_end_of_a_run_compares_with_the_baselines_of_its_records(tmp_path, c
 
 
 @pytest.mark.slow
+def test_one_prediction_gives_the_metrics_and_the_comparison_with_the_baselines(tmp_path, monkeypatch):
+    with open_run(fine_tuning(tmp_path)) as run:
+        params = run.fresh_state().params
+        metrics, predicted = run.validate(params), run.validation.predict(params)
+        monkeypatch.setattr(run.validation, "predict", lambda params: pytest.fail("a second prediction"))
+        assert run.experiment.validation_objective.metrics_of(run, predicted) == metrics
+        assert "accuracy: gain over bag of words" in task_baselines.compare_task(run, params, metrics, predicted)
+
+
+@pytest.mark.slow
 def test_records_without_their_duplicates_are_found_in_the_source(tmp_path):
     experiment = fine_tuning(tmp_path)
     with open_run(experiment) as run:

@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 from pretrainax.runs.learned import Gain, warning_of
-from pretrainax.scoring.gains import paired_gain, resampled_gain
+from pretrainax.scoring.gains import resampled_gain
+from pretrainax.scoring.results import ratio_difference
 
 RNG = np.random.default_rng(0)
 ONES = np.ones(400)
@@ -13,16 +14,16 @@ ONES = np.ones(400)
 
 def test_the_error_of_a_difference_of_means_is_that_of_a_paired_t_test():
     a, b = RNG.normal(size=(2, 400))
-    value, error, *_ = paired_gain((a, ONES), (b, ONES), np.arange(400))
+    value, error, *_ = ratio_difference((a, ONES), (b, ONES), np.arange(400))
     assert value == pytest.approx(a.mean() - b.mean())
     assert value / error == pytest.approx(stats.ttest_rel(a, b).statistic)
 
 
 def test_records_of_a_cluster_count_once():
     a = RNG.normal(size=100)
-    _, alone, *_ = paired_gain((a, ONES[:100]), (0 * a, ONES[:100]), np.arange(100))
+    _, alone, *_ = ratio_difference((a, ONES[:100]), (0 * a, ONES[:100]), np.arange(100))
     four_times = np.repeat(a, 4)
-    _, repeated, *_ = paired_gain((four_times, ONES), (0 * four_times, ONES), np.repeat(np.arange(100), 4))
+    _, repeated, *_ = ratio_difference((four_times, ONES), (0 * four_times, ONES), np.repeat(np.arange(100), 4))
     assert repeated == pytest.approx(alone)
 
 
@@ -36,7 +37,9 @@ def test_the_error_of_a_difference_of_f1_is_its_spread_over_samples():
 
     def gain(rng):
         correct, total = sums(rng)
-        value, error, *_ = paired_gain(*((2.0 * correct[:, i], 1.0 * total[:, i]) for i in range(2)), np.arange(400))
+        value, error, *_ = ratio_difference(
+            *((2.0 * correct[:, i], 1.0 * total[:, i]) for i in range(2)), np.arange(400)
+        )
         return value, error
 
     values, errors = np.array([gain(np.random.default_rng(i)) for i in range(2000)]).T
@@ -46,14 +49,14 @@ def test_the_error_of_a_difference_of_f1_is_its_spread_over_samples():
 def test_resampling_and_the_formula_agree_for_a_mean():
     pair = RNG.normal(size=(2, 400))
     clusters = RNG.permutation(np.repeat(np.arange(80), 5))
-    value, error, *_ = paired_gain((pair[0], ONES), (pair[1], ONES), clusters)
+    value, error, *_ = ratio_difference((pair[0], ONES), (pair[1], ONES), clusters)
     resampled = resampled_gain(lambda x, records: x[records].mean(), (pair[0], pair[1]), clusters)
     assert resampled.value == pytest.approx(value)
     assert resampled.standard_error == pytest.approx(error, rel=0.2)  # 200 resamples: 5 % each, times 4
 
 
 def test_a_single_cluster_has_no_error():
-    assert paired_gain((ONES, ONES), (ONES, ONES), np.zeros(400, int)).standard_error is None
+    assert ratio_difference((ONES, ONES), (ONES, ONES), np.zeros(400, int)).standard_error is None
     assert resampled_gain(lambda x, i: x[i].mean(), (ONES, ONES), np.zeros(400, int)).standard_error is None
 
 
@@ -62,6 +65,6 @@ def test_a_model_that_equals_its_baseline_is_warned_of_in_95_percent_of_200_draw
     warned = 0
     for seed in range(200):
         right = np.random.default_rng(seed).random((2, 300)) < 0.7
-        gain = paired_gain(*((x.astype(float), np.ones(300)) for x in right), np.arange(300))
+        gain = ratio_difference(*((x.astype(float), np.ones(300)) for x in right), np.arange(300))
         warned += warning_of([Gain("accuracy", "label frequencies", gain)]) is not None
     assert warned >= 190
