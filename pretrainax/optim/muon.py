@@ -5,14 +5,16 @@ import math
 from typing import Optional, Union
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from pretrainax.optim.matrices import HEADS, STACKED, first_output, tree_of_names
 from pretrainax.optim.optimizers import Chain, scale_by_adam, scale_by_rate_of_step
+from pretrainax.optim.sharded_stacks import MatrixAxes, MatrixWork, map_stacks, stacks_of
 from pretrainax.sharding.param_paths import PyTree, is_stacked
 from pretrainax.sharding.rules import axes_of_leaves
 
-Axes = optax.contrib.MuonDimensionNumbers  # the input axes and the output axes of the matrices in an array
+_ITERATIONS = 5  # of Newton-Schulz
 
 
 @dataclasses.dataclass
@@ -25,7 +27,8 @@ class Muon(Chain):
         w -= rate(step) · (sqrt(max(1, outputs / inputs)) · U + weight_decay · w)
 
     U has the singular vectors of momentum · m + (1 - momentum) · g and singular values near 1, after five Newton-Schulz
-    steps in float32. Muon trains the matrices of the blocks; AdamW trains embeddings, heads, biases and norms.
+    steps in float32. Devices share these steps (optim/sharded_stacks.py). Muon trains the matrices of the blocks; AdamW
+    trains embeddings, heads, biases and norms.
     """
 
     learning_rate: float = 0.02  # peak of the schedule
@@ -34,6 +37,9 @@ class Muon(Chain):
     # sqrt(max(1, outputs / inputs)) above
     update_rms: Optional[float] = None
     split_heads: bool = False  # treats each head of an attention projection as a matrix; False: all heads as one matrix
+    # NorMuon, for example 0.95: decay rate of the mean squares of each output neuron's update, which is divided by
+    # their root; None: no normalization
+    neuron_b2: Optional[float] = None
     adam_learning_rate: Optional[float] = 3e-4  # peak of the schedule for AdamW; None: learning_rate
     b1: float = 0.9  # AdamW: decay rate of the first moment
     b2: float = 0.95  # AdamW: decay rate of the second moment
@@ -44,9 +50,9 @@ class Muon(Chain):
     def build(self, schedule, params_shape):
         axes = self._axes(params_shape)
         labels = jax.tree.map(
-            lambda a: "muon" if isinstance(a, Axes) else "adam",
+            lambda a: "muon" if isinstance(a, MatrixAxes) else "adam",
             axes,
-            is_leaf=lambda a: isinstance(a, (Axes, optax.MaskedNode)),
+            is_leaf=lambda a: isinstance(a, optax.MaskedNode),
         )
         transformations = {
             "muon": self._orthogonalized_momentum(axes),
@@ -61,19 +67,30 @@ class Muon(Chain):
             scale_by_rate_of_step(schedule),
         )
 
-    def _axes(self, params_shape: PyTree) -> PyTree:
-        """Returns the matrix axes of each parameter, or a MaskedNode for parameters that AdamW trains."""
+    def matrix_work(self, params_shape, mesh_sizes):
+        leaves = jax.tree.leaves(self._axes(params_shape), is_leaf=lambda a: isinstance(a, optax.MaskedNode))
+        pairs = zip(jax.tree.leaves(params_shape), leaves, strict=True)
+        matrices = [(x.shape, a) for x, a in pairs if isinstance(a, MatrixAxes)]
+        for stack in stacks_of(matrices, mesh_sizes):
+            square, whole = stack.rows**2, stack.rows * stack.columns
+            # An iteration computes A = X Xᵀ, A A and (b A + c A A) X.
+            flops = 2 * stack.rows * (2 * whole + square)
+            yield MatrixWork(stack, *(_ITERATIONS * stack.matrices * x for x in (flops, 3 * whole + 4 * square)))
 
-        def axes_of(name: str, axes: tuple[str, ...]) -> Union[Axes, optax.MaskedNode]:
+    def _axes(self, params_shape: PyTree) -> PyTree:
+        """Returns the axes of inputs (rows) and outputs (columns), or a MaskedNode for parameters that AdamW trains."""
+
+        def axes_of(name: str, axes: tuple[str, ...]) -> Union[MatrixAxes, optax.MaskedNode]:
             if not is_stacked(name) or not name.endswith("kernel"):
                 return optax.MaskedNode()
             outputs = first_output(axes)
             axes_of_matrix = [
                 i for i, axis in enumerate(axes) if axis not in STACKED and not (self.split_heads and axis in HEADS)
             ]
-            return Axes(
-                tuple(i for i in axes_of_matrix if i < outputs), tuple(i for i in axes_of_matrix if i >= outputs)
+            rows, columns = (
+                tuple(i for i in axes_of_matrix if (i < outputs) == is_input) for is_input in (True, False)
             )
+            return MatrixAxes(rows, columns, axes)
 
         leaves = map(axes_of, jax.tree.leaves(tree_of_names(params_shape)), axes_of_leaves(params_shape))
         return jax.tree.unflatten(jax.tree.structure(params_shape), list(leaves))
@@ -86,16 +103,62 @@ class Muon(Chain):
         with Nesterov momentum.
         """
 
-        def update(updates, params):
-            muon = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, eps=1e-7, weight_dimension_numbers=axes)
-            updates, _ = muon.update(updates, muon.init(updates))
+        def orthogonalize(stack: jax.Array) -> jax.Array:
+            dimensions = optax.contrib.MuonDimensionNumbers(1, 2)
+            muon = optax.contrib.scale_by_muon(
+                ns_steps=_ITERATIONS, beta=0.0, nesterov=False, eps=1e-7, weight_dimension_numbers=dimensions
+            )
+            return muon.update(stack, muon.init(stack))[0]
+
+        def orthogonalize_all(updates, params):
+            leaves, tree = jax.tree.flatten(updates)
+            matrix_axes = jax.tree.leaves(axes)
+            results = map_stacks(orthogonalize, [(x,) for x in leaves], matrix_axes)
+            return tree.unflatten(results)
+
+        def scale(updates, params):
             return jax.tree.map(lambda u, a: self._update_scale(a, u.shape) * u, updates, axes)
 
         momentum = optax.chain(optax.scale(1.0 - self.momentum), optax.trace(self.momentum, nesterov=True))
-        return optax.chain(momentum, optax.stateless(update))
+        neurons = [] if self.neuron_b2 is None else [_normalized_neurons(self.neuron_b2, axes)]
+        return optax.chain(momentum, optax.stateless(orthogonalize_all), *neurons, optax.stateless(scale))
 
-    def _update_scale(self, axes: Axes, shape: tuple[int, ...]) -> float:
-        inputs, outputs = (math.prod(shape[i] for i in group) for group in axes)
+    def _update_scale(self, axes: MatrixAxes, shape: tuple[int, ...]) -> float:
+        _, inputs, outputs = axes.sizes(shape)
         if self.update_rms is not None:
             return self.update_rms * math.sqrt(max(inputs, outputs))
         return math.sqrt(max(1.0, outputs / inputs))
+
+
+def _normalized_neurons(decay: float, axes: PyTree) -> optax.GradientTransformation:
+    """Builds the transformation that divides each output neuron's update by its root mean square in past updates.
+
+    The norm of each matrix remains the same. Source: NorMuon, Li et al. 2025, arXiv 2510.05491, algorithm 1.
+
+    NOTE The norm is that of Muon's update, as in the released code. In the paper, the RMS of each update is 0.2.
+
+    Args:
+      decay: decay rate of the mean squares.
+      axes: the `MatrixAxes` of each parameter.
+    """
+
+    def squares(update, matrix_axes):
+        return jnp.mean(jnp.square(update), axis=matrix_axes.rows, keepdims=True)
+
+    def init(params):
+        if not jax.tree.leaves(params):  # Optax inspects the structure with a tree without arrays
+            return params
+        return jax.tree.map(lambda x, a: jnp.zeros_like(squares(x, a)), params, axes)
+
+    def normalize(update, mean_squares, matrix_axes):
+        norm = lambda x: jnp.sqrt(  # noqa: E731
+            jnp.sum(jnp.square(x), axis=(*matrix_axes.rows, *matrix_axes.columns), keepdims=True)
+        )
+        normalized = update / (jnp.sqrt(mean_squares) + 1e-10)
+        return normalized * (norm(update) / (norm(normalized) + 1e-10))
+
+    def update(updates, state, params=None):
+        state = jax.tree.map(lambda v, u, a: decay * v + (1 - decay) * squares(u, a), state, updates, axes)
+        return jax.tree.map(normalize, updates, state, axes), state
+
+    return optax.GradientTransformation(init, update)

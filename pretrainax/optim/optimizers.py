@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, Optional, cast
 
 import jax
@@ -14,6 +14,7 @@ from pretrainax.config import Experiment, kinds
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.matrices import rms, scale_by_rms_ratio, stacked_axes
 from pretrainax.optim.schedules import Rate
+from pretrainax.optim.sharded_stacks import MatrixWork
 from pretrainax.sharding.param_paths import PyTree
 
 BiasCorrection = Literal["moments", "rate", "none"]
@@ -61,6 +62,16 @@ class Optimizer(kinds.Optimizer):
           params_shape: the parameters, as arrays or shapes.
         """
         raise NotImplementedError
+
+    def matrix_work(self, params_shape: PyTree, mesh_sizes: Mapping[str, int]) -> Iterable[MatrixWork]:
+        """Returns the work of one device on whole matrices (optim/sharded_stacks.py); by default, there is none.
+
+        Args:
+          params_shape: the parameters, as arrays or shapes.
+          mesh_sizes: size of each mesh axis.
+        """
+        del params_shape, mesh_sizes
+        return []
 
     def gradient_point(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns the point at which the next gradient is computed, by default the model's parameters.
@@ -120,8 +131,8 @@ class Chain(Optimizer):
         return decay_mask(params_shape, ["matrices", *(group for group, decays in selected if decays)])
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        for name in ("b1", "b2", "b3", "momentum"):
-            if not 0 <= getattr(self, name, 0.0) < 1:
+        for name in ("b1", "b2", "b3", "momentum", "neuron_b2"):
+            if not 0 <= (getattr(self, name, None) or 0.0) < 1:
                 yield f"config.optimizer.{name} is {getattr(self, name)}, it must be in [0, 1)"
         for name in ("learning_rate", "adam_learning_rate", "epsilon", "clip_norm", "clip_rms", "update_rms"):
             value = getattr(self, name, None)

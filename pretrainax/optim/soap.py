@@ -2,17 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import NamedTuple, Optional, Union
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec as P
 
 from pretrainax.optim.matrices import STACKED, first_output, tree_of_names
 from pretrainax.optim.optimizers import Chain, scale_by_adam
-from pretrainax.sharding.arrays import constrain
+from pretrainax.optim.sharded_stacks import MatrixAxes, map_stacks
 from pretrainax.sharding.optimizer_state import Placed
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import axes_of_leaves
@@ -103,13 +101,14 @@ class SOAP(Chain):
             results = [
                 self._update_array(m, state.count, *x) for m, *x in zip(jax.tree.leaves(matrices), *arrays, strict=True)
             ]
-            updates, *new_state = map(tree.unflatten, zip(*results, strict=True))
-            return updates, _State(state.count + 1, *new_state)
+            updates, *moments, factors = map(tree.unflatten, zip(*results, strict=True))
+            bases = self._updated_bases(state.count, state.bases, factors)
+            return updates, _State(state.count + 1, *moments, factors, bases)
 
         return optax.GradientTransformation(init, update)
 
     def _update_array(self, matrix: "_Matrix", count, gradient, mean, square, factors, bases):
-        """Computes one parameter's update and new state; returns (update, mean, square, factors, bases)."""
+        """Computes one parameter's update and new moments; returns (update, mean, square, factors)."""
         shape, is_initialized = gradient.shape, count > 0
         gradient, mean, square = (x.reshape(matrix.shape) for x in (gradient, mean, square))
         mean = jnp.where(is_initialized, _ema(mean, gradient, self.b1), mean)
@@ -123,11 +122,24 @@ class SOAP(Chain):
             x.replace(array=_ema(x.array, outer, self.b3))
             for x, outer in zip(factors, matrix.outer(gradient), strict=True)
         ]
-        change = jnp.where(is_initialized, 1 + (count % self.interval == 0), 0)
-        replicated = [[constrain(x.array, P()) for x in arrays] for arrays in (bases, factors)]  # for decompositions
-        new_bases = jax.lax.switch(change, [_eigenvectors, lambda bases, _: bases, _power_iteration], *replicated)
-        bases = [x.replace(array=vectors) for x, vectors in zip(bases, new_bases, strict=True)]
-        return (correction * direction).reshape(shape), mean.reshape(shape), square.reshape(shape), factors, bases
+        return (correction * direction).reshape(shape), mean.reshape(shape), square.reshape(shape), factors
+
+    def _updated_bases(self, count: jax.Array, bases: PyTree, factors: PyTree) -> PyTree:
+        """Computes the eigenvectors of all parameters; in most updates, they remain the same.
+
+        Only a branch that decomposes matrices sends them: each device decomposes an equal number (`map_stacks`).
+        """
+        leaves, tree = jax.tree.flatten(bases, is_leaf=lambda x: isinstance(x, Placed))
+        pairs = list(zip(*map(jax.tree.leaves, (bases, factors)), strict=True))
+        axes = [MatrixAxes((len(x.axes) - 2,), (len(x.axes) - 1,), x.axes) for x in leaves]
+        change = jnp.where(count > 0, 1 + (count % self.interval == 0), 0)
+        branches = [
+            lambda pairs: map_stacks(_eigenvectors, pairs, axes),
+            lambda pairs: [basis for basis, _ in pairs],
+            lambda pairs: map_stacks(_power_iterations, pairs, axes),
+        ]
+        new_bases = jax.lax.switch(change, branches, pairs)
+        return tree.unflatten([x.replace(array=basis) for x, basis in zip(leaves, new_bases, strict=True)])
 
 
 class _State(NamedTuple):
@@ -164,33 +176,31 @@ class _Matrix:
         return x
 
 
-def _eigenvectors(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
-    """Computes the eigenvectors of the factors, [stacked…, n, n]; `jax.lax.switch` requires the unused `bases`."""
-    del bases
-    return [_map_matrices(lambda factor: jnp.linalg.eigh(factor)[1], factor) for factor in factors]
-
-
-def _power_iteration(bases: list[jax.Array], factors: list[jax.Array]) -> list[jax.Array]:
-    """Applies one power iteration to the bases and orthogonalizes them in order of decreasing eigenvalue estimates.
-
-    NOTE The released code also sorts the vectors and the second moments. Here, both keep their order.
-    """
-
-    def iterate(basis: jax.Array, factor: jax.Array) -> jax.Array:
-        product = _einsum("IJ,JK->IK", factor, basis)
-        order = jnp.argsort(-jnp.sum(basis * product, axis=0))
-        return jnp.linalg.qr(product[:, order])[0][:, jnp.argsort(order)]
-
-    return [_map_matrices(iterate, *pair) for pair in zip(bases, factors, strict=True)]
-
-
-def _map_matrices(function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
-    """Applies a function to the matrices in arrays [stacked…, n, n], one matrix at a time.
+def _eigenvectors(bases: jax.Array, factors: jax.Array) -> jax.Array:
+    """Computes the eigenvectors of the factors, [m, n, n]; `map_stacks` also passes the unused `bases`.
 
     On CPU, decomposing several matrices at once may deadlock if there are more simulated devices than cores, because
     LAPACK uses the threads on which the devices wait for each other. This happened in a test on eight devices.
     """
-    return function(*arrays) if arrays[0].ndim == 2 else jax.lax.map(lambda x: _map_matrices(function, *x), arrays)
+    del bases
+    return jax.lax.map(lambda factor: jnp.linalg.eigh(factor)[1], factors)
+
+
+def _power_iterations(bases: jax.Array, factors: jax.Array) -> jax.Array:
+    """Applies one power iteration to the bases and orthogonalizes them in order of decreasing eigenvalue estimates.
+
+    Arrays are [m, n, n], and one matrix is decomposed at a time, as in `_eigenvectors`.
+
+    NOTE The released code also sorts the vectors and the second moments. Here, both keep their order.
+    """
+
+    def iterate(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+        basis, factor = pair
+        product = _einsum("IJ,JK->IK", factor, basis)
+        order = jnp.argsort(-jnp.sum(basis * product, axis=0))
+        return jnp.linalg.qr(product[:, order])[0][:, jnp.argsort(order)]
+
+    return jax.lax.map(iterate, (bases, factors))
 
 
 def _ema(mean: jax.Array, new: jax.Array, decay: float) -> jax.Array:

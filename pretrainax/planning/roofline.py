@@ -61,6 +61,7 @@ from pretrainax.planning.activations import (
 )
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory, part_bytes
+from pretrainax.planning.optimizer_work import optimizer_flops, optimizer_operands
 from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -201,14 +202,14 @@ def estimate_time(
     lengths, platform = lengths_of(shapes_of(experiment)), chip.platform
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
     model_and_batch = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
-    teacher = teacher_of(experiment)
+    teacher, cost = teacher_of(experiment), update_cost(experiment)
     stretch = pipeline_stages(experiment, mesh_sizes).relative_layer_time
-    cost = update_cost(experiment)
     flops, executed = (
         flops_per_step(*model_and_batch, teacher, cost),
         executed_flops(*model_and_batch, work, teacher, cost),
     )
     compute = _product_flops(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
+    compute += optimizer_flops(experiment, mesh_sizes, platform) / (chip.peak_flops * ATTAINABLE[platform])
     if traffic is None:
         memory_time = memory_bytes_between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
         operand_time = product_operands(experiment, mesh_sizes, platform) / chip.memory_rate
@@ -336,13 +337,13 @@ def memory_bytes_between_products(
 
 
 def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Estimates the bytes per device that the matrix multiplications of layers read and write in one step.
+    """Estimates the bytes per device that the matrix multiplications of layers and optimizer access in one step.
 
     Each pass moves as many bytes as the forward pass. The passes are the forward pass, each recomputation, and two
     for the backward pass, which has two matrix multiplications for each one in the forward pass.
     """
     passes = experiment.passes + (experiment.train.layer_forwards - 1) * (experiment.passes > 1)
-    return passes * product_bytes(experiment, mesh_sizes, platform)
+    return passes * product_bytes(experiment, mesh_sizes, platform) + optimizer_operands(experiment, mesh_sizes)
 
 
 def _layer_residuals(arrays: list[SavedResidual]) -> float:

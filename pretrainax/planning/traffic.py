@@ -22,6 +22,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import feed_forwards_of, layer_groups
 from pretrainax.planning.activations import abstract_frozen, abstract_state, compute_itemsize, micro_rows, shapes_of
+from pretrainax.planning.optimizer_work import ITEMSIZE, matrix_work
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import (
     AXES,
@@ -73,6 +74,7 @@ def collectives(
     - `expert`: all-to-alls that send tokens to the experts and back.
     - `pipeline`: transfers of hidden states between stages, a gather before the first stage and a scatter after the
       last stage.
+    - all axes: transfers of an optimizer that shares matrices between devices (optim/sharded_stacks.py).
 
     The estimate excludes scalars, gradient norms, and the sums of the softmax over a sharded vocabulary.
 
@@ -90,6 +92,7 @@ def collectives(
         *_sequence_collectives(experiment, mesh_sizes, width),
         *_expert_collectives(experiment, mesh_sizes, width),
         *_pipeline_collectives(experiment, mesh_sizes, width),
+        *_optimizer_collectives(experiment, mesh_sizes),
     ]
     wraps = topology is not None and topology.is_torus
     return [_as_torus_all_reduce(c, mesh_sizes, topology) if wraps else c for c in estimates if c.bytes]
@@ -244,3 +247,12 @@ def _pipeline_collectives(experiment: Experiment, sizes: dict[str, int], width: 
         )
         for kind in ("all-gather", "reduce-scatter"):
             yield Collective(PIPELINE_AXIS, kind, _bytes_sent(end_bytes, stages.count), transfers * accumulate, name)
+
+
+def _optimizer_collectives(experiment: Experiment, sizes: dict[str, int]) -> Iterator[Collective]:
+    """Yields the collectives with which an optimizer shares matrices between devices; no computation overlaps."""
+    for work in matrix_work(experiment, sizes):
+        for transfer in work.stack.transfers(sizes):
+            devices = math.prod(sizes[axis] for axis in transfer.axes)
+            sent = _bytes_sent(ITEMSIZE * transfer.elements, devices)
+            yield Collective("+".join(transfer.axes), transfer.kind, sent, transfer.count, "optimizer", overlapping=0)

@@ -362,6 +362,7 @@ def test_an_impossible_optimizer_field_is_named(field, value):
         (SM3(), "b1", 1.0),
         (Muon(), "momentum", 1.0),
         (Muon(), "update_rms", 0.0),
+        (Muon(), "neuron_b2", 1.0),
         (Muon(), "adam_learning_rate", 0.0),
         (Sophia(), "gamma", 0.0),
         (Sophia(), "interval", 0),

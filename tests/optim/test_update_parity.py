@@ -254,6 +254,10 @@ def muon(o, name, w, g, state, rate, t):
     g = g.T  # torch's matrices are [out, in]
     momentum = mean(state, "m", o.momentum, g)
     update = newton_schulz((1 - o.momentum) * g + o.momentum * momentum)
+    if o.neuron_b2 is not None:  # ShizukaKuze/NorMuon at 22b57d4, normuon.py, normuon_update
+        squares = mean(state, "v", o.neuron_b2, np.mean(update**2, axis=1, keepdims=True))
+        normalized = update / (np.sqrt(squares) + 1e-10)
+        update = normalized * np.linalg.norm(update) / (np.linalg.norm(normalized) + 1e-10)
     update *= max(1, g.shape[0] / g.shape[1]) ** 0.5
     return w * (1 - rate * decay(o, name)) - rate * update.T
 
@@ -319,6 +323,7 @@ FALLING, CONSTANT = WarmupLinear(2), WarmupConstant(2)
         (lion, Lion(), FALLING),
         (ademamix, AdEMAMix(alpha_warmup_steps=4, clip_norm=None), FALLING),
         (muon, Muon(weight_decay=0.1), FALLING),
+        (muon, Muon(weight_decay=0.1, neuron_b2=0.95), FALLING),
         (
             moonlight,
             Muon(2e-3, adam_learning_rate=None, update_rms=0.2, split_heads=True, weight_decay=0.1, epsilon=1e-8),

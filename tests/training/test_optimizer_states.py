@@ -14,7 +14,7 @@ from pretrainax import models
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Choice, LearnedPositions, MeshConfig, ModelConfig, TrainConfig, kinds
 from pretrainax.layers.compute import Compute, resolve_auto
-from pretrainax.optim import SOAP, Adafactor, ScheduleFreeAdamW, Sophia, WarmupConstant
+from pretrainax.optim import SOAP, Adafactor, Muon, ScheduleFreeAdamW, Sophia, WarmupConstant
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.optimizer_state import opt_state_shardings
@@ -43,6 +43,7 @@ MESHES = {
 }
 OPTIMIZERS = {cls.__name__: cls() for cls in Choice.alternatives(kinds.Optimizer)}
 OPTIMIZERS["Adafactor"] = Adafactor(min_factored_size=4)  # no side here has 128
+OPTIMIZERS["NorMuon"] = Muon(neuron_b2=0.95)
 OPTIMIZERS["SOAP"] = SOAP(epsilon=1e-3)  # above what rounding leaves of a turned gradient that is zero
 WIDTH = CONFIG.d_model
 PARAMS = {
