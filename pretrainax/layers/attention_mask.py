@@ -194,7 +194,7 @@ def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Op
     return pad(ids[0], 1, multiple, PADDING), pad(ids[1], 1, multiple, PADDING)
 
 
-def pad(x: jax.Array, axis: int, multiple: int, value: int = 0) -> jax.Array:
+def pad(x: jax.Array, axis: int, multiple: int, value: float = 0) -> jax.Array:
     """Pads the end of an axis with `value` up to the next multiple of `multiple`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % multiple)

@@ -39,6 +39,8 @@ class Context:
     encoded: Optional[jax.Array] = None  # [B, S, D], input of cross-attention; None: in the KV cache
     cross_mask: Optional[Mask] = None  # mask for cross-attention; None: no cross-attention
     index: Optional[jax.Array] = None  # [], index of the next token after the KV cache; None: no ring buffers
+    # Whether all layers that get this context are local; None: `Layer.is_local` differs between them
+    is_local: Optional[bool] = flax.struct.field(pytree_node=False, default=None)
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # True disables dropout
 
 
@@ -95,12 +97,14 @@ class Block(nn.Module):
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
 
         sublayer = functools.partial(self._sublayer, layer, context.deterministic)
-        mask = context.mask
-        if len(set(config.layer_pattern)) > 1:
-            mask = mask.replace(windowed=layer.is_local)
+        mask, is_local = context.mask, layer.is_local if context.is_local is None else context.is_local
+        if not isinstance(is_local, bool):
+            mask = mask.replace(windowed=is_local) if len(set(config.layer_pattern)) > 1 else mask
+        elif not is_local:
+            mask = mask.replace(window=None)
         if config.sparse_attention is not None:
             mask = mask.replace(layer=layer.number)
-        positions = context.positions.in_block(config, layer.is_local, layer.number, context.deterministic)
+        positions = context.positions.in_block(config, is_local, layer.number, context.deterministic)
         x = constrain(x)
         cache = BlockKVCache() if state is None else state
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")

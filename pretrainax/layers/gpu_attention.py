@@ -7,7 +7,7 @@ from typing import Optional
 import jax
 import jax.numpy as jnp
 
-from pretrainax.layers.attention_mask import Mask
+from pretrainax.layers.attention_mask import Mask, pad
 from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
 from pretrainax.layers.attention_work import all_pairs, unskipped_pairs
 from pretrainax.layers.rematerialization import saved_residual
@@ -39,6 +39,24 @@ def _cudnn_version() -> Optional[str]:
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
+# The largest head size that cuDNN trains: 256 on Hopper since 9.5, 128 on other GPUs, Blackwell included (same file).
+_HEAD_DIM, _HOPPER_HEAD_DIM = 128, 256
+_HOPPER_CORES = 132  # of H100 and H200; devices of a topology (planning/topologies.py) have no other mark of their kind
+
+
+def _largest_head_dim() -> int:
+    """Returns the largest head size that cuDNN trains on this host's GPUs or, without GPUs, on those of the mesh.
+
+    NOTE An estimate of `plan` traces for GPUs of no particular kind. They count as Hopper.
+    """
+    if jax.default_backend() == "gpu":
+        is_hopper = jax.local_devices()[0].compute_capability.startswith("9.")
+    else:  # the step is compiled for devices of another machine
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        is_hopper = device is None or device.num_cores in (None, _HOPPER_CORES)
+    return _HOPPER_HEAD_DIM if is_hopper else _HEAD_DIM
+
+
 def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     """Returns why cuDNN cannot compute this attention, phrased as a predicate, or None if it can."""
     if platform not in GPUS:
@@ -49,12 +67,9 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
         return f"needs another cuDNN than {version}, which has errors in attention: install 9.15.1 or newer"
     if spec.dtype not in ("bfloat16", "float16"):
         return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"
-    if spec.head_dim % 8 or spec.head_dim > 128:
-        return f"needs config.model.head_dim to be a multiple of 8 and at most 128, and it is {spec.head_dim}"
-    if any(length % 2 for length in spec.lengths):
-        return (
-            f"needs even lengths, and they are {spec.query_length} and {spec.key_length} (config.data.sequence_length)"
-        )
+    largest = _largest_head_dim()
+    if spec.head_dim % 8 or spec.head_dim > largest:
+        return f"needs config.model.head_dim to be a multiple of 8 and at most {largest}, and it is {spec.head_dim}"
     if spec.bias == "by_row":
         # JAX's tests once found a gradient of zeros for a bias with several rows; JAX gives no warning.
         return "has no tested gradient for a bias per row, and this model's positions need one"
@@ -99,9 +114,14 @@ def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     if mask_array is not None:  # saved, so that all blocks share one computation
         mask_array = saved_residual(jnp.where(mask_array, 0.0, _HIDDEN).astype(q.dtype))
         bias = mask_array if bias is None else mask_array + bias
+    query_length, key_length = q.shape[1], k.shape[1]
+    if query_length % 2 or key_length % 2:  # JAX's check of the backward requires even lengths
+        lengths = lengths or (jnp.full(len(q), query_length, jnp.int32), jnp.full(len(q), key_length, jnp.int32))
+        q, k, v = (pad(x, 1, 2) for x in (q, k, v))
+        bias = None if bias is None else pad(pad(bias, 2, 2), 3, 2, _HIDDEN)
     # A row without tokens gets the length 1, so that the softmax does not divide by 0.
     queries, keys = (None, None) if lengths is None else (jnp.maximum(length, 1) for length in lengths)
-    return jax.nn.dot_product_attention(
+    out = jax.nn.dot_product_attention(
         q,
         k,
         v,
@@ -113,3 +133,4 @@ def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
         local_window_size=None if mask.window is None else mask.reach,
         implementation="cudnn",
     )
+    return out[:, :query_length]

@@ -82,6 +82,8 @@ class Attention(nn.Module):
         bias_by_row = positions.has_row_bias
         spec = spec_of(q, k, **logits, bias_by_row=bias_by_row, dropout_rate=rate, has_sinks=sinks is not None)
         report_attention(spec)  # reports the training spec, also in evaluation
+        if mask.windowed is not None:  # initialization traces one block for local and global layers
+            report_attention(dataclasses.replace(spec, window=None))
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The warning is ignored here. The header of a run, which chooses from the same spec, prints it.
         implementation, _ = choose_backend(self.compute.attention if fused else "xla", platform(), spec)

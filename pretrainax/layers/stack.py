@@ -21,6 +21,7 @@ from pretrainax.layers.cache import KVCache
 from pretrainax.layers.compute import Compute, blocks_per_iteration
 from pretrainax.layers.convolution import Branch, InputConvolution
 from pretrainax.layers.feed_forward import layer_groups
+from pretrainax.layers.layer_kinds import apply_by_kind
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.one_forward_one_backward import LossStage, one_forward_one_backward
@@ -181,6 +182,8 @@ class Stack(nn.Module):
         Args:
           absolute: optional absolute positions for the last block, which turn it into a mask decoder.
         """
+        if absolute is None and self._has_static_kinds():
+            return self._by_kind(x, context, state, branch)
         config, compute, name = self.config, self.compute, str(self.name)
         dense, others = layer_groups(config, self.num_layers)
         unroll = self._unroll()
@@ -235,6 +238,29 @@ class Stack(nn.Module):
         )
 
     @nn.nowrap
+    def _by_kind(
+        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
+    ) -> tuple[jax.Array, AuxOutputs]:
+        """Applies local and global layers with static kinds; the result is as in `_scanned`."""
+        params, _, layers, _, keys, _ = self._pipeline_arguments(x, context)
+        x, aux = self._loop_by_kind(x, context, (params, layers, state), keys, self._unroll(), branch)
+        return x, AuxOutputs(aux.state, sum_over_layers(aux.sums, str(self.name), range(self.num_layers)))
+
+    @nn.nowrap
+    def _has_static_kinds(self) -> bool:
+        """Returns whether each layer of a stack with local and global layers is traced with a static kind.
+
+        On a CPU, attention computes the window in either case, and a second block would only take time to compile.
+        """
+        return (
+            len(set(self.config.layer_pattern)) > 1
+            and platform() != "cpu"
+            and not self.config.share_layers
+            and not self._needs_intermediates()
+            and not layer_groups(self.config, self.num_layers)[0].numbers
+        )
+
+    @nn.nowrap
     def _unroll(self) -> Optional[int]:
         """Returns the number of blocks per iteration of the loop over layers, or None if there is no loop."""
         unroll = blocks_per_iteration(self.compute, self.num_layers)
@@ -248,9 +274,13 @@ class Stack(nn.Module):
         multiple of the number of devices along BATCH_AXES. It also requires that no caller needs the intermediates
         between layers.
         """
-        needs_intermediates = self.is_initializing() or self.is_mutable_collection("intermediates")
         has_stages = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
-        return has_stages and not needs_intermediates and rows % axis_size(BATCH_AXES) == 0
+        return has_stages and not self._needs_intermediates() and rows % axis_size(BATCH_AXES) == 0
+
+    @nn.nowrap
+    def _needs_intermediates(self) -> bool:
+        """Returns whether the blocks must run in Flax's scan, which initializes parameters and stacks what they sow."""
+        return self.is_initializing() or self.is_mutable_collection("intermediates")
 
     @nn.nowrap
     def _pipelined(self, x: jax.Array, context: Context) -> jax.Array:
@@ -278,10 +308,51 @@ class Stack(nn.Module):
         Args:
           params: parameters of the stage's blocks, [L/P, …].
         """
-        count = len(layers.number)
-        run = scan_blocks(self.block, self.config, self.compute, count, blocks_per_iteration(self.compute, count))
+        arrays, unroll = (params, layers, None), blocks_per_iteration(self.compute, len(layers.number))
+        if self._has_static_kinds() and len(layers.number) % len(self.config.layer_pattern) == 0:
+            return self._loop_by_kind(x, context, arrays, keys, unroll)[0]
+        return self._loop(x, context, arrays, keys, unroll)[0]
+
+    @nn.nowrap
+    def _loop_by_kind(
+        self,
+        x: jax.Array,
+        context: Context,
+        arrays: PyTree,
+        keys: Keys,
+        unroll: Optional[int],
+        branch: Optional[Branch] = None,
+    ) -> tuple[jax.Array, AuxOutputs]:
+        """Applies blocks with static kinds, the first of which has the first kind of the pattern; as in `_loop`."""
+        keys = jax.tree.map(lambda key: jax.random.split(key, len(arrays[1].number)), keys)
+
+        def loop(x, context, arrays_and_keys, unroll):
+            arrays, keys = arrays_and_keys
+            return self._loop(x, context, arrays, jax.tree.map(lambda key: key[0], keys), unroll, branch)
+
+        return apply_by_kind(loop, self.config.layer_pattern, unroll, x, context, (arrays, keys))
+
+    @nn.nowrap
+    def _loop(
+        self,
+        x: jax.Array,
+        context: Context,
+        arrays: PyTree,
+        keys: Keys,
+        unroll: Optional[int],
+        branch: Optional[Branch] = None,
+    ) -> tuple[jax.Array, AuxOutputs]:
+        """Applies l blocks outside Flax's scopes, and returns the hidden states and the auxiliary outputs [l, …].
+
+        Args:
+          arrays: parameters, per-layer flags and states of the blocks, [l, …] each.
+          keys: random keys, from which each block derives its own keys.
+          unroll: number of blocks per iteration, as in `scan_blocks`.
+        """
+        params, layers, state = arrays
+        run = scan_blocks(self.block, self.config, self.compute, len(layers.number), unroll)
         blocks = run(self.config, self.compute, parent=None, name="blocks")
-        return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
+        return blocks.apply({"params": params}, x, layers, context, state, branch, rngs=keys)
 
     @nn.nowrap
     def _pipeline_arguments(

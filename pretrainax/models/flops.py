@@ -270,9 +270,10 @@ def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: 
         lengths = attention.queries, attention.keys
         # If no lengths match, cross-attention may get the encoder's spec. No kernel skips pairs in these two layers.
         traced = next((spec for spec in candidates if spec.lengths == lengths), candidates[0])
-        traced = dataclasses.replace(traced, query_length=attention.queries, key_length=attention.keys)
-        name, _ = choose_backend(requested, platform, traced)  # all layers of a stack use the same implementation
-        return name, dataclasses.replace(traced, window=attention.window)
+        spec = dataclasses.replace(
+            traced, query_length=attention.queries, key_length=attention.keys, window=attention.window
+        )
+        return choose_backend(requested, platform, spec)[0], spec
 
     return implementation
 

@@ -258,10 +258,14 @@ def _residuals_of(
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 
     jaxpr, modules = _objective_jaxpr(model, train, shapes, residuals)
-    visited = set(jaxpr.invars)  # parameters and batch are not residuals: they exist for the whole step
+    visited, inputs = set(), set(jaxpr.invars)
     for var in jaxpr.outvars:
-        if not isinstance(var, Literal) and _before_reshapes(jaxpr, var) not in visited:
-            visited.add(_before_reshapes(jaxpr, var))
+        # Parameters and batch are not residuals: they exist for the whole step. Slices of parameters, by kind of layer,
+        # are sharded like the parameters, unlike this trace.
+        if isinstance(var, Literal) or _before_views(jaxpr, var, {"reshape", "slice"}) in inputs:
+            continue
+        if _before_views(jaxpr, var, {"reshape"}) not in visited:
+            visited.add(_before_views(jaxpr, var, {"reshape"}))
             equations = _producers(jaxpr, var)
             if any(is_cast_kernel(eqn) for eqn in equations):
                 continue  # a parameter in the compute dtype: the memory estimate counts these copies separately
@@ -301,15 +305,16 @@ def _objective_jaxpr(
     return jaxpr, {word for name in parameter_names((params, variables)) for word in name.split("/")}
 
 
-def _before_reshapes(jaxpr: Jaxpr, var: Var) -> Var:
-    """Follows a chain of reshapes back from `var` and returns the variable at its start.
+def _before_views(jaxpr: Jaxpr, var: Var, views: set[str]) -> Var:
+    """Follows a chain of views back from `var` and returns the variable at its start, or `var` if it is no view.
 
-    Returns `var` itself if it is not the output of a reshape. Reshapes take no memory. For example, a loop over groups
-    of layers reshapes its parameters.
+    Args:
+      views: names of the primitives to follow. Reshapes take no memory: a loop over groups of layers reshapes its
+        parameters.
     """
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
-    is_view = eqn is not None and eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var)
-    return _before_reshapes(jaxpr, eqn.invars[0]) if is_view else var
+    is_view = eqn is not None and eqn.primitive.name in views and isinstance(eqn.invars[0], Var)
+    return _before_views(jaxpr, eqn.invars[0], views) if is_view else var
 
 
 def bytes_of(var: Union[Var, Literal]) -> int:

@@ -61,11 +61,12 @@ class Case:
     cap: Optional[float] = None
     prefix: bool = False
     single_segment: bool = False  # a row
+    width: int = 64  # of a head
 
 
 def compile_attention(mesh, implementation, case):
-    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids."""
-    (t, s), (heads, key_heads, width) = case.lengths, (8, 4, 64)
+    """8 rows a device, 8 heads with 4 key heads, bfloat16, segment ids."""
+    (t, s), (heads, key_heads, width) = case.lengths, (8, 4, case.width)
 
     def shape(sizes, dtype, *spec):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
@@ -113,6 +114,13 @@ WINDOWS = {
 }
 
 
+# Gemma's heads; UL2's rows
+WIDE_OR_ODD = {
+    "wide": Case(lengths=(1024, 1024), width=256),
+    "wide and mixed": Case(lengths=(1024, 1024), width=256, window=512, mixed=True),
+    "odd with bias": Case(lengths=(507, 507), has_bias=True),
+    "odd": Case(lengths=(507, 512), causal=False, single_segment=True),
+}
 PREFIXES = {
     "prefix": Case(lengths=(1024, 1024), prefix=True),
     "prefix and mixed": Case(lengths=(1024, 1024), window=256, mixed=True, prefix=True),
@@ -150,11 +158,11 @@ def test_xla_compiles_for_h100(gpu_mesh, shape):
 
 
 @pytest.mark.first(6)
-@pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES])
+@pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES, *WIDE_OR_ODD])
 def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda13]'")
-    text = compile_attention(gpu_mesh, "cudnn", (SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
+    text = compile_attention(gpu_mesh, "cudnn", (SHAPES | WINDOWS | PREFIXES | WIDE_OR_ODD)[shape]).as_text()
     kinds = 2 if "mixed" in shape else 1
     assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
 
@@ -172,9 +180,9 @@ def test_rows_of_one_text_have_no_mask_or_bias_of_their_own(gpu_mesh, shape):
     assert not per_row.search(text) and len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2
 
 
-def compile_loss(mesh, has_bias=False, cap=None, **options):
+def compile_loss(mesh, has_bias=False, cap=None, vocab=50304, **options):
     """4,096 tokens a device of GPT-2 124M, in chunks of 1,024."""
-    rows, length, width, vocab = 8, 1024, 768, 50304
+    rows, length, width = 8, 1024, 768
 
     def shape(sizes, dtype, *spec):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
@@ -206,6 +214,19 @@ def test_loss_never_holds_a_devices_logits(mesh, request):
     assert held < 4096 * 50304 // 2 * 4  # bytes of the device's float32 logits, half of the vocabulary
 
 
+def arrays_of(program, numbers):
+    """The arrays of so many numbers that kernels write and read."""
+    written, read = [], []
+    for name in set(program.computations) - program.fused:
+        made = program.computations[name]
+        views = {x.name for x in made.values() if x.opcode in ("parameter", "get-tuple-element", "tuple", "bitcast")}
+        for x in (x for x in made.values() if x.opcode not in ("while", "call") and x.name not in views):
+            written += [shape for shape in x.shapes if math.prod(shape.dims) == numbers]
+            operands = [shape for name in x.operands if name in made for shape in made[name].shapes]
+            read += [shape for shape in operands if math.prod(shape.dims) == numbers]
+    return written, read
+
+
 SMOOTH = {"z_loss": 1e-4, "label_smoothing": 0.1}
 
 
@@ -220,16 +241,18 @@ SMOOTH = {"z_loss": 1e-4, "label_smoothing": 0.1}
 )
 def test_kernels_read_logits_twice_and_write_them_once(gpu_mesh, options):
     """And their gradient once, which the products read; all of it in bfloat16."""
-    program = Program(compile_loss(gpu_mesh, **options).as_text())
-    chunk = 1024 * 50304 // 2
-    written, read = [], []
-    for name in set(program.computations) - program.fused:
-        made = program.computations[name]
-        views = {x.name for x in made.values() if x.opcode in ("parameter", "get-tuple-element", "tuple", "bitcast")}
-        for x in (x for x in made.values() if x.opcode not in ("while", "call") and x.name not in views):
-            written += [shape for shape in x.shapes if math.prod(shape.dims) == chunk]
-            operands = [shape for name in x.operands if name in made for shape in made[name].shapes]
-            read += [shape for shape in operands if math.prod(shape.dims) == chunk]
+    written, read = arrays_of(Program(compile_loss(gpu_mesh, **options).as_text()), 1024 * 50304 // 2)
     products = 3 if options.get("has_bias") else 2  # gradients of features and matrix, and of the bias
     assert [shape.dtype for shape in written] == ["bf16"] * 2
     assert [shape.dtype for shape in read] == ["bf16"] * (2 + products)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("options", [{}, {"has_bias": True, "cap": 30.0, **SMOOTH}], ids=["plain", "all"])
+def test_a_padded_vocabulary_has_no_other_array_of_logits(gpu_mesh, options):
+    """GPT-2's 50,257 columns are computed as 50,304, which no other kernel copies."""
+    mesh = Mesh(gpu_mesh.devices.reshape(4, 1, 1, 1, 1, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    program = Program(compile_loss(mesh, vocab=50257, **options).as_text())
+    assert arrays_of(program, 1024 * 50257) == ([], [])
+    written, read = arrays_of(program, 1024 * 50304)
+    assert [len(written), len(read)] == [2, 5 if options else 4]  # as above

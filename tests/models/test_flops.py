@@ -208,7 +208,6 @@ def _collected(config, inputs, targets):
     [
         ("gemma3_1b", "cpu"),
         ("modernbert_base", "gpu"),  # cuDNN has no window to both sides
-        ("gemma3_1b", "gpu"),  # nor heads of 256
     ],
 )
 def test_nothing_is_skipped_where_xla_runs(preset, platform):

@@ -40,12 +40,12 @@ class PositionTerms:
     has_row_bias: ClassVar[bool] = False  # whether the bias differs between the rows of the batch
 
     def in_block(
-        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+        self, config: ModelConfig, is_local: bool | jax.Array, number: jax.Array, deterministic: bool
     ) -> "PositionTerms":
         """Returns the position terms for one block. Each block calls this method with its own flags.
 
         Args:
-          is_local: [] bool, True in a layer with a window.
+          is_local: bool or [] bool, True in a layer with a window.
           number: [] int32, layer index.
           deterministic: True disables dropout.
         """

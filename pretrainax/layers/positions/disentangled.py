@@ -46,7 +46,7 @@ class DisentangledTerms(PositionTerms):
     offset: int = flax.struct.field(pytree_node=False, default=0)  # index of the first key - of the first query
 
     def in_block(
-        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+        self, config: ModelConfig, is_local: bool | jax.Array, number: jax.Array, deterministic: bool
     ) -> "DisentangledTerms":
         dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         return self.replace(relative=dropout(self.relative))

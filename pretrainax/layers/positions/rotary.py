@@ -25,7 +25,7 @@ class RotaryTerms(PositionTerms):
     local: Optional["RotaryTerms"] = None  # terms for local layers; None: the same angles as in global layers
 
     def in_block(
-        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+        self, config: ModelConfig, is_local: bool | jax.Array, number: jax.Array, deterministic: bool
     ) -> "RotaryTerms":
         terms, every = self.replace(local=None), config.position.no_rotation_every
         if self.local is not None:

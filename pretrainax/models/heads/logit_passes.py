@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from pretrainax.sharding.axes import TENSOR_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 
+_COLUMNS = 128  # columns per tile of a matmul
+
 
 class LogitStats(NamedTuple):
     """The statistics of each token's logits from which the loss is computed, [S, M] float32."""
@@ -36,6 +38,16 @@ def in_one_pass() -> bool:
 def are_rounded(dtype: jnp.dtype) -> bool:
     """Checks whether a run with this compute dtype rounds logits below float32 precision."""
     return in_one_pass() and dtype != jnp.float32
+
+
+def column_multiple() -> int:
+    """Returns the multiple to which the loss pads the vocabulary of its matmuls, 1 for no padding.
+
+    Accelerators compute tiles of 128 columns. With 50,257 columns (GPT-2), rows of bfloat16 logits would start at
+    addresses that no vector load supports. If the mesh splits the vocabulary, padding would move columns to other
+    devices.
+    """
+    return _COLUMNS if in_one_pass() and axis_size(TENSOR_AXIS) == 1 else 1
 
 
 def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -60,12 +72,20 @@ def logit_stats(
     return compute_stats(cap, with_mean, products, bias, targets)
 
 
-def recomputed_logits(products: jax.Array, bias: Optional[jax.Array], cap: Optional[float]) -> jax.Array:
-    """Recomputes the logits [S, M, V] in float32 for the second pass; the arguments are as in `logit_stats`."""
+def recomputed_logits(
+    products: jax.Array, vocabulary: int, bias: Optional[jax.Array], cap: Optional[float]
+) -> jax.Array:
+    """Recomputes the logits [S, M, V] in float32 for the second pass.
+
+    Args:
+      products: the result of `products_of`, [S, M, V'].
+      vocabulary: the number V of the first columns, whose logits are returned.
+      bias, cap: as in `logit_stats`.
+    """
     if cap is not None and in_one_pass():
         # Without the barrier, XLA would store the float32 logits of the first pass and reuse them, to save a tanh.
         products = jax.lax.optimization_barrier(products)
-    return _logits(products, bias, cap)
+    return _logits(products[..., :vocabulary], bias, cap)
 
 
 def sum_of_tokens(d_logits: jax.Array) -> jax.Array:

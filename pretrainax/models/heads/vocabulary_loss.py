@@ -4,8 +4,8 @@ Logits [tokens, V] in float32 are the largest array of a small model's step (GPT
 This module computes the logits of `chunk` tokens at a time, with their gradients. The computation takes three matmuls,
 the same number as with all logits in memory. `logit_passes` contains the passes over the logits of a chunk.
 
-Shapes use these letters: B rows, N predictions per row, D features, V vocabulary; S shards of tokens, R rows per shard,
-and M tokens per shard in a chunk.
+Shapes use these letters: B rows, N predictions per row, D features, V vocabulary, V' padded vocabulary; S shards of
+tokens, R rows per shard, and M tokens per shard in a chunk.
 """
 
 import functools
@@ -17,8 +17,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from pretrainax.layers.attention_mask import pad
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.logit_passes import are_rounded, logit_stats, products_of, recomputed_logits, sum_of_tokens
+from pretrainax.models.heads.logit_passes import (
+    are_rounded,
+    column_multiple,
+    logit_stats,
+    products_of,
+    recomputed_logits,
+    sum_of_tokens,
+)
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
@@ -192,7 +200,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
     Args:
       target_arrays: (targets, loss_weights, text_weights), as in `loss_sums`.
     """
-    batch, length, width = features.shape
+    (batch, length, width), vocabulary = features.shape, unembedding.shape[1]
     # The chunks split the S shards of R rows along the length, so that no token changes device. Each shard adds up its
     # own gradient of the unembedding. The sum over the shards is computed once, after the last chunk.
     shards = _num_shards(batch, TOKEN_AXES)
@@ -210,7 +218,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · size
         x, *y = (jax.lax.dynamic_slice_in_dim(a, start, size, axis=2).reshape(shards, -1, *a.shape[3:]) for a in arrays)
-        sums, values, d_logits = _chunk(settings, x, matrix, bias, *y)
+        sums, values, d_logits = _chunk(settings, vocabulary, x, matrix, bias, *y)
         values = _PerTarget(*(v.reshape(shards, -1, size) for v in values)) if settings.per_target else None
         if not with_gradients:
             return (sums, None, None), (values, None)
@@ -239,13 +247,16 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
         )
     sums, d_matrix, d_bias = totals[0], _sum_shards(totals[1]), totals[2]
     sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
+    d_matrix, d_bias = jax.tree.map(lambda x: x[..., :vocabulary], (d_matrix, d_bias))
     # [S, R, N', …] -> [B, N, …]
     values, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], token_arrays)
     return sums, (d_features, d_matrix, d_bias), values
 
 
 def _cast_unembedding(settings: _Settings, unembedding, dtype):
-    """Casts the unembedding matrix [D, V] to `dtype`; the result is gathered once for all chunks.
+    """Casts the unembedding matrix to `dtype` and pads it, [D, V] -> [D, V']; it is gathered once for all chunks.
+
+    No pass reads the logits of the added columns, which are zeros.
 
     A softmax does not depend on the mean of a token's logits. GPT-2's logits are near -100, where the spacing of
     bfloat16 is 0.5, so the mean over the vocabulary is subtracted before rounding. With a cap or z-loss, nothing is
@@ -253,22 +264,23 @@ def _cast_unembedding(settings: _Settings, unembedding, dtype):
     """
     if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
         unembedding = unembedding - unembedding.mean(1, keepdims=True)
-    return unembedding.astype(dtype)
+    return pad(unembedding.astype(dtype), 1, column_multiple())
 
 
-def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
-    """Computes the sums [S] over a chunk of tokens, the values of each target [S, M], and d_logits [S, M, V].
+def _chunk(settings: _Settings, vocabulary: int, features, matrix, bias, targets, weights, text_weights=None):
+    """Computes the sums [S] over a chunk of tokens, the values of each target [S, M], and d_logits [S, M, V'].
 
     d_logits is the gradient of the chunk's objective with respect to the logits before the cap.
 
     Args:
+      vocabulary: the number of columns of `matrix` that are not padding, V.
       features: [S, M, D].
-      matrix: the result of `_cast_unembedding`.
+      matrix: the result of `_cast_unembedding`, [D, V'].
       targets, weights, text_weights: [S, M], as in `loss_sums`.
     """
     products = _with_sharding(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
-    stats = logit_stats(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
+    stats = logit_stats(products[..., :vocabulary], bias, targets, settings.logit_cap, with_mean=bool(smoothing))
     log_z = jnp.log(stats.normaliser) + stats.largest
     loss = log_z - stats.target
     objective = loss
@@ -287,7 +299,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     sums["objective"] = (objective * weights).sum(1)
 
     # The second pass over the logits starts here.
-    logits = recomputed_logits(products, bias, settings.logit_cap)
+    logits = recomputed_logits(products, vocabulary, bias, settings.logit_cap)
     is_target = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     d_logits = jnp.exp(logits - stats.largest[..., None]) * (weights * slope / stats.normaliser)[..., None]
     d_logits -= jnp.where(is_target, (1 - smoothing) * weights[..., None], 0.0)
@@ -295,7 +307,8 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # derivative of the cap
-    return sums, _PerTarget(loss, stats.is_correct), d_logits.astype(features.dtype)
+    d_logits = jnp.pad(d_logits.astype(features.dtype), ((0, 0), (0, 0), (0, matrix.shape[1] - vocabulary)))
+    return sums, _PerTarget(loss, stats.is_correct), d_logits
 
 
 def _sum_shards(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
