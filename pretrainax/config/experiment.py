@@ -97,6 +97,9 @@ class TrainConfig:
     # seed of random choices in objectives: masks, spans, pairs, replacements; None: seed
     mask_seed: Optional[int] = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of activations; auto: bfloat16 on TPU and GPU
+    # operands of the linear layers in blocks, forward and backward: fp8 (H100, B200, TPU7x) | int8 (other TPUs, A100,
+    # H100, B200); "": dtype. Attention, experts, routers, embeddings and heads use dtype
+    products: Literal["", "fp8", "int8"] = ""
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     # decay of an exponential moving average of the parameters, stored in addition to them; None: no average
     ema_decay: Optional[float] = None

@@ -88,6 +88,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from _number_problems(e)
     yield from _length_problems(e)
     yield from _average_problems(e)
+    yield from _products_problems(e)
     yield from _attention_problems(e.model)
     yield from _stack_problems(e.model)
     yield from _head_problems(e.model)
@@ -189,6 +190,15 @@ def _average_problems(e: Experiment) -> Iterator[str]:
             f"config.evaluate.average is {e.evaluate.average}, and config.checkpoint.keep is {e.checkpoint.keep}: "
             "increase config.checkpoint.keep to at least the same number"
         )
+
+
+def _products_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message for each setting that does not support 8-bit products."""
+    products = e.train.products
+    if products and e.mesh.pipeline > 1:
+        yield f"config.train.products is {products!r}, and a pipeline does not support it: set config.mesh.pipeline=1"
+    if products and e.model.family not in FAMILIES:
+        yield f"config.train.products is {products!r}, and {e.model.family} models do not support it: set it to ''"
 
 
 def _attention_problems(m: ModelConfig) -> Iterator[str]:

@@ -16,6 +16,7 @@ from pretrainax.layers.cache import BlockKVCache
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.layers.dropout import Dropout
+from pretrainax.layers.eight_bit import with_products
 from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
@@ -76,6 +77,7 @@ class Block(nn.Module):
     compute: Compute
 
     @nn.compact
+    @with_products
     def __call__(
         self,
         x: jax.Array,

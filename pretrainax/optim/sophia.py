@@ -60,6 +60,11 @@ class Sophia(Chain):
 
     def problems(self, experiment):
         yield from super().problems(experiment)
+        if products := experiment.train.products:
+            yield (
+                f"config.train.products is {products!r}, and rounding to 8 bits has no second derivatives, which "
+                "Sophia requires: set --config.train.products="
+            )
         if not self.gamma > 0:
             yield f"config.optimizer.gamma is {self.gamma}, it must be above 0"
         if self.interval < 1:

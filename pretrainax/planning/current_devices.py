@@ -34,5 +34,8 @@ class ResolveRemat(Callback):
     part = "starting"
 
     def resolve_fields(self, experiment: Experiment) -> None:
-        if experiment.train.remat == "auto" and (topology := current_topology()) is not None:
+        if (topology := current_topology()) is None:
+            return
+        topology.chip.product_flops(experiment.train.products)  # raises UserError if the chip has no units for them
+        if experiment.train.remat == "auto":
             resolve_remat(experiment, topology)

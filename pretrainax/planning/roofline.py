@@ -65,6 +65,7 @@ from pretrainax.planning.optimizer_work import optimizer_flops, optimizer_operan
 from pretrainax.planning.product_bytes import product_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
+from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.axes import AXES, DATA_AXIS, LENGTH_AXIS, PARAMETER_AXES, TENSOR_AXIS
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import pipeline_stages
@@ -208,8 +209,9 @@ def estimate_time(
         flops_per_step(*model_and_batch, teacher, cost),
         executed_flops(*model_and_batch, work, teacher, cost),
     )
-    compute = _product_flops(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE[platform])
-    compute += optimizer_flops(experiment, mesh_sizes, platform) / (chip.peak_flops * ATTAINABLE[platform])
+    product_flops = _product_flops(experiment, teacher, work, stretch, chip) / devices
+    product_flops += optimizer_flops(experiment, mesh_sizes, platform)
+    compute = product_flops / (chip.peak_flops * ATTAINABLE[platform])
     if traffic is None:
         memory_time = memory_bytes_between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
         operand_time = product_operands(experiment, mesh_sizes, platform) / chip.memory_rate
@@ -254,17 +256,21 @@ def hidden_fraction(one: Collective) -> float:
     return one.overlapping / one.count
 
 
-def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
+def _product_flops(
+    experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float, chip: Chip
+) -> float:
     """Computes the FLOPs of all matrix multiplications of a step over all devices, including recomputation.
 
-    Products grouped by expert are slower, so they count as the FLOPs that other products would execute in the same
-    time. With remat "block", the forward pass of each layer runs twice. With "dots", only the products of attention run
-    again. If the sequence is sharded, all devices wait for the device whose queries have the most keys.
+    Products grouped by expert are slower, and 8-bit products faster, so they count as the FLOPs that other products
+    would execute in the same time. With remat "block", the forward pass of each layer runs twice. With "dots", only the
+    products of attention run again. If the sequence is sharded, all devices wait for the device whose queries have the
+    most keys.
 
     Args:
       teacher: config of the teacher model, or None if the run has no teacher.
       work: function that maps a group of attention layers to its `Work` (query-key pairs, recomputed products).
       stretch: time of the layers with the pipeline, divided by their time without a pipeline.
+      chip: the chip, whose peak for `train.products` applies to the linear layers of blocks.
     """
     train, cost, lengths = experiment.train, update_cost(experiment), lengths_of(shapes_of(experiment))
     has_backward = cost.blocks > 1
@@ -278,10 +284,14 @@ def _product_flops(experiment: Experiment, teacher: Optional[ModelConfig], work:
     tokens, with_virtual = (lengths.inputs, lengths.targets), cost.lengths(lengths.inputs, lengths.targets)
     model = experiment.model
     _, outside_blocks = other_flops(model, *tokens)
-    slower_experts = (1 / GROUPED - 1) * expert_flops(model, *with_virtual)
+    experts = expert_flops(model, *with_virtual)
+    slower_experts = (1 / GROUPED - 1) * experts
     again = (train.layer_forwards - 1) * (other_flops(model, *with_virtual)[0] + slower_experts) * has_backward
     teacher_flops = 0.0 if teacher is None else executed_flops(teacher, 1, lengths.inputs, lengths.targets, work) / 3
     layers = cost.matrices(model, *tokens) + cost.blocks * slower_experts + again
+    eight_bit_flops = other_flops(model, *with_virtual)[0] - experts
+    eight_bit_flops *= cost.blocks + (train.layer_forwards - 1) * has_backward
+    layers -= (1 - chip.peak_flops / chip.product_flops(train.products)) * eight_bit_flops
     layers += attention_flops(model, *with_virtual, products)
     per_row = stretch * layers + cost.heads * outside_blocks + teacher_flops
     return experiment.rows_per_update * per_row + cost.per_update

@@ -52,11 +52,13 @@ def describe(run: Run) -> list[tuple[str, str]]:
 
 
 def _compute(run: Run, attention: list[str]) -> str:
-    """Formats a run's compute dtype and attention backends.
+    """Formats a run's compute dtype, 8-bit products and attention backends.
 
     On a GPU, the result also states whether the run is deterministic.
     """
     text, is_deterministic = run.model.compute.dtype, run.experiment.train.deterministic
+    if products := run.model.compute.products:
+        text += f", products {products}"
     if attention:
         text += f", attention {', '.join(attention)}"
     if is_deterministic or platform() in GPUS:

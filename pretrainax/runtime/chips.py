@@ -8,6 +8,8 @@ rates; `planning.roofline` defines the fractions of the peak rates that the plan
 import dataclasses
 from typing import Optional
 
+from pretrainax.files.errors import UserError
+
 GB, GIB = 10**9, 2**30
 
 
@@ -26,6 +28,20 @@ class Chip:
     devices_per_host: int  # for GPUs the number of devices that NVLink connects
     price: Optional[float] = None  # USD per device and hour, on demand; None: unknown
     devices_per_chip: int = 1
+
+    def product_flops(self, products: str) -> float:
+        """Returns the peak FLOP/s of matrix multiplications with these operands, a value of `config.train.products`.
+
+        Raises:
+          UserError: the chip has no units for them.
+        """
+        peaks = {"": self.peak_flops} | _EIGHT_BIT[self.name]
+        if products not in peaks:
+            raise UserError(
+                f"config.train.products is {products!r}, and {self.name} has no units for it. "
+                f"Set --config.train.products={max(peaks)}"
+            )
+        return peaks[products]
 
     @property
     def is_tpu(self) -> bool:
@@ -69,6 +85,21 @@ _TABLE = (
     Chip("gb200", ("gb200",), 2500e12, 184 * GIB, 8000 * GB, 900 * GB, 0, 50 * GB, 72),
     Chip("b200", ("nvidia b200",), 2250e12, 178 * GIB, 7670 * GB, 900 * GB, 0, 50 * GB, 8, 14.24),
 )
+# Dense operations per second with 8-bit operands, {value of config.train.products: peak}. TPUs: Google's pages,
+# recalled; the page of TPU7x has 4,614 TFLOP/s per chip, and no int8. A100 and H100: the data sheets, recalled; H200
+# equals H100. B200 and GB200: the table cited above.
+_EIGHT_BIT = {
+    "v4": {"int8": 275e12},
+    "v5e": {"int8": 394e12},
+    "v5p": {"int8": 918e12},
+    "v6e": {"int8": 1836e12},
+    "tpu7x": {"fp8": 2307e12},
+    "a100": {"int8": 624e12},
+    "h100": {"fp8": 1979e12, "int8": 1979e12},
+    "h200": {"fp8": 1979e12, "int8": 1979e12},
+    "gb200": {"fp8": 5000e12, "int8": 5000e12},
+    "b200": {"fp8": 4500e12, "int8": 4500e12},
+}
 CHIPS = {chip.name: chip for chip in _TABLE}
 
 
