@@ -19,19 +19,14 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError, resolve_auto
-from pretrainax.data.batch import lengths_of
 from pretrainax.files.paths import define_path
-from pretrainax.models.active import predicted_vocabulary
 from pretrainax.planning import memory
-from pretrainax.planning.activations import compute_itemsize, micro_rows, shapes_of, shard_experiment
 from pretrainax.planning.compiled import compile_step
-from pretrainax.planning.product_bytes import product_bytes
-from pretrainax.planning.roofline import memory_bytes_between_products
+from pretrainax.planning.roofline import least_bytes, memory_bytes_between_products
 from pretrainax.planning.search import resolve_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
-from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
 
 MODULES = 20  # rows of the table by module
@@ -68,27 +63,6 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         "jax": jax.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def least_bytes(experiment: Experiment, sizes: dict[str, int], platform: str, memory: memory.Memory) -> dict[str, int]:
-    """Returns a lower bound of the bytes that one device moves in an update, by kind of array.
-
-    The bound counts each array as written once and read once; an update reads and writes its state. A step that reads
-    from a cache, or recomputes more, may move fewer bytes. `products` are the activations of the layers' products.
-    """
-    passes = experiment.train.accumulate
-    predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(
-        shard_experiment(experiment, sizes).model
-    )
-    rows = passes * micro_rows(experiment, sizes) / sizes[LENGTH_AXIS]
-    parts = {
-        "products": product_bytes(experiment, sizes, platform),
-        "logits": 2 * compute_itemsize(experiment, platform) * rows * predicted,
-        "parameters": 2 * passes * memory.parameters,
-        "gradients": 2 * passes * memory.parameters,
-        "update": 2 * (memory.parameters + memory.optimizer + memory.ema),
-    }
-    return {name: round(size) for name, size in parts.items()}
 
 
 def table(results: dict[str, Any]) -> str:

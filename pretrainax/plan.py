@@ -4,6 +4,8 @@ Reports whether the run fits in memory, the memory by component, the traffic ove
 hours and price. If the run does not fit, the report lists changes that make it fit. `--search` lists the best meshes.
 No accelerator is needed. If the extra `tpu` or `cuda13` is installed, the command also compiles the actual training
 step for the topology and prints the compiler's values next to the estimates; `--nocompile` skips the compilation.
+`--prove` prints a certificate of the compiled step instead: its bytes over the floor, the types and sizes of its
+products, fused attention, recomputation, collectives, memory and more (`pretrainax.planning.certificate`).
 `--law` also predicts the run's validation loss, and needs no topology. `--flops`, `--hours`, `--tokens` and `--fit`
 size a model for a budget: see `pretrainax.scaling.budget`.
 """
@@ -28,6 +30,7 @@ _TOPOLOGY = flags.DEFINE_string(
     None,
     "Devices of the run: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16, v5e-16, p5.48xlarge",
 )
+_PROVE = flags.DEFINE_bool("prove", False, "Compile the step and print its certificate instead of the plan")
 _SEARCH = flags.DEFINE_bool("search", False, "List the best meshes, each with the fastest rematerialization that fits")
 _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step if the compiler for the chip is installed")
 _TABLE = flags.DEFINE_bool("table", False, "Print docs/plans.md, the plans of all configs, and exit")
@@ -81,11 +84,9 @@ def main() -> int:
         return 0
     candidate = search.estimate_run(experiment, topology)
     experiment = candidate.experiment
-    compiled, compile_status = (
-        _compile_for_topology(candidate.largest.experiment, topology)
-        if _COMPILE.value
-        else (None, "not compiled: --nocompile")
-    )
+    if _PROVE.value:
+        return _print_certificate(experiment, candidate.largest.experiment, topology)
+    compiled, compile_status = _compile_for_topology(candidate.largest.experiment, topology)
     if cli.prints_json():
         numbers = values.run_values(cli.config_name(), candidate, topology, compiled, compile_status)
         cli.print_json(numbers | ({"prediction": prediction.values()} if prediction else {}))
@@ -93,6 +94,25 @@ def main() -> int:
     print(report.run_report(cli.config_name(), candidate, topology, compiled, compile_status))
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))
+    return 0
+
+
+def _print_certificate(run: Experiment, compiled: Experiment, topology: "Topology") -> int:
+    """Compiles the step of `compiled`, the largest phase of `run`, and prints its certificate. Returns the exit code.
+
+    Raises:
+      UserError: the step cannot be compiled or does not fit in memory, or `--nocompile` is set.
+    """
+    from pretrainax.planning import certificate
+
+    program, compile_status = _compile_for_topology(compiled, topology)
+    if program is None:
+        raise UserError(f"--prove reads the compiled step: {compile_status}")
+    entries = certificate.certify(compiled, topology, program, run)
+    if cli.prints_json():
+        cli.print_json({"config": cli.config_name(), "topology": str(topology)} | certificate.values(entries))
+    else:
+        print(f"certificate of {cli.config_name()} on {topology}, {compile_status}\n{certificate.table(entries)}")
     return 0
 
 
@@ -119,6 +139,8 @@ def _compile_for_topology(experiment: Experiment, topology: "Topology") -> tuple
 
     If the step cannot be compiled, the first result is None and the status line gives the reason.
     """
+    if not _COMPILE.value:
+        return None, "not compiled: --nocompile"
     from pretrainax.planning.compiled import compile_step
 
     print(f"compiling for {topology} (--nocompile skips this) ...", file=sys.stderr, flush=True)

@@ -62,6 +62,7 @@ class Compiled:
     buffers: list[Buffer]  # the largest arrays of the step, largest first; [] if compilation failed
     traffic: Optional[MemoryTraffic]  # bytes read and written in one step; None if compilation failed
     seconds: float  # duration of tracing and compiling
+    program: Optional[Program] = dataclasses.field(default=None, repr=False)  # None if compilation failed
 
 
 def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
@@ -98,7 +99,7 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
     program = Program(compiled.as_text())
     fits = memory.total <= available
     analyses = collectives_of(program, mesh), buffers_of(program), memory_traffic_of(program)
-    return Compiled(fits, memory.total, available, memory, *analyses, seconds)
+    return Compiled(fits, memory.total, available, memory, *analyses, seconds, program)
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:

@@ -58,6 +58,7 @@ from pretrainax.planning.activations import (
     micro_rows,
     saved_residuals,
     shapes_of,
+    shard_experiment,
 )
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory, part_bytes
@@ -344,6 +345,27 @@ def memory_bytes_between_products(
     if memory.optimizer < memory.parameters / 10:
         state_bytes += passes.factored * memory.parameters
     return state_bytes + train.accumulate * experiment.optimizer.gradients_per_update * microbatch_bytes
+
+
+def least_bytes(experiment: Experiment, sizes: dict[str, int], platform: str, memory: Memory) -> dict[str, int]:
+    """Returns a lower bound of the bytes that one device moves in an update, by kind of array.
+
+    The bound counts each array as written once and read once; an update reads and writes its state. A step that reads
+    from a cache, or recomputes more, may move fewer bytes. `products` are the activations of the layers' products.
+    """
+    passes = experiment.train.accumulate
+    predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(
+        shard_experiment(experiment, sizes).model
+    )
+    rows = passes * micro_rows(experiment, sizes) / sizes[LENGTH_AXIS]
+    parts = {
+        "products": product_bytes(experiment, sizes, platform),
+        "logits": 2 * compute_itemsize(experiment, platform) * rows * predicted,
+        "parameters": 2 * passes * memory.parameters,
+        "gradients": 2 * passes * memory.parameters,
+        "update": 2 * (memory.parameters + memory.optimizer + memory.ema),
+    }
+    return {name: round(size) for name, size in parts.items()}
 
 
 def product_operands(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:

@@ -9,17 +9,21 @@ describe the compiled program, not the JAX program.
 
 from pretrainax.planning.hlo.buffers import Buffer, buffers_of
 from pretrainax.planning.hlo.collectives import collectives_of
+from pretrainax.planning.hlo.matrix_products import MatrixProduct, matrix_products_of, runtime_conditionals
 from pretrainax.planning.hlo.memory_traffic import MemoryTraffic, memory_traffic_of, traffic_of_kernels
 from pretrainax.planning.hlo.products import product_flops
 from pretrainax.planning.hlo.program import Program
 
 __all__ = [
     "Buffer",
+    "MatrixProduct",
     "MemoryTraffic",
     "Program",
     "buffers_of",
     "collectives_of",
+    "matrix_products_of",
     "memory_traffic_of",
     "product_flops",
+    "runtime_conditionals",
     "traffic_of_kernels",
 ]

@@ -13,7 +13,7 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.planning.hlo.instructions import Instruction
-from pretrainax.planning.hlo.kernels import fused_by, multiplies, opcodes_of
+from pretrainax.planning.hlo.kernels import ATTENTION, fused_by, multiplies, opcodes_of
 from pretrainax.planning.hlo.program import Program
 
 _Dims = tuple[int, ...]
@@ -41,7 +41,9 @@ def _dot(instruction: Instruction, lhs: _Dims, rhs: _Dims) -> int:
 
 
 def _library(instruction: Instruction, lhs: _Dims, rhs: _Dims) -> Optional[int]:
-    axes = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.attributes)
+    if ATTENTION.search(instruction.target):  # several products
+        return None
+    axes = re.search(r'"lhs_contracting_dimensions":\s*(\[[^\]]*\])', instruction.attributes)
     return instruction.shapes[0].elements * _size(lhs, json.loads(axes[1])) if axes else None
 
 
