@@ -144,10 +144,11 @@ def _failures(record: Record, what: str, case: str) -> Iterator[None]:
 
 def attention_metrics(case: Case) -> dict[str, object]:
     """Returns the time of an attention, and the errors of its values and gradients compared with float32."""
-    from pretrainax.layers.attention import Weights, attention, attention_with_weights, choose_backend
+    from pretrainax.layers.attention import choose_backend
     from pretrainax.layers.attention_mask import Mask
-    from pretrainax.layers.attention_spec import spec_of
-    from pretrainax.layers.dropout import apply_dropout
+    from pretrainax.layers.attention_spec import Weights, spec_of
+    from pretrainax.layers.dropout import KeyedDropout
+    from pretrainax.layers.hashed_keys import hashed_key
     from pretrainax.sharding.mesh import platform as platform_of
 
     rng = np.random.default_rng(0)
@@ -160,13 +161,9 @@ def attention_metrics(case: Case) -> dict[str, object]:
     settings = dict(mask=mask, scale=case.size**-0.5)
     spec = spec_of(q, k, mask, bias, bias_by_row=False, logit_cap=None, dropout_rate=case.dropout)
     chosen, slower = choose_backend("auto", platform_of(), spec)
-    if case.dropout:
-        weights = Weights(drop=lambda x: apply_dropout(case.dropout, x, jax.random.key(1)))
-        run = lambda q, k, v, bias: attention_with_weights(q, k, v, weights=weights, bias=bias, **settings)  # noqa: E731
-        plain = run
-    else:
-        run = lambda q, k, v, bias: attention(q, k, v, bias=bias, implementation=chosen, **settings)  # noqa: E731
-        plain = lambda q, k, v, bias: attention(q, k, v, bias=bias, **settings)  # noqa: E731
+    drop = KeyedDropout(case.dropout, hashed_key(jax.random.key(1))) if case.dropout else None
+    plain = functools.partial(_attention_of_arrays, weights=Weights(drop), **settings)
+    run = functools.partial(plain, implementation=chosen)
     wanted = jnp.asarray(rng.standard_normal((case.rows, case.queries, case.heads, case.size)), jnp.float32)
     if ids is not None:
         wanted = wanted * (ids > 0)[:, :, None, None]  # outputs at padding have no meaning
@@ -193,6 +190,12 @@ def attention_metrics(case: Case) -> dict[str, object]:
         "error of gradients": max(_apart(a, b) for a, b in zip(got[1], exact[1], strict=True)),
         "errors of xla": max(_apart(a, b) for a, b in zip(low(*arrays)[1], exact[1], strict=True)),
     }
+
+
+def _attention_of_arrays(q, k, v, bias, **settings) -> jax.Array:
+    from pretrainax.layers.attention import attention
+
+    return attention(q, k, v, bias=bias, **settings)
 
 
 def _segments(case: Case) -> jax.Array:

@@ -125,7 +125,7 @@ class TrainConfig:
     # makes GPU runs bitwise reproducible, also after a restart on GPUs of the same kind (launch/README.md)
     deterministic: bool = resumable_field(False)
     # attention kernel; auto: the fastest that supports the model
-    attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = resumable_field("auto")
+    attention: Literal["auto", "xla", "cudnn", "tiled", "tpu_flash", "tpu_splash"] = resumable_field("auto")
     # activations saved for the backward pass: none: outputs of matrix multiplications and kernels | dots: outputs of
     # matrix multiplications | block: inputs of blocks | auto: the first of these whose estimated memory fits
     remat: Literal["auto", Remat] = resumable_field("none")

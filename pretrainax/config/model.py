@@ -161,7 +161,7 @@ class ModelConfig:
     generator: Optional[Generator] = None
     head: Optional[HeadConfig] = None  # task head, which replaces the pretraining heads; None: pretraining heads
     dropout_rate: float = 0.0  # dropout of the output of each sublayer, in training
-    attention_dropout_rate: float = 0.0  # dropout of attention weights (BERT: 0.1); requires attention 'xla'
+    attention_dropout_rate: float = 0.0  # dropout of attention weights (BERT: 0.1); requires attention 'xla' or 'tiled'
     # standard deviation of the normal initializer of every matrix; None: initializers of T5, which depend on the fan-in
     init_stddev: Optional[float] = 0.02
     scale_residual_init: bool = False  # divides init_stddev of matrices that write to the stream by sqrt(2 L) (GPT-2)

@@ -1,14 +1,13 @@
 """Scaled dot-product attention as one function, with backends for each type of hardware.
 
 `xla` is the reference and runs on every platform. `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never materialize
-the [B, H, T, S] attention weights. Callers describe the mask with a `Mask`; only a backend that needs a mask array
-builds one. If the mesh shards the sequence dimension, `xla` becomes ring attention, and the TPU kernels all-gather keys
-and values.
+the [B, H, T, S] attention weights, and neither does `tiled`, which supports what they do not. Callers describe the mask
+with a `Mask`; only a backend that needs a mask array builds one. If the mesh shards the sequence dimension, `xla`
+becomes ring attention, and the TPU kernels all-gather keys and values.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import chex
 import jax
@@ -16,11 +15,12 @@ import jax.numpy as jnp
 
 from pretrainax.config import UserError
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, weighted_sum
-from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
+from pretrainax.layers.attention_spec import NO_OPTIONS, AttentionSpec, Backend, Weights, Work
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.gpu_attention import cudnn, cudnn_obstacle, cudnn_work
 from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.sequence_parallel import ring_attention
+from pretrainax.layers.tiled_attention import tiled, tiled_obstacle, tiled_work
 from pretrainax.layers.tpu_attention import (
     LANES,
     tpu_flash,
@@ -41,8 +41,8 @@ def attention(
     mask: Mask,
     bias: Optional[jax.Array] = None,
     scale: float,
-    logit_cap: Optional[float] = None,
     implementation: str = "xla",
+    weights: Weights = NO_OPTIONS,
 ) -> jax.Array:
     """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), with the softmax in float32.
 
@@ -53,8 +53,10 @@ def attention(
         meaningless.
       bias: optional [1 or B, H, T, S] array that is added to the scaled logits and receives gradients.
       scale: 1/sqrt(K) for most models, 1 for T5.
-      logit_cap: if given, scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
       implementation: the name of a backend, as returned by `choose_backend`.
+      weights: a logit cap; dropout and sinks, which only `xla` and `tiled` support. Dropout is applied after the
+        softmax (as in BERT's code), so the weights need not sum to 1. With sinks, the weights of the keys sum to less
+        than 1, because the sink receives the remaining weight.
 
     Returns:
       [B, T, H, V] in q's dtype.
@@ -63,50 +65,22 @@ def attention(
       AssertionError: if an axis has the wrong size; the message names the axis.
     """
     _check_shapes(q, k, v, mask, bias)
-    if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
-        # Kernels and ring attention require values as wide as keys.
-        attend = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
+    takes_any_width = implementation in ("xla", "tiled") and axis_size(LENGTH_AXIS) == 1
+    if (width := v.shape[3]) < k.shape[3] and not takes_any_width:
+        # Other kernels and ring attention require values as wide as keys.
+        attend = functools.partial(attention, mask=mask, bias=bias, scale=scale, weights=weights)
         return attend(q, k, pad(v, 3, k.shape[3]), implementation=implementation)[..., :width]
-    run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
+    options = () if weights.drop is None and weights.sinks is None else (weights,)
+
+    def run(q, k, v, mask):
+        return BACKENDS[implementation].kernel(q, k, v, mask, bias, scale, weights.logit_cap, *options)
+
     if mask.windowed is None or implementation == "xla":
         return run(q, k, v, mask)
     # A fused kernel is compiled for one mask. `cond` therefore contains two kernels, with and without the window, and
     # each layer runs one of them.
     with_window, without_window = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, with_window), lambda *x: run(*x, without_window), q, k, v)
-
-
-class Weights(NamedTuple):
-    """Options that modify the attention weights: dropout and attention sinks. Only the `xla` backend supports them."""
-
-    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout for the weights [B, G, R, T, S]; None: no dropout
-    sinks: Optional[jax.Array] = None  # [H], logit of an extra key with value 0 per head (gpt-oss); None: no sinks
-
-
-_NO_OPTIONS = Weights()
-
-
-def attention_with_weights(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    *,
-    weights: Weights,
-    mask: Mask,
-    bias: Optional[jax.Array] = None,
-    scale: float,
-    logit_cap: Optional[float] = None,
-) -> jax.Array:
-    """Computes `attention` with the `xla` backend, applying dropout or attention sinks to the attention weights.
-
-    Dropout is applied after the softmax (as in BERT's code), so the weights need not sum to 1. With sinks, the weights
-    of the keys sum to less than 1, because the sink receives the remaining weight.
-
-    Args:
-      weights: the dropout and the sinks. The other arguments and the result are as in `attention`.
-    """
-    _check_shapes(q, k, v, mask, bias)
-    return _xla(q, k, v, mask, bias, scale, logit_cap, weights)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
@@ -125,14 +99,14 @@ def _check_shapes(q, k, v, mask: Mask, bias) -> None:
 
 
 def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
-    """Returns the backend for `config.train.attention = requested`, and a warning if a faster backend is unavailable.
+    """Returns the backend for `config.train.attention = requested`, and a warning if no fused kernel supports the spec.
 
     Args:
       requested: the name of a backend, or "auto" to select the fastest backend that supports the spec.
       platform: the result of `sharding.mesh.platform()`.
 
     Returns:
-      The name of the backend, and the warning. The warning is None if the platform has no faster backend, or if
+      The name of the backend, and the warning. The warning is None if the platform has no fused kernel, or if
         `requested` names a backend.
 
     Raises:
@@ -153,30 +127,32 @@ def choose_backend(requested: str, platform: str, spec: AttentionSpec) -> tuple[
 
 
 def _fastest_backend(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
-    """Returns the fastest available backend, and a warning if the spec excludes the platform's fastest backend."""
+    """Returns the fastest available backend, and a warning if no fused kernel of the platform supports the spec."""
     if platform in GPUS:
-        best = "cudnn"
+        candidates = "cudnn", "tiled"
     elif platform == "tpu" and max(spec.lengths) >= LANES:  # at shorter lengths, the kernels are not faster
-        best = "tpu_splash" if spec.bias == "none" else "tpu_flash"
+        candidates = "tpu_splash" if spec.bias == "none" else "tpu_flash", "tiled"
     else:
         return "xla", None
-    obstacle = BACKENDS[best].obstacle(spec, platform)
-    if obstacle:
-        return "xla", f"SLOW ATTENTION: 'xla' is used on this {platform.upper()}, because {best!r} {obstacle}"
-    return best, None
+    obstacles = {name: BACKENDS[name].obstacle(spec, platform) for name in candidates}
+    for name, obstacle in obstacles.items():
+        if obstacle is None:
+            return name, None
+    reasons = ", and ".join(f"{name!r} {obstacle}" for name, obstacle in obstacles.items())
+    return "xla", f"SLOW ATTENTION: 'xla' is used on this {platform.upper()}, because {reasons}"
 
 
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, options=_NO_OPTIONS):
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, options=NO_OPTIONS):
     """Implements the `xla` backend, which becomes ring attention if the mesh shards the sequence dimension.
 
     Args:
       options: dropout and sinks.
       The other arguments and the result are as in `attention`.
     """
-    drop, sinks = options
+    drop, sinks, _ = options
     if axis_size(LENGTH_AXIS) > 1:
         assert drop is None and sinks is None  # sharding.arrays.check_mesh rejects both
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
@@ -211,6 +187,7 @@ def _xla_work(spec: AttentionSpec) -> Work:
 BACKENDS = {
     "xla": Backend(_xla, _no_obstacle, _xla_work),
     "cudnn": Backend(cudnn, cudnn_obstacle, cudnn_work),
+    "tiled": Backend(tiled, tiled_obstacle, tiled_work),
     "tpu_flash": Backend(tpu_flash, tpu_flash_obstacle, tpu_work),
     "tpu_splash": Backend(tpu_splash, tpu_splash_obstacle, tpu_work),
 }

@@ -72,12 +72,10 @@ PRODUCTS = 6  # matmuls over the pairs: logits, weighted sum of values, and two 
 
 
 def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
-    """Returns why no fused kernel supports this attention, phrased as a predicate, or None if nothing rules them out.
-
-    A fused kernel never materializes the attention weights.
+    """Returns why no kernel of JAX supports this attention, phrased as a predicate, or None if nothing rules them out.
 
     NOTE Kernels with dropout (flash-attn, cuDNN itself) and kernels with sinks exist. The kernels that this package
-    calls through JAX support neither.
+    calls through JAX support neither; `tiled` supports both.
     """
     if spec.blocks is not None:
         return "does not support blocks, and config.model.sparse_attention is set"
@@ -91,10 +89,22 @@ def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
     return None
 
 
+class Weights(NamedTuple):
+    """Options that modify the attention weights: dropout, attention sinks and a cap of the logits."""
+
+    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # dropout for the weights [B, G, R, T, S]; None: no dropout
+    sinks: Optional[jax.Array] = None  # [H], logit of an extra key with value 0 per head (gpt-oss); None: no sinks
+    # If given, scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
+    logit_cap: Optional[float] = None
+
+
+NO_OPTIONS = Weights()
+
+
 class Backend(NamedTuple):
     """An implementation of attention: its function, the conditions under which it can run, and how much work it is."""
 
-    kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
+    kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias, scale, logit_cap[, weights]) -> [B, T, H, K]
     # (spec, platform) -> why the backend cannot run, as a predicate ("needs a TPU"), or None if it can
     obstacle: Callable[[AttentionSpec, str], Optional[str]]
     work: Callable[[AttentionSpec], Work]

@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014) whose backward regenerates the random numbers instead of saving a mask."""
 
 import functools
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import flax.linen as nn
 import jax
@@ -23,6 +23,20 @@ class Dropout(nn.Module):
         deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
         return x if deterministic or not self.rate else apply_dropout(self.rate, x, self.make_rng("dropout"))
 
+    def with_key(self) -> "KeyedDropout":
+        """Returns the dropout of the next call as a function, with its key, for a kernel that draws the numbers."""
+        return KeyedDropout(self.rate, self.make_rng("dropout"))
+
+
+class KeyedDropout(NamedTuple):
+    """Dropout of `rate` with the random numbers of `key`."""
+
+    rate: float
+    key: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return apply_dropout(self.rate, x, self.key)
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
@@ -34,8 +48,13 @@ def apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _apply_dropout(rate: float, x: jax.Array, key: jax.Array) -> jax.Array:
-    mask = jax.random.bits(key, x.shape, jnp.uint32) >= np.uint32(round(rate * 2**32))
+    mask = jax.random.bits(key, x.shape, jnp.uint32) >= threshold(rate)
     return jnp.where(mask, x.astype(jnp.float32) / (1.0 - rate), 0.0).astype(x.dtype)
+
+
+def threshold(rate: float) -> np.uint32:
+    """Returns the number below which 32 random bits drop an element."""
+    return np.uint32(round(rate * 2**32))
 
 
 apply_dropout.defvjp(

@@ -38,8 +38,30 @@ def _random_bits(words: jax.Array, bit_width: int, shape: tuple[int, ...]) -> ja
     leading, trailing = shape[:-2], shape[-2:]
     inner = _indices(trailing).reshape(*(1 for _ in leading), *trailing)
     outer = _indices(leading).reshape(*leading, *(1 for _ in trailing))
-    bits = _hash(_hash(inner ^ words[0]) + (outer * _GOLDEN_RATIO ^ words[1]))
+    bits = hashed_bits(words[0], inner, leading_seed(words[1], outer))
     return (bits >> np.uint32(32 - bit_width)).astype(f"uint{bit_width}")
+
+
+def hashed_bits(word: jax.Array, inner: jax.Array, seed: jax.Array) -> jax.Array:
+    """Computes the 32 random bits of an element.
+
+    Args:
+      word: the first word of the key, uint32.
+      inner: the element's index within the last two axes, uint32.
+      seed: the result of `leading_seed`.
+    """
+    return _hash(_hash(inner ^ word) + seed)
+
+
+def leading_seed(word: jax.Array, outer: jax.Array) -> jax.Array:
+    """Combines the second word of a key with an element's index over all axes but the last two, both uint32."""
+    return outer * _GOLDEN_RATIO ^ word
+
+
+def key_words(key: jax.Array) -> jax.Array:
+    """Returns the two words [2] uint32 of a hashed key, or of the hashed key derived from a key of another type."""
+    is_hashed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and jax.random.key_impl(key) == _HASHED
+    return jax.random.key_data(key if is_hashed else hashed_key(key))
 
 
 def _fold_in(words: jax.Array, number: jax.Array) -> jax.Array:

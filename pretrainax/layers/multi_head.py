@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import Mask, Weights, attention, attention_with_weights, choose_backend
-from pretrainax.layers.attention_spec import report_attention, spec_of
+from pretrainax.layers.attention import Mask, attention, choose_backend
+from pretrainax.layers.attention_spec import Weights, report_attention, spec_of
 from pretrainax.layers.cache import KeyValues
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.dropout import Dropout
@@ -23,11 +23,7 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Attention(nn.Module):
-    """The base class of attention layers. It chooses the backend and applies the output projection.
-
-    NOTE Only the `xla` backend supports dropout of attention weights, as in BERT, T5 1.0 and GPT-2. In training with
-    this dropout, `xla` replaces a faster kernel, and the run prints a warning.
-    """
+    """The base class of attention layers. It chooses the backend and applies the output projection."""
 
     config: ModelConfig
     compute: Compute
@@ -75,22 +71,20 @@ class Attention(nn.Module):
             queries.
         """
         config = self.config
-        logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
-        rate, sinks = config.attention_dropout_rate, None
+        cap, rate, sinks = config.attention_logit_cap, config.attention_dropout_rate, None
+        flags = {"bias_by_row": positions.has_row_bias, "logit_cap": cap, "dropout_rate": rate}
         if config.attention_sinks:
             sinks = self.param("sinks", normal_init(config, fan_in=1), (config.num_heads,), jnp.float32)
-        bias_by_row = positions.has_row_bias
-        spec = spec_of(q, k, **logits, bias_by_row=bias_by_row, dropout_rate=rate, has_sinks=sinks is not None)
+        spec = spec_of(q, k, mask, bias, has_sinks=sinks is not None, **flags)
         report_attention(spec)  # reports the training spec, also in evaluation
         if mask.windowed is not None:  # initialization traces one block for local and global layers
             report_attention(dataclasses.replace(spec, window=None))
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The warning is ignored here. The header of a run, which chooses from the same spec, prints it.
         implementation, _ = choose_backend(self.compute.attention if fused else "xla", platform(), spec)
-        if spec.dropout_rate or spec.has_sinks:
-            drop = Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
-            return attention_with_weights(q, k, v, weights=Weights(drop, sinks), scale=scale, **logits)
-        return attention(q, k, v, scale=scale, implementation=implementation, **logits)
+        drop = Dropout(spec.dropout_rate).with_key() if spec.dropout_rate else None
+        weights = Weights(drop, sinks, cap)
+        return attention(q, k, v, mask=mask, bias=bias, scale=scale, implementation=implementation, weights=weights)
 
     @nn.nowrap
     def out(self, y: jax.Array) -> jax.Array:

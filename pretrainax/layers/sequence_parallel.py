@@ -232,27 +232,31 @@ def on_each_device(kernel):
 
     This is for kernels that the compiler cannot partition. The wrapped function runs under the current mesh
     (`jax.set_mesh`). It all-gathers keys and values along the sequence dimension; the backward reduce-scatters their
-    gradients.
+    gradients. Further arguments are trees of arrays [B, H], [H] or [1].
     """
 
     @functools.wraps(kernel)
-    def sharded(q, k, v, mask: Mask, bias, scale, logit_cap):
+    def sharded(q, k, v, mask: Mask, bias, scale, logit_cap, *others):
         if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
-            return kernel(q, k, v, mask, bias, scale, logit_cap)
+            return kernel(q, k, v, mask, bias, scale, logit_cap, *others)
 
-        def run_local(q, k, v, mask, bias):
+        def run_local(q, k, v, mask, bias, *others):
             if axis_size(LENGTH_AXIS) > 1:
                 k, v = (jax.lax.all_gather(x, LENGTH_AXIS, axis=1, tiled=True) for x in (k, v))
-            return kernel(q, k, v, mask, bias, scale, logit_cap)
+            return kernel(q, k, v, mask, bias, scale, logit_cap, *others)
+
+        def spec_of_other(x):
+            by_head = P(_head_axis(k)) if x.shape == q.shape[2:3] else P()
+            return P(_row_axes(q), _head_axis(k)) if x.ndim == 2 else by_head
 
         array = P(_row_axes(q), LENGTH_AXIS, _head_axis(k))  # [B, T, H, K]
         mask_spec = _mask_spec(mask, P(_row_axes(q), LENGTH_AXIS), P(_row_axes(q)))
         run_sharded = jax.shard_map(
             run_local,
-            in_specs=(array, array, array, mask_spec, _bias_spec(bias, q, k)),
+            in_specs=(array, array, array, mask_spec, _bias_spec(bias, q, k), *jax.tree.map(spec_of_other, others)),
             out_specs=array,
             check_vma=False,  # the kernels do not declare which axes their results vary over
         )
-        return run_sharded(q, k, v, mask, bias)
+        return run_sharded(q, k, v, mask, bias, *others)
 
     return sharded

@@ -21,7 +21,7 @@ from pretrainax.sharding.mesh import axis_size
 LANES = 128  # width of a TPU's vector registers; lengths are padded to multiples of this width
 
 
-def _tile_size(length: int) -> int:
+def tile_size(length: int) -> int:
     """Returns the number of queries or keys per tile of a kernel, for a padded length.
 
     Large tiles fill the matrix unit; a tile of 512 × 512 float32 numbers takes 1 MB of the 16 MB of VMEM.
@@ -79,7 +79,7 @@ def tpu_work(spec: AttentionSpec) -> Work:
     gradients. Both recompute the logits, and both compute the gradient of the attention weights.
     """
     queries, keys = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
-    return Work(unskipped_pairs(spec, (_tile_size(queries), _tile_size(keys))), recomputed=3)
+    return Work(unskipped_pairs(spec, (tile_size(queries), tile_size(keys))), recomputed=3)
 
 
 @on_each_device
@@ -97,7 +97,7 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
     # The mask covers whole rows. This device has one shard of the queries of each row, and all keys.
     num_shards = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
-    block_q, block_kv = (_tile_size(x.shape[2]) for x in heads_first[:2])
+    block_q, block_kv = (tile_size(x.shape[2]) for x in heads_first[:2])
     shape = num_shards * heads_first[0].shape[2], heads_first[1].shape[2]
     if mask.window is not None:
         head_mask = masks.LocalMask(shape, window_size=mask.reach, offset=0)
@@ -164,7 +164,7 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
     if bias is not None:
         # [1 or B, H, T, S] -> [1 or B, H, T', S']
         bias = pad(pad(bias.astype(q.dtype), 2, LANES), 3, LANES)
-    block_q, block_kv = (_tile_size(x.shape[2]) for x in heads_first[:2])
+    block_q, block_kv = (tile_size(x.shape[2]) for x in heads_first[:2])
     flash_attention = functools.partial(
         flash.flash_attention,
         causal=mask.causal,

@@ -215,7 +215,7 @@ def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidu
         # uses cuDNN, all of its attentions are traced with the TPU kernels.
         requested_backend, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
         backends = {choose_backend(requested_backend, platform, spec)[0] for spec in specs}
-        platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in backends else ("gpu", "xla")
+        platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in backends else ("gpu", requested_backend)
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = resolve_auto(experiment.train)
         return list(_residuals_of(_build_model(experiment, train, teacher), train, shapes))

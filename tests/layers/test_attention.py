@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
 from pretrainax.layers import gpu_attention
-from pretrainax.layers.attention import Mask, Weights, attention_with_weights
+from pretrainax.layers.attention import Mask, attention
+from pretrainax.layers.attention_spec import Weights
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import (
@@ -88,7 +89,7 @@ def test_a_sink_takes_its_part_of_the_weights(size, compiled):
 
     def with_sinks(sinks):
         q, k, v, _ = args
-        return attention_with_weights(q, k, v, weights=Weights(sinks=sinks), mask=mask, scale=0.3)
+        return attention(q, k, v, weights=Weights(sinks=sinks), mask=mask, scale=0.3)
 
     got = compiled(with_sinks)(sinks)
     assert_close(got, expected, 2e-6)  # float32 sums of 8 and 3 terms; exp(200) is more than float32 holds
@@ -354,6 +355,9 @@ def test_odd_lengths_are_padded_by_a_token_that_changes_nothing(asked_of_cudnn, 
         ("gpu", {"query_length": 113, "head_dim": 256}, "cudnn"),
         ("gpu", {"window": 8}, "cudnn"),
         ("gpu", {"window": 8, "has_prefix": True}, "cudnn"),
+        ("gpu", {"dtype": "float32", "head_dim": 20, "query_length": 113}, "tiled"),
+        ("gpu", {"causal": False, "window": 8, "bias": "by_row", "logit_cap": 50.0}, "tiled"),
+        ("gpu", {"dropout_rate": 0.1, "has_sinks": True, "has_prefix": True}, "tiled"),
         ("cpu", {"has_prefix": True}, "xla"),
         ("tpu", {"window": 8, "causal": False, "logit_cap": 50.0}, "tpu_splash"),
         ("tpu", {}, "tpu_splash"),
@@ -361,6 +365,9 @@ def test_odd_lengths_are_padded_by_a_token_that_changes_nothing(asked_of_cudnn, 
         ("tpu", {"bias": "shared"}, "tpu_flash"),
         ("tpu", {"dtype": "float32", "head_dim": 128}, "tpu_splash"),
         ("tpu", {"query_length": 64, "key_length": 64}, "xla"),
+        ("tpu", {"head_dim": 80}, "tiled"),
+        ("tpu", {"has_prefix": True, "bias": "shared"}, "tiled"),
+        ("tpu", {"dropout_rate": 0.1, "has_sinks": True}, "tiled"),
     ],
 )
 def test_auto_is_the_fastest_that_fits(platform, options, expected):
@@ -371,27 +378,22 @@ def test_auto_is_the_fastest_that_fits(platform, options, expected):
 def test_a_cudnn_whose_attention_errs_is_not_taken(version, is_taken, monkeypatch):
     monkeypatch.setattr(gpu_attention, "_cudnn_version", lambda: version)
     name, warning = choose("auto", "gpu")
-    assert name == ("cudnn" if is_taken else "xla")
-    assert is_taken or f"needs another cuDNN than {version}" in warning
+    assert (name, warning) == ("cudnn" if is_taken else "tiled", None)
 
 
 @pytest.mark.parametrize(
     "platform, options, reason",
     [
-        ("gpu", {"dtype": "float32"}, "config.train.dtype 'bfloat16' and got 'float32'"),
-        ("gpu", {"head_dim": 20}, "multiple of 8 and at most 256, and it is 20"),
-        ("gpu", {"head_dim": 264}, "multiple of 8 and at most 256, and it is 264"),
-        ("tpu", {"head_dim": 80}, "64 or a multiple of 128, and it is 80"),
-        ("tpu", {"has_prefix": True}, "'tpu_splash' has no bidirectional prefix, and config.objective makes one"),
-        ("tpu", {"has_prefix": True, "bias": "shared"}, "'tpu_flash' has no bidirectional prefix"),
+        ("gpu", {"head_dim": 288}, "'tiled' needs config.model.head_dim to be at most 256, and it is 288"),
+        ("gpu", {"sequence": 2}, "'tiled' needs unsplit lengths, and config.mesh.sequence is 2"),
+        ("tpu", {"head_dim": 320}, "64 or a multiple of 128, and it is 320"),
         (
-            "gpu",
-            {"dropout_rate": 0.1},
-            "'cudnn' has no dropout of attention weights, and config.model.attention_dropout",
+            "tpu",
+            {"has_prefix": True, "query_length": 16384, "key_length": 16384},
+            "'tpu_splash' has no bidirectional prefix, and config.objective makes one in each row, and 'tiled' needs "
+            "120 MiB of VMEM for 16384 queries and 16384 keys (config.data.sequence_length), and a program has 56",
         ),
-        ("tpu", {"dropout_rate": 0.1}, "'tpu_splash' has no dropout of attention weights, and config.model."),
-        ("tpu", {"dropout_rate": 0.1, "bias": "shared"}, "'tpu_flash' has no dropout of attention weights, and config"),
-        ("gpu", {"has_positions": True}, "'cudnn' does not support explicit positions, and this mask has them"),
+        ("gpu", {"has_positions": True}, "'tiled' does not support explicit positions, and this mask has them"),
         ("tpu", {"has_positions": True}, "'tpu_splash' does not support explicit positions"),
     ],
 )
@@ -422,7 +424,7 @@ def test_xla_can_be_requested_anywhere(platform):
         ("cudnn", "gpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
         ("tpu_flash", "tpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
         ("tpu_splash", "tpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
-        ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tpu_flash, tpu_splash)"),
+        ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tiled, tpu_flash, tpu_splash)"),
     ],
 )
 def test_a_request_that_cannot_run_is_an_error_that_says_what_to_set(requested, platform, options, reason):

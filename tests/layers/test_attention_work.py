@@ -87,5 +87,6 @@ def test_the_last_part_of_a_causal_row_has_the_most_pairs():
 
 def test_a_backward_makes_again_what_it_has_not_kept():
     again = {name: work(name, 512, True, None).recomputed for name in BACKENDS}
-    assert again == {"xla": 0, "cudnn": 1, "tpu_flash": 3, "tpu_splash": 3}
+    assert again == {"xla": 0, "cudnn": 1, "tiled": 3, "tpu_flash": 3, "tpu_splash": 3}
     assert work("xla", 512, True, None, sequence=2).recomputed == 1  # a ring's
+    assert work("tiled", 512, True, None, bias="shared").recomputed == 5  # logits and weights once more for the bias

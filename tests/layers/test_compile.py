@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import UserError
 from pretrainax.layers.attention import Mask, attention
+from pretrainax.layers.attention_spec import Weights
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import loss_sums
 from pretrainax.planning.hlo import Program
@@ -79,7 +80,14 @@ def compile_attention(mesh, implementation, case):
     def step(q, k, v, bias, mask):
         def out(q, k, v, bias):
             return attention(
-                q, k, v, mask=mask, bias=bias, scale=0.125, logit_cap=case.cap, implementation=implementation
+                q,
+                k,
+                v,
+                mask=mask,
+                bias=bias,
+                scale=0.125,
+                implementation=implementation,
+                weights=Weights(logit_cap=case.cap),
             )
 
         out, backward = jax.vjp(out, q, k, v, bias)

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig, ModelConfig
 from pretrainax.layers import multi_head
-from pretrainax.layers.attention import Mask, Weights, attention, attention_with_weights
+from pretrainax.layers.attention import Mask, attention
+from pretrainax.layers.attention_spec import Weights
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import MultiHeadAttention
@@ -74,7 +75,7 @@ def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
     v = jnp.broadcast_to(jnp.eye(64)[:, None], (8, 64, 2, 64))
     drop = lambda w: Dropout(RATE, deterministic=False).apply({}, w, rngs={"dropout": jax.random.key(2)})  # noqa: E731
     terms = {"mask": Mask(causal=True), "scale": 0.1}
-    weights, left = attention(q, k, v, **terms), attention_with_weights(q, k, v, weights=Weights(drop), **terms)
+    weights, left = attention(q, k, v, **terms), attention(q, k, v, weights=Weights(drop), **terms)
     seen = np.asarray(weights) > 0
     kept = np.asarray(left) > 0
     np.testing.assert_allclose(left[kept], weights[kept] / (1 - RATE), rtol=1e-5)  # float32: divided after the sum
@@ -100,7 +101,7 @@ def test_eight_devices_drop_the_weights_that_one_does(params):
     assert_close(np.asarray(found), np.asarray(run(x, source, ids)), 1e-5)  # float32 sums in another order
 
 
-def test_on_hardware_with_a_faster_kernel_training_takes_xla_and_evaluation_the_kernel(params, monkeypatch):
+def test_training_takes_the_kernel_with_dropout_and_evaluation_the_fastest(params, monkeypatch):
     chosen = []
     choose = multi_head.choose_backend
     record = lambda *args: chosen.append(choose("auto", "gpu", args[2])[0]) or ("xla", None)  # noqa: E731
@@ -109,7 +110,7 @@ def test_on_hardware_with_a_faster_kernel_training_takes_xla_and_evaluation_the_
     for layer in (TRAINED, DROPPING):
         call = functools.partial(layer.apply, params, x, source, Mask(False, *IDS), PositionTerms())
         jax.eval_shape(functools.partial(call, rngs={"dropout": jax.random.key(0)}))
-    assert chosen == ["xla", "cudnn"]
+    assert chosen == ["tiled", "cudnn"]
 
 
 @pytest.mark.parametrize(

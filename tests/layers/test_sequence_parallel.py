@@ -97,7 +97,7 @@ def test_kernels_of_tpus_get_all_keys_for_their_part_of_the_queries(interpreted,
     assert_close(got, expected, 3e-5)  # float32 sums of <= 256 terms near 1, in another order
 
 
-@pytest.mark.parametrize("platform, name", [("tpu", "tpu_splash"), ("gpu", "cudnn")])
+@pytest.mark.parametrize("platform, name", [("tpu", "tpu_splash"), ("gpu", "tiled")])
 def test_a_kernel_that_needs_whole_lengths_is_announced(platform, name):
     implementation, warning = choose("auto", platform, query_length=510, key_length=510, sequence=4)
     assert implementation == "xla" and f"{name!r} needs" in warning and "config.mesh.sequence" in warning

@@ -207,7 +207,7 @@ def _collected(config, inputs, targets):
     "preset, platform",
     [
         ("gemma3_1b", "cpu"),
-        ("modernbert_base", "gpu"),  # cuDNN has no window to both sides
+        ("modernbert_base", "cpu"),
     ],
 )
 def test_nothing_is_skipped_where_xla_runs(preset, platform):
@@ -305,8 +305,8 @@ def test_parts_of_a_row_are_added_up():
 def test_an_attention_is_that_of_its_lengths():
     fields = dict(head_dim=64, dtype="bfloat16", has_prefix=False, has_positions=False, logit_cap=None, sequence=1)
     fields |= dict(window=None, key_length=512, causal=False)
-    own = AttentionSpec(**fields, query_length=512, bias="by_row")  # which no kernel of a GPU takes
+    own = AttentionSpec(**fields, query_length=512, bias="by_row")  # which `tiled` takes and cuDNN does not
     cross = AttentionSpec(**fields, query_length=256, bias="none")
     reads = [one for one in _collected(t5("base"), 512, 256) if not one.causal]
     again = {one.queries: work_of([own, cross], "auto", "gpu")(one).recomputed for one in reads}
-    assert again == {512: 0, 256: 1}
+    assert again == {512: 3, 256: 1}

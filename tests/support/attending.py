@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.layers.attention import attention, choose_backend
-from pretrainax.layers.attention_spec import AttentionSpec
+from pretrainax.layers.attention_spec import AttentionSpec, Weights
 
 
 def segments(*rows):
@@ -28,7 +28,8 @@ def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float
 
 
 def run(q, k, v, bias, mask, implementation="xla", scale=0.3, logit_cap=None):
-    return attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap, implementation=implementation)
+    weights = Weights(logit_cap=logit_cap)
+    return attention(q, k, v, mask=mask, bias=bias, scale=scale, implementation=implementation, weights=weights)
 
 
 def output_and_gradients(args, mask, implementation="xla", **options):

@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import ModelConfig, RandomBlocks
-from pretrainax.layers.attention import Mask, Weights, attention_with_weights
+from pretrainax.layers.attention import Mask, attention
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, pad
-from pretrainax.layers.attention_spec import KeyBlocks
+from pretrainax.layers.attention_spec import KeyBlocks, Weights
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import register_attention
 from pretrainax.layers.positions import PositionTerms
@@ -64,7 +64,7 @@ class BlockAttention(BlockSparseAttention):
         config, settings, length = self.config, self.config.sparse_attention, x.shape[1]
         weights, ids = Weights(self.dropout()), mask.query_segment_ids
         if self.blocks(config, length) is None:
-            return attention_with_weights(*qkv, weights=weights, mask=Mask(False, ids, ids), scale=scale)
+            return attention(*qkv, weights=weights, mask=Mask(False, ids, ids), scale=scale)
         size = settings.size
         q, k, v = (pad(y, 1, size) for y in qkv)
         ids = pad(ids, 1, size, PADDING)
@@ -74,7 +74,7 @@ class BlockAttention(BlockSparseAttention):
         table = tables[mask.layer if is_drawn else 0]
         inner_output = block_attention(q, k, v, ids, table, scale, weights.drop)
         global_inputs = [jnp.concatenate([y[:, :size], y[:, -size:]], axis=1) for y in (q, ids)]  # [B, 2 b, …]
-        global_output = attention_with_weights(
+        global_output = attention(
             global_inputs[0], k, v, weights=weights, mask=Mask(False, global_inputs[1], ids), scale=scale
         )
         return jnp.concatenate([global_output[:, :size], inner_output, global_output[:, size:]], axis=1)[:, :length]

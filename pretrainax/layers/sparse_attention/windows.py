@@ -26,9 +26,9 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, SlidingWindows
-from pretrainax.layers.attention import Weights, attention_with_weights
+from pretrainax.layers.attention import attention
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, Mask, heads_last, masked_logits, pad, weighted_sum
-from pretrainax.layers.attention_spec import KeyBlocks
+from pretrainax.layers.attention_spec import KeyBlocks, Weights
 from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import MultiHeadAttention, register_attention
 from pretrainax.layers.positions import PositionTerms
@@ -225,7 +225,7 @@ def question_attention(
     """
     ids = mask.query_segment_ids
     segment_mask = Mask(False, ids[:, :count], ids)
-    return attention_with_weights(q[:, :count], k, v, weights=Weights(drop), mask=segment_mask, scale=scale)
+    return attention(q[:, :count], k, v, weights=Weights(drop), mask=segment_mask, scale=scale)
 
 
 def blocked(x: jax.Array, size: int, value: int = 0) -> jax.Array:

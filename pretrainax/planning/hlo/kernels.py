@@ -29,7 +29,7 @@ _SLICES = ("slice", "dynamic-slice", "gather")
 # Opcodes that read their whole operands, even if the kernel uses only some elements of the result.
 _NEEDS_ALL = ("broadcast", "dot", "convolution", "sort", "custom-call")
 _PRODUCTS = frozenset(("dot", "convolution"))
-ATTENTION = re.compile("splash|fmha")  # in names of attention kernels: TPU (splash), cuDNN (fmha)
+ATTENTION = re.compile("splash|fmha|tiled_attention")  # in names of attention kernels: TPU, cuDNN, and ours
 _LIBRARY = re.compile(f"{ATTENTION.pattern}|gemm|matmul")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # opcode -> index of the operand with the new elements
 # Attribute of a TPU collective that overlaps with other work. All fusions that contain this work have the attribute.
