@@ -99,10 +99,9 @@ OTHER_BITS = ", not deterministic: see config.train.deterministic"
 def test_the_header_says_whether_a_resume_has_the_same_bits(platform, deterministic, said, monkeypatch):
     monkeypatch.setattr(description, "platform", lambda: platform)
     experiment = types.SimpleNamespace(train=types.SimpleNamespace(deterministic=deterministic))
-    run = types.SimpleNamespace(
-        model=types.SimpleNamespace(compute=types.SimpleNamespace(dtype="bfloat16")), experiment=experiment
-    )
-    assert description._compute(run, ["xla"]) == "bfloat16, attention xla" + said
+    compute = types.SimpleNamespace(dtype="bfloat16", products="fp8")
+    run = types.SimpleNamespace(model=types.SimpleNamespace(compute=compute), experiment=experiment)
+    assert description._compute(run, ["xla"]) == "bfloat16, products fp8, attention xla" + said
 
 
 def test_a_decoder_whose_length_is_split_is_announced_with_its_warning(traced):
