@@ -206,10 +206,8 @@ def estimate_time(
     model_and_batch = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     teacher, cost = teacher_of(experiment), update_cost(experiment)
     stretch = pipeline_stages(experiment, mesh_sizes).relative_layer_time
-    flops, executed = (
-        flops_per_step(*model_and_batch, teacher, cost),
-        executed_flops(*model_and_batch, work, teacher, cost),
-    )
+    flops = flops_per_step(*model_and_batch, teacher, cost)
+    executed = executed_flops(*model_and_batch, work, teacher, cost)
     product_flops = _product_flops(experiment, teacher, work, stretch, chip) / devices
     product_flops += optimizer_flops(experiment, mesh_sizes, platform)
     compute = product_flops / (chip.peak_flops * ATTAINABLE[platform])
