@@ -63,7 +63,7 @@ def apply_by_kind(
 
 
 def _runs(pattern: Sequence[str]) -> list[tuple[bool, slice]]:
-    """Splits a pattern into sequences of equal kinds; returns whether each is local, and its layers."""
+    """Splits a pattern into sequences of equal kinds; returns (is it local, its layers) for each."""
     runs, start = [], 0
     for kind, layers in itertools.groupby(pattern):
         stop = start + len(list(layers))

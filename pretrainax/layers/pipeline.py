@@ -102,7 +102,7 @@ def gather_param(x: jax.Array, spec: P) -> jax.Array:
 
 
 def _splits_rows(entry: Union[None, str, tuple[str, ...]]) -> bool:
-    """Returns whether the mesh axes in one entry of a PartitionSpec split the rows of a batch."""
+    """Returns True if the mesh axes in one entry of a PartitionSpec split the rows of a batch."""
     return bool(entry) and {*axes_of_entry(entry)} <= {*BATCH_AXES}
 
 

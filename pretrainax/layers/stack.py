@@ -248,7 +248,7 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _has_static_kinds(self) -> bool:
-        """Returns whether each layer of a stack with local and global layers is traced with a static kind.
+        """Returns True if each layer of a stack with local and global layers is traced with a static kind.
 
         On a CPU, attention computes the window in either case, and a second block would only take time to compile.
         """
@@ -279,7 +279,7 @@ class Stack(nn.Module):
 
     @nn.nowrap
     def _needs_intermediates(self) -> bool:
-        """Returns whether the blocks must run in Flax's scan, which initializes parameters and stacks what they sow."""
+        """Returns True if the blocks must run in Flax's scan, which initializes parameters and stacks what they sow."""
         return self.is_initializing() or self.is_mutable_collection("intermediates")
 
     @nn.nowrap

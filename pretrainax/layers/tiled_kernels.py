@@ -134,7 +134,7 @@ def shared_bias_gradient(settings: Settings, x: Operands, residuals: Residuals) 
 
 
 def shares_bias(x: Operands) -> bool:
-    """Returns whether all rows share the bias, which must exist."""
+    """Returns True if all rows share the bias, which must exist."""
     assert x.bias is not None
     return x.bias.shape[0] == 1
 

@@ -96,7 +96,7 @@ def _summary(
     )
     if compiled and compiled.traffic:
         plan = candidate.largest
-        # With several slices, only the estimate tells which bytes use the slow network between slices.
+        # With several slices, only the estimate knows the bytes on the slow network between slices.
         sent = compiled.collectives if topology.slices == 1 else plan.collectives
         compiled_time = roofline.estimate_time(
             plan.experiment, plan.sizes, topology, plan.memory, sent, traffic=compiled.traffic
