@@ -30,6 +30,7 @@ def test_plan_prints_bytes_seconds_and_proposals():
     assert 0 < least < plan["step_seconds"] < most and plan["mesh"]["data"] == 2
 
 
+@pytest.mark.slow
 def test_plan_prints_the_proposals_for_a_run_that_does_not_fit():
     batch = "--config.train.global_batch_size=4194304"
     plan = printed("plan", f"--config={TINY}:gpt", "--topology=v5e:1x1", "--nocompile", batch)
@@ -37,12 +38,14 @@ def test_plan_prints_the_proposals_for_a_run_that_does_not_fit():
     assert plan["proposals"][0]["fits"] and "--config." in plan["proposals"][0]["flags"]
 
 
+@pytest.mark.slow
 def test_plan_prints_the_best_meshes():
     meshes = printed("plan", f"--config={TINY}:gpt", "--topology=h100:2", "--search")
     assert len(meshes) > 1 and all(mesh["fits"] for mesh in meshes)
     assert meshes == sorted(meshes, key=lambda mesh: mesh["hours"])
 
 
+@pytest.mark.slow
 def test_plan_prints_the_optimal_run_of_a_budget():
     plan = printed("plan", "--flops=1e17", "--topology=h100x8")
     assert plan["topology"] == "h100:8" and plan["hours"] > 0

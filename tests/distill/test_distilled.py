@@ -79,6 +79,7 @@ def test_logits_are_those_that_attention_takes_its_softmax_of(name):
 # --- what is compared ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["t5_1_1", "t5gemma_9b_2b"])
 def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_teacher(name):
     """In both stacks of an encoder-decoder, also where they have other widths and heads."""
@@ -116,6 +117,7 @@ KINDS = {
 }
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_validation_has_the_loss_that_an_update_trains(kind):
     """Over two batches: the terms of `by_numpy`, each a mean over its predictions or tokens, with the weights."""

@@ -198,7 +198,7 @@ NOT_IN_TRANSFORMERS = {
 }
 PAIRS = [(name, kind) for name in DECODERS for kind in (SCALINGS if is_rotary(name) else (None,))]
 PAIRS = [pair for pair in PAIRS if pair not in NOT_IN_TRANSFORMERS]
-FAST = [("phi4_mini", "longrope"), ("deepseek_v2", "yarn"), ("gemma3", "linear"), ("t5_1_1", None)]
+FAST = [("deepseek_v2", "yarn"), ("t5_1_1", None)]
 
 
 @needs_transformers

@@ -99,6 +99,7 @@ def test_static_kinds_give_the_same_values_and_gradients(pattern, layers, comput
     assert traced == [is_local for is_local, _ in runs]  # a block is traced once per sequence of equal layers
 
 
+@pytest.mark.slow
 def test_each_layer_draws_its_own_dropout(on_gpu, monkeypatch):
     on_gpu()
     changes = {"layer_pattern": MODERNBERT, "num_layers": 8, "dropout_rate": 0.5}

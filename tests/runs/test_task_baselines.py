@@ -56,6 +56,7 @@ def test_a_model_behind_a_bag_of_words_is_said_to_be_worse_without_a_warning():
     assert "gain over bag of words -0." in said and "the model is worse" in said and "WARNING" not in said
 
 
+@pytest.mark.slow
 def test_the_error_of_macro_f1_covers_its_spread_over_samples():
     """The bootstrap's error for one sample, against the spread of the gain over 300 samples of 400 records."""
 

@@ -68,6 +68,7 @@ def test_a_slow_compiler_slows_no_step(experiment, tmp_path, slow_compiler, capf
     assert with_seconds(lines(tmp_path))[-1]["seconds"] < COMPILING  # nine steps, without their compilation
 
 
+@pytest.mark.slow
 def test_a_line_whose_steps_all_compiled_has_no_speed(experiment, tmp_path, slow_compiler, capfd):
     experiment.train.steps, experiment.train.log_every = 3, 1
     assert train(experiment, str(tmp_path)) == 0
@@ -81,6 +82,7 @@ def test_a_line_whose_steps_all_compiled_has_no_speed(experiment, tmp_path, slow
     assert times[0] == 0.0 and times[0] < times[1] < times[2] < COMPILING
 
 
+@pytest.mark.slow
 def test_each_length_of_rows_compiles_on_its_own(experiment, tmp_path, slow_compiler):
     folder = write_text(tmp_path / "text")
     for number in range(800):  # documents that fit in a row of 16 tokens, besides longer ones
@@ -110,6 +112,7 @@ def test_a_resumed_run_states_its_own_compilation(experiment, tmp_path, slow_com
     assert RunLines("run", with_seconds(lines(tmp_path))).has("seconds")
 
 
+@pytest.mark.slow
 def test_the_first_validation_is_in_no_estimate_of_the_remaining_time(experiment, tmp_path, monkeypatch, capfd):
     validate, calls = Run.validate, []
 
