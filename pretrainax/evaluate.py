@@ -24,7 +24,8 @@ labels in the order of the head's outputs. If the records number the labels in a
 byte are comparable between encoders, encoder-decoders and decoders (docs/how-to/compare-families.md).
 
 --compare-with=OTHER adds the paired differences from another model on the same spans, documents or examples, with 95 %
-intervals, and states which differences are distinguishable from 0.
+intervals, and states which differences are distinguishable from 0. Without --source, it compares the heads of a task on
+the validation records of two runs.
 
 --tasks=grammar,blimp:my/folder,my_task.json evaluates tasks without training. docs/how-to/tasks.md lists the tasks and
 explains how to write a task. --examples=N uses at most N examples of each task.
@@ -107,7 +108,7 @@ def _define_flags() -> dict[str, flags.FlagHolder]:
         "compare-with": define_path(
             "compare-with",
             None,
-            "--source, --tasks: another model, whose paired difference is printed, in the forms of --from",
+            "--source, --tasks, task heads: another model, whose paired difference is printed, in the forms of --from",
             takes_hub=True,
         ),
         "tasks": flags.DEFINE_list(

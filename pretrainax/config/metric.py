@@ -12,6 +12,8 @@ FRACTION = "fraction"  # unit of values from 0 to 1, which logs and reports disp
 _FRACTIONS = ("accuracy", "precision", "recall", "fraction")  # ends of the names of undeclared fractions
 # ends of the names of metrics on the halves of the validation, with `config.evaluate.halves`
 SELECTION_HALF, REPORT_HALF = "/half=1", "/half=2"
+# name in validation lines of {metric: its standard error}, over documents or rows
+STANDARD_ERRORS = "standard_errors"
 OF_RECORDS: tuple[Aspect, ...] = ("objective", "text")  # for metrics per record or byte, whatever the tokenizer
 
 

@@ -208,11 +208,23 @@ class Batches:
         stream_rows = [self._stream_row(row) for row in numbers]
         examples = self._counted_examples(numbers, stream_rows)
         batch = self._collate_rows(examples, self.lengths_of(step), stream_rows)
+        return batch, self._documents(examples, stream_rows, batch)
+
+    def stream_batch_with_documents(self, number: int, rows: range) -> tuple[HostBatch, np.ndarray]:
+        """Returns the batch of `stream_batch`, and the document of each token as in `with_documents`."""
+        examples, stream_rows = self._stream_examples(number, rows)
+        batch = self._collate_rows(examples, self.lengths, stream_rows)
+        return batch, self._documents(examples, stream_rows, batch)
+
+    def _documents(
+        self, examples: Sequence[list[Example]], stream_rows: Sequence[tuple[RowStream, int]], batch: HostBatch
+    ) -> np.ndarray:
+        """Returns the document of each token in a batch; rows after the last of `stream_rows` are padding."""
         documents = np.full(batch["tokens"].shape, -1, np.int64)
-        for (stream, n), row_examples, out in zip(stream_rows, examples, documents, strict=True):
+        for (stream, n), row_examples, out in zip(stream_rows, examples, documents, strict=False):
             in_corpus = stream.token_documents(n, row_examples)
             out[: len(in_corpus)] = in_corpus + self._first_document[self._corpus_numbers[self.streams.index(stream)]]
-        return batch, documents
+        return documents
 
     @property
     def num_documents(self) -> int:
@@ -257,12 +269,17 @@ class Batches:
         `rows` are row numbers in the stream; the global batch takes as many of them as fit, starting from the first. If
         there are too few, the remaining rows of the batch are padding.
         """
+        examples, stream_rows = self._stream_examples(number, rows)
+        return self._collate_rows(examples, self.lengths, stream_rows)
+
+    def _stream_examples(self, number: int, rows: range) -> tuple[list[list[Example]], list[tuple[RowStream, int]]]:
+        """Returns the examples of each row of `stream_batch`, [] for padding, and the rows that are not padding."""
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
         local_rows = rows[self.first_row :][: self.local_batch_size]
         stream.prefetch(local_rows)
         examples = [stream.counted_examples(n, 1.0, draws) for n in local_rows]
         padding_rows = [[] for _ in range(self.local_batch_size - len(local_rows))]
-        return self._collate_rows(examples + padding_rows, self.lengths, [(stream, n) for n in local_rows])
+        return examples + padding_rows, [(stream, n) for n in local_rows]
 
     def _collate_rows(
         self, rows: Sequence[Sequence[Example]], lengths: Lengths, stream_rows: Iterable[tuple[RowStream, int]]

@@ -122,13 +122,17 @@ class Evaluation:
                 changes = "changes nothing with" if self["bytes-of-spans"] else "changes nothing without"
                 raise UserError(f"--{name} {changes} --bytes-of-spans: leave it out")
         if self.has_task_head:
-            text_flags = ("seed", "bytes-of-spans", "tasks", "compare-with", *token_flags, *span_flags)
+            text_flags = ("seed", "bytes-of-spans", "tasks", *token_flags, *span_flags)
             if text_flags := [name for name in text_flags if self._flags[name].present]:
                 raise UserError(
                     f"--{text_flags[0]} is for language models, and {self.directory} has the head of a task: leave it "
                     "out"
                 )
             if self.scores_text:
+                if self["compare-with"]:
+                    raise UserError(
+                        "--compare-with compares task heads on the validation records of two runs: leave --source out"
+                    )
                 task_in(cli.CONFIG.value, self.directory)
         source_flags = ("split", "documents", "seed", "bytes-of-spans", *token_flags, *span_flags)
         set_flags = [name for name in source_flags if self._flags[name].present]
@@ -138,7 +142,7 @@ class Evaluation:
                 f"fields config.{', config.'.join(validation_fields)}"
             )
         for name in ("transcripts", "compare-with"):
-            if self[name] and not self.scores_text:
+            if self[name] and not self.scores_text and not (self.has_task_head and name == "compare-with"):
                 raise UserError(f"--{name} is for --source and --tasks: set one of them too, or leave it out")
         for flag, names in (("source", set_flags), ("tasks", ["examples"] if self["examples"] is not None else [])):
             if names and self[flag] is None:
@@ -147,7 +151,7 @@ class Evaluation:
     def _results(self) -> Iterator[tuple[Origin, list[Result]]]:
         """Evaluates the checkpoints; yields each checkpoint with its results."""
         if not self.scores_text:
-            return validations(self.directory, self.origins)
+            return validations(self.directory, self.origins, self["compare-with"])
         tasks = load_tasks(self["tasks"] or ())  # before the slow loading of the model
         values = {name: flag.value for name, flag in self._flags.items()}
         return score_texts(values, self.origins, tasks, self.has_task_head, self.transcripts.append)
@@ -159,6 +163,8 @@ class Evaluation:
             print(visible(f"run  {with_urls(self.directory)}{parameters}\n\n{table_over_steps(results)}\n"))
         elif self.scores_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
+        elif differences := [r for r in results if r.measure.endswith("_difference")]:
+            print(visible(f"{results_table(differences)}\n"))
         with uploaded_output(self["output"] or os.path.join(self._folder(), f"{self._file_stem()}.json")) as path:
             print(visible(with_urls(write_results(path, results))))
             if self["every-checkpoint"]:

@@ -14,12 +14,11 @@ import numpy as np
 from pretrainax import cli
 from pretrainax.checkpoints.params import EMA
 from pretrainax.checkpoints.run_json import check_tokenizer
-from pretrainax.checkpoints.steps import step_of
-from pretrainax.config import Experiment, UserError, config_at_checkpoint
+from pretrainax.config import Experiment, UserError
 from pretrainax.config.metric import metric_text
 from pretrainax.data.sources import NoSource
+from pretrainax.evaluation.task_comparison import checkpoint_of, reference_of
 from pretrainax.interop.origin import AS_TRAINED, Origin
-from pretrainax.interop.start import load_plain
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runs.comparison import baseline_of, compare
@@ -42,7 +41,9 @@ from pretrainax.training.train_step import Params
 _SOURCE_HINT = "set a data source, such as --source=\"TextFiles(path='my/folder')\""
 
 
-def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Origin, list[Result]]]:
+def validations(
+    directory: str, origins: Sequence[Origin], compare_with: Optional[str] = None
+) -> Iterator[tuple[Origin, list[Result]]]:
     """Repeats a run's own validation for each checkpoint; yields the checkpoints with their validation metrics.
 
     If there is only one checkpoint, also prints its metrics and samples.
@@ -50,6 +51,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
     Args:
       directory: folder of the run.
       origins: the checkpoints.
+      compare_with: another run with the same task, from which the paired differences are added to the metrics.
 
     Raises:
       UserError: `directory` is a Hugging Face directory or an imported model, so it has no dataset; the tokenizer has
@@ -67,6 +69,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
     for step in [step for origin in origins for step in origin.steps]:
         check_tokenizer(step, fingerprint, tokenizer)
     host.start_jax(experiment)
+    reference = None if compare_with is None else reference_of(compare_with, experiment)
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(open_run(experiment))
         log_note = functools.partial(_log_note, run)
@@ -75,11 +78,7 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
         run.start.read_frozen(run, directory, is_new=False)
         estimates = _Estimates(run)
         for origin in origins:
-            params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
-            steps = list(map(step_of, origin.steps))
-            # Raises UserError for an average of checkpoints with different computations.
-            config_at_checkpoint(experiment, steps)
-            phase = run.at(max(steps) - 1)
+            phase, params = checkpoint_of(run, origin)
             task, predicted = phase.experiment.validation_objective, None
             if isinstance(task, Task) and not isinstance(task, WritingTask):
                 predicted = phase.validation.predict(params)
@@ -89,6 +88,8 @@ def validations(directory: str, origins: Sequence[Origin]) -> Iterator[tuple[Ori
             results = _results(run, metrics, estimates.of(phase, params, predicted))
             if len(origins) == 1:
                 _print_metrics(phase, origin, params, metrics, results, predicted)
+            if reference is not None and predicted is not None:
+                results += reference.differences(phase, predicted, results)
             yield origin, results
         corpus_check.wait()
 

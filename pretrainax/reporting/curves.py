@@ -12,6 +12,7 @@ matplotlib.use("Agg")  # a backend that needs no display
 
 from matplotlib import figure, ticker  # noqa: E402
 
+from pretrainax.config.metric import STANDARD_ERRORS  # noqa: E402
 from pretrainax.reporting.run_lines import thinned  # noqa: E402
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -67,7 +68,6 @@ def draw(
     subtitle: str = "",
     baseline: Optional[Mapping[str, float]] = None,
     select_by: str = "loss",
-    errors: Mapping[str, Optional[float]] = {},  # noqa: B006  never changed
 ) -> None:
     """Plots the main loss (in nats), the learning rate and the gradient norm over the steps, as a PNG file.
 
@@ -77,11 +77,11 @@ def draw(
 
     Args:
       path: the PNG file to write.
-      lines: lines of metrics.jsonl. Training and validation lines may be in any order. A null value leaves a gap.
+      lines: lines of metrics.jsonl. Training and validation lines may be in any order. A null value leaves a gap. The
+        standard errors of validation lines are drawn as bands.
       title, subtitle: text above the plots.
       baseline: losses of a model that ignores the context, by name. If None, no baseline is drawn.
       select_by: the metric by which checkpoints are selected, such as "accuracy" or "loss/source=wiki".
-      errors: {metric: standard error of the last validation}, drawn as error bars.
     """
     metrics = _main_metrics(select_by)
     main, baseline = metrics[0], baseline or {}
@@ -98,7 +98,7 @@ def draw(
         loss = picture.add_subplot(grid[0, :])
         rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
         extra_panels = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
-        _draw_losses(loss, train, valid, (baseline_text, baseline_loss), main, errors.get(main))
+        _draw_losses(loss, train, valid, (baseline_text, baseline_loss), main, _errors(lines, main))
         _draw_rate(rate, *_points(lines, "train", "learning_rate"))
         _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
@@ -111,7 +111,7 @@ def draw(
             panel.set_xlabel("step")
         for panel, name in zip(extra_panels, other_metrics, strict=False):
             points = _points(lines, "train", name), _points(lines, "valid", name)
-            _draw_losses(panel, *points, (_baseline_text(name, lines), baseline.get(name)), name, errors.get(name))
+            _draw_losses(panel, *points, (_baseline_text(name, lines), baseline.get(name)), name, _errors(lines, name))
         for panel, names in zip(extra_panels[len(other_metrics) :], part_metrics, strict=True):
             _draw_parts(panel, lines, names)
         title_y, subtitle_y = (1 - fraction * HEIGHT / height for fraction in (0.055, 0.1))
@@ -167,6 +167,11 @@ def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, n
     return steps, values
 
 
+def _errors(lines: Sequence[dict], name: str) -> np.ndarray:
+    """Returns the standard error of each point of `_points(lines, "valid", name)`, [N]; NaN if it is unknown."""
+    return _points([{**x, name: x.get(STANDARD_ERRORS, {}).get(name)} for x in lines], "valid", name)[1]
+
+
 def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
     """Draws a validation metric for each part of a mixture, with a legend on the right."""
     metric, _, part = names[0].partition("/")
@@ -182,10 +187,8 @@ def _words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _draw_losses(
-    panel, train, valid, baseline: tuple[str, Optional[float]], main: str, error: Optional[float] = None
-) -> None:
-    """Draws the training and validation curves of a metric, its baseline, and the error of the last validation."""
+def _draw_losses(panel, train, valid, baseline: tuple[str, Optional[float]], main: str, errors: np.ndarray) -> None:
+    """Draws the training and validation curves of a metric, its baseline, and the band of the standard errors."""
     baseline_text, baseline_loss = baseline
     unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
     panel.set_title(f"{_words(main)}{unit}")
@@ -193,9 +196,11 @@ def _draw_losses(
     line_with_trend(panel, *train, TRAINING, trend=trend_of(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
-    if error is not None and len(valid[1]):
-        panel.errorbar(valid[0][-1], valid[1][-1], error, color=VALIDATION, linewidth=1.2, capsize=3)
-        panel.set_title(f"{_TREND}{_POINTS}; bar: standard error", loc="right", fontsize=9)
+    if np.isfinite(errors).any():
+        # The edge shows the band of a point without a neighbor.
+        bounds = valid[1] - errors, valid[1] + errors
+        panel.fill_between(valid[0], *bounds, color=VALIDATION, alpha=0.2, linewidth=1.2)
+        panel.set_title(f"{_TREND}{_POINTS}; band: standard error", loc="right", fontsize=9)
     if baseline_loss is not None:
         panel.axhline(baseline_loss, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
         values = np.concatenate([train[1], valid[1]])

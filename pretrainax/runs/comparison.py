@@ -1,8 +1,6 @@
 """Compares a run with its baseline on the validation split, with standard errors over documents."""
 
-import collections
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +10,9 @@ import jax
 import numpy as np
 
 from pretrainax.config.metric import METRICS
-from pretrainax.data.baseline import Baseline, target_counts, values_of_targets
-from pretrainax.data.batch import HostBatch, is_gathered
+from pretrainax.data.baseline import Baseline, target_counts
 from pretrainax.data.pipeline import Batches, batches_of
+from pretrainax.runs.cluster_sums import MIN_DOCUMENTS, ClusterSums, Sums, values_of_predictions
 from pretrainax.runs.learned import Gain
 from pretrainax.scoring.results import Estimate, ratio
 from pretrainax.sharding.arrays import put_batch
@@ -35,8 +33,6 @@ _LEARNED = {
 _BATCHES, _TARGETS = 50, 1_000_000
 Watch = Callable[[Iterable], Iterable]  # yields the same items, or raises an exception
 
-MIN_DOCUMENTS = 20  # with fewer documents, standard errors are computed over rows
-
 
 class Comparison(NamedTuple):
     """A validation metric of a model and of its baseline, on the same predictions."""
@@ -51,14 +47,6 @@ class Comparisons(NamedTuple):
 
     metrics: dict[str, Comparison]
     observations: str  # "1,216 documents"
-
-
-class _Sums(NamedTuple):
-    """The sums of a metric over the predictions in each of D documents or rows, [D] float64 each."""
-
-    model: np.ndarray
-    baseline: Optional[np.ndarray]
-    weights: np.ndarray
 
 
 def baseline_of(run: Run, watch: Watch = iter) -> Baseline:
@@ -98,10 +86,8 @@ def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -
     """
     valid, num_batches = _batches(run, "valid"), run.validation.sizes[0]
     num_rows = num_batches * valid.global_batch_size
-    by_document, by_row = (
-        collections.defaultdict(functools.partial(np.zeros, (3, size))) for size in (valid.num_documents, num_rows)
-    )
-    has_baseline, seen = set(), np.zeros(valid.num_documents, bool)
+    by_document, by_row = ClusterSums(valid.num_documents), ClusterSums(num_rows)
+    seen = np.zeros(valid.num_documents, bool)
     local = run.validation.valid_batches
     local_rows = slice(local.first_row, local.first_row + local.local_batch_size)
     num_compared = min(num_batches, _max_batches(valid))
@@ -109,55 +95,24 @@ def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -
         batch, documents = valid.with_documents(number)
         local_batch = put_batch({name: x[local_rows] for name, x in batch.items()}, run.mesh)
         _, values = run.validation.eval_step(params, local_batch, run.frozen)
-        model_values, baseline_values = _model_values(jax.device_get(values), batch), baseline.values(batch)
+        model_values, baseline_values = values_of_predictions(jax.device_get(values), batch), baseline.values(batch)
         seen[documents[documents >= 0]] = True
         row_numbers = valid.global_batch_size * number + np.arange(len(documents))
-        for name, (value, weights) in model_values.items():
-            ids = _documents_of(name, value, batch, documents)
-            rows = np.broadcast_to(row_numbers.reshape(-1, *[1] * (value.ndim - 1)), value.shape)
-            other, _ = baseline_values.get(name, (np.zeros(1), None))
-            has_baseline |= {name} & baseline_values.keys()
-            for i, x in enumerate((value * weights, other * weights, weights)):
-                np.add.at(by_document[name][i], ids, x)
-                np.add.at(by_row[name][i], rows, x)
-    num_seen, num_read = int(seen.sum()), int(by_row["loss"][2].astype(bool).sum())
-    has_few = num_seen < MIN_DOCUMENTS
-    sums = {}
-    for name, (model, other, weights) in (by_row if has_few else by_document).items():
-        if weights.any():
-            sums[name] = _Sums(model, other if name in has_baseline else None, weights)
+        by_document.add(model_values, batch, documents, baseline_values)
+        by_row.add(model_values, batch, np.broadcast_to(row_numbers[:, None], documents.shape), baseline_values)
+    num_seen, has_few = int(seen.sum()), seen.sum() < MIN_DOCUMENTS
+    sums = (by_row if has_few else by_document).sums()
     observations = f"{num_seen:,} document{'s' * (num_seen != 1)}"
-    observations = f"{num_read:,} rows of {observations}" if has_few else observations
+    if has_few:
+        num_read = np.count_nonzero(sums["loss"].weights) if "loss" in sums else 0
+        observations = f"{num_read:,} rows of {observations}"
     if num_compared < num_batches:
         observations += f" in the first {num_compared:,} of {num_batches:,} batches, as the baseline and the gain"
-    comparisons = _comparisons(_with_always_original(sums), "rows" if has_few else "documents")
+    comparisons = compare_sums(_with_always_original(sums), "rows" if has_few else "documents")
     return Comparisons(comparisons, observations)
 
 
-def _model_values(values: Mapping[str, tuple], batch: HostBatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns {metric: (value of each prediction, its weight)}, given the values of `Validation.eval_step`."""
-    if "loss" not in values:
-        return dict(values)
-    (loss, _), (is_correct, _) = values["loss"], values["accuracy"]
-    of_heads = {name: pair for name, pair in values.items() if name not in ("loss", "accuracy")}
-    return values_of_targets(np.asarray(loss, np.float64), is_correct, batch) | of_heads
-
-
-def _documents_of(name: str, value: np.ndarray, batch: HostBatch, documents: np.ndarray) -> np.ndarray:
-    """Returns the document of each prediction, as an array with the shape of `value`.
-
-    documents: [B, T], the document of each token; -1 for padding, whose predictions have weight 0.
-    """
-    documents = np.maximum(documents, 0)
-    if value.ndim == 1:  # one prediction per row
-        return documents[:, 0]
-    # The tokens of a discriminator are not the targets of the generator.
-    if is_gathered(batch) and not name.startswith("replaced_"):
-        return np.take_along_axis(documents, batch["masked_positions"], axis=1)
-    return documents
-
-
-def _with_always_original(sums: dict[str, _Sums]) -> dict[str, _Sums]:
+def _with_always_original(sums: dict[str, Sums]) -> dict[str, Sums]:
     """Adds the baseline of replaced-token detection, which predicts "original" with the fraction of original tokens."""
     if "replaced_loss" not in sums:
         return sums
@@ -169,7 +124,7 @@ def _with_always_original(sums: dict[str, _Sums]) -> dict[str, _Sums]:
     return sums | {name: sums[name]._replace(baseline=x) for name, x in baselines.items() if name in sums}
 
 
-def _comparisons(sums: Mapping[str, _Sums], unit: str) -> dict[str, Comparison]:
+def compare_sums(sums: Mapping[str, Sums], unit: str) -> dict[str, Comparison]:
     """Compares each metric; `unit` is the plural name of the observations."""
     comparisons = {name: _comparison(x, METRICS[name].larger_is_better, unit) for name, x in sums.items()}
     if "loss" in comparisons:
@@ -185,7 +140,7 @@ def _comparisons(sums: Mapping[str, _Sums], unit: str) -> dict[str, Comparison]:
     return comparisons
 
 
-def _comparison(sums: _Sums, larger_is_better: bool, unit: str) -> Comparison:
+def _comparison(sums: Sums, larger_is_better: bool, unit: str) -> Comparison:
     counted = sums.weights > 0
     model, weights = sums.model[counted], sums.weights[counted]
     if sums.baseline is None:
@@ -195,7 +150,7 @@ def _comparison(sums: _Sums, larger_is_better: bool, unit: str) -> Comparison:
     return Comparison(ratio(model, weights, unit=unit), float(baseline.sum() / weights.sum()), gain)
 
 
-def _total(parts: list[_Sums]) -> _Sums:
+def _total(parts: list[Sums]) -> Sums:
     """Returns the sums of a sum of mean losses: each document's linear contribution to each mean, with weight 1."""
     counted = np.any([part.weights > 0 for part in parts], axis=0)
 
@@ -205,7 +160,7 @@ def _total(parts: list[_Sums]) -> _Sums:
 
     model = np.sum([contributions(part.model, part.weights) for part in parts], axis=0)
     baselines = [contributions(part.baseline, part.weights) for part in parts if part.baseline is not None]
-    return _Sums(model, np.sum(baselines, axis=0) if len(baselines) == len(parts) else None, np.ones_like(model))
+    return Sums(model, np.sum(baselines, axis=0) if len(baselines) == len(parts) else None, np.ones_like(model))
 
 
 def to_json(comparisons: Comparisons) -> str:

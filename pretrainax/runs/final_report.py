@@ -64,29 +64,21 @@ class FinalReport(Callback):
                 _validate_average(loop, metrics)
         with continue_on_error("curves.png", loop):
             if run.is_primary:
-                errors = {name: c.model.standard_error for name, c in compared.metrics.items()}
-                draw_curves(loop.workdir, loop.writer.model, baseline, select_by, errors)
+                draw_curves(loop.workdir, loop.writer.model, baseline, select_by)
                 loop.note(f"curves: {with_urls(os.path.join(loop.workdir, 'curves.png'))}")
 
 
-def draw_curves(
-    workdir: str,
-    model: str,
-    baseline: Optional[Mapping[str, float]],
-    select_by: str,
-    errors: Mapping[str, Optional[float]] = {},  # noqa: B006  never changed
-) -> None:
+def draw_curves(workdir: str, model: str, baseline: Optional[Mapping[str, float]], select_by: str) -> None:
     """Draws WORKDIR/curves.png from WORKDIR/metrics.jsonl.
 
     Args:
       model: description of the model, for the subtitle.
       baseline: losses of models that ignore the context, as in `final_table`, or None if unknown.
       select_by: the metric that selects checkpoints.
-      errors: {metric: standard error of the last validation}.
     """
     lines = [displayed_metrics(line, select_by) for line in read_metrics(os.path.join(workdir, "metrics.jsonl"))]
     name = os.path.basename(os.path.abspath(workdir))
-    curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by, errors)
+    curves.draw(os.path.join(workdir, "curves.png"), lines, name, model, baseline, select_by)
 
 
 def final_table(

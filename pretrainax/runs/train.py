@@ -14,6 +14,7 @@ from pretrainax.runs.final_report import FinalReport
 from pretrainax.runs.health import Health
 from pretrainax.runs.samples import Samples
 from pretrainax.runs.save_check import SaveCheck
+from pretrainax.runs.validation_errors import ValidationErrors
 from pretrainax.training import run
 from pretrainax.training import train as training
 from pretrainax.training.callbacks import Callback
@@ -40,7 +41,8 @@ def train(
       start: builds and initializes the model. If None, `TrainedStart` does so as the config specifies.
     """
     write = AnswerWriter()
-    called = [header.Header(paper), write, ExportCheck(), SaveCheck(), Health(), *callbacks, FinalReport(), Samples()]
+    called = [header.Header(paper), write, ExportCheck(), SaveCheck(), Health(), ValidationErrors()]
+    called += [*callbacks, FinalReport(), Samples()]
     return training.train(experiment, workdir, process_age, extend, called, start or TrainedStart(), write)
 
 

@@ -66,8 +66,8 @@ class Callback(kinds.Callback):
     def on_log(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:
         """Runs after training metrics are logged, with the logged metrics."""
 
-    def evaluation_metrics(self, loop: "Loop", state: TrainState) -> Mapping[str, float]:
-        """Returns additional validation metrics, which the run logs along with the objective's own metrics."""
+    def evaluation_metrics(self, loop: "Loop", state: TrainState) -> Mapping[str, object]:
+        """Returns additional validation metrics (numbers or dicts) to log; only numbers are in the final table."""
         return {}
 
     def on_evaluate(self, loop: "Loop", state: TrainState, metrics: Mapping[str, PyTree]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Optional
 
 from pretrainax.config import RunFailed
+from pretrainax.config.metric import STANDARD_ERRORS
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
@@ -26,12 +27,7 @@ class MetricsWriter:
     """Writes and prints the metrics of one run; does nothing in processes other than the primary process."""
 
     def __init__(
-        self,
-        workdir: str,
-        total_steps: int,
-        resume_step: int = 0,
-        primary: bool = True,
-        select_by: str = "loss",
+        self, workdir: str, total_steps: int, resume_step: int = 0, primary: bool = True, select_by: str = "loss"
     ):
         """Opens metrics.jsonl, removing the lines of any steps after `resume_step`.
 
@@ -125,7 +121,8 @@ class MetricsWriter:
         if split == "train":
             self._progress(step, numbers)
         else:
-            self.note(_join(f"step {step}/{self.total_steps}", *validation_parts(numbers, self.select_by)))
+            parts = validation_parts(numbers, self.select_by, nested.get(STANDARD_ERRORS, {}))
+            self.note(" · ".join((f"step {step}/{self.total_steps}", *parts)))
             if not self._validated:
                 self._first_log, self._validated = None, True  # the first validation compiled
 
@@ -162,7 +159,7 @@ class MetricsWriter:
         if seconds is not None:
             parts.append(f"ETA {clock(seconds * (self.total_steps - step))}")
         shown = [*parts, f"compiled in {compiling:.1f} s"] if compiling else parts
-        self.note(_join(f"step {step}/{self.total_steps}", *shown))  # stays on the screen after the bar is closed
+        self.note(" · ".join((f"step {step}/{self.total_steps}", *shown)))  # stays after the bar is closed
         if self._bar is not None:
             self._bar.set_description_str(parts[-1], refresh=False)
             self._bar.update(step - self._bar.n)
@@ -182,7 +179,3 @@ def _bar(total: int, done: int) -> "tqdm.tqdm":
     return tqdm.tqdm(
         total=total, initial=done, bar_format=template, file=sys.stderr, dynamic_ncols=True, ascii=" ━", desc="starting"
     )
-
-
-def _join(*parts: str) -> str:
-    return " · ".join(parts)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Optional
 
 import jax
@@ -31,6 +31,8 @@ class Validation:
     mesh: jax.sharding.Mesh
     peers: Watchdog
     frozen: Frozen = dataclasses.field(default=None, repr=False)  # the frozen parameters of the run
+    # (index of the batch in the validation, batch, values of `eval_step`), called by `metrics` for each batch
+    observe: Optional[Callable[[int, HostBatch, Mapping[str, tuple]], None]] = None
 
     def batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the batches of one validation from `batches`, by default this process's rows of `valid_batches`."""
@@ -76,9 +78,12 @@ class Validation:
         With several sources or objectives, the result also has metrics for each part, {"loss/source=wiki": …}.
         """
         parts, sums = [], []
-        for batch_parts, batch in self.iterate_parts():
+        for number, (batch_parts, batch) in enumerate(self.iterate_parts()):
+            batch_sums, values = self.eval_step(params, put_batch(batch, self.mesh), self.frozen)
             parts.append(batch_parts)
-            sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen)[0])
+            sums.append(batch_sums)
+            if self.observe is not None:
+                self.observe(number, batch, values)
         sums = jax.device_get(sums)
         parts = with_halves(parts, self.experiment.evaluate.halves)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)

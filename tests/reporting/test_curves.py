@@ -39,6 +39,17 @@ def lines_drawn(tmp_path, monkeypatch, lines, **options):
     return drawn[0].axes
 
 
+def test_the_standard_errors_of_validations_are_a_band_with_gaps(tmp_path, monkeypatch):
+    errors = ({"loss": 0.5}, {}, {"loss": 0.25})
+    valid = [{"step": n, "split": "valid", "loss": 3.0, "standard_errors": e} for n, e in enumerate(errors, start=1)]
+    panel, *_ = lines_drawn(tmp_path, monkeypatch, points(3) + valid)
+    (band,) = panel.collections
+    bounds = [(path.vertices[:, 1].min(), path.vertices[:, 1].max()) for path in band.get_paths()]
+    assert bounds == [(2.5, 3.5), (2.75, 3.25)] and "band: standard error" in panel.get_title(loc="right")
+    panel, *_ = lines_drawn(tmp_path, monkeypatch, points(3) + valid[1:2])
+    assert not panel.collections and "band" not in panel.get_title(loc="right")
+
+
 def test_a_point_without_neighbours_is_a_dot_in_every_panel(tmp_path, monkeypatch):
     nan = {"loss": None, "learning_rate": None, "gradient_norm": None}
     gaps = [line | (nan if line["step"] in (4, 6) else {}) for line in points(9)]

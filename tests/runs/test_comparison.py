@@ -17,9 +17,11 @@ from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from pretrainax.runs import comparison
+from pretrainax.runs.cluster_sums import Sums
 from pretrainax.runs.comparison import compare, gains_of
 from pretrainax.runs.learned import warning_of
 from pretrainax.runs.train import train
+from pretrainax.runs.validation_errors import DocumentErrors
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization import Characters
@@ -58,7 +60,10 @@ class Compared:
             self.params = change(self.run.fresh_state().params, self.counts / self.counts.sum())
             self.valid = batches_of(experiment, self.run.prepared, "valid")
             self.comparisons, self.observations = compare(self.run, self.params, self.baseline)
+            self.run.validation.observe = observer = DocumentErrors(self.run.validation)
+            self.run.validate(jax.tree.map(jnp.zeros_like, self.params))  # the next validation discards its values
             self.metrics = self.run.validate(self.params)
+            self.errors = observer.errors()
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +148,8 @@ def test_the_compared_figures_are_those_of_the_validation(variant, documents, ca
     missing = {name for name in compared.metrics if not name.endswith("spread")}
     missing -= {*compared.comparisons, "loss_tokens", "replaced_fraction"}
     assert missing == set()
+    errors = {name: x.model.standard_error for name, x in compared.comparisons.items()}
+    assert compared.errors == pytest.approx(errors, rel=1e-6)  # the same sums, in another order
     if variant == "electra":
         original = 1 - compared.metrics["replaced_fraction"]
         entropy = -original * math.log(original) - (1 - original) * math.log(1 - original)
@@ -181,13 +188,14 @@ def test_with_few_documents_every_row_is_one_observation(text, cache):
     assert compared.observations.startswith(f"{len(nats)} rows of ")
     expected = clustered(nats, np.full(len(nats), 32.0), range(len(nats)))
     assert compared.comparisons["loss"].model[:2] == pytest.approx(expected, rel=1e-3)  # float32
+    assert compared.errors["loss"] == pytest.approx(expected[1], rel=1e-3)
 
 
 def test_the_sum_of_two_losses_has_the_error_of_their_sum():
     """With the same weights, the sum of two means is the mean of the sums, with Cochran's error (1977, section 6.4)."""
     rng = np.random.default_rng(0)
     weights, first, second = rng.integers(1, 9, 50) * 1.0, rng.random(50), rng.random(50)
-    total = comparison._total([comparison._Sums(x, None, weights) for x in (first, second)])
+    total = comparison._total([Sums(x, None, weights) for x in (first, second)])
     value = (first + second).sum() / weights.sum()
     error = math.sqrt(50 / 49 * np.square(first + second - value * weights).sum()) / weights.sum()
     assert comparison._comparison(total, False, "documents").model[:2] == pytest.approx((value, error), rel=1e-9)
@@ -226,7 +234,7 @@ def test_a_model_that_equals_its_baseline_is_warned_of_in_95_percent_of_runs():
         tokens = rng.choice(40, (60, 50), p=truth)
         losses = np.stack([unigram(rng, truth)[tokens].sum(1) for _ in range(2)])
         losses = rng.permuted(losses, axis=0)
-        sums = comparison._Sums(*losses, np.full(60, 50.0))
+        sums = Sums(*losses, np.full(60, 50.0))
         compared = {"loss": comparison._comparison(sums, False, "documents")}
         warned += warning_of(gains_of(compared)) is not None
     assert warned >= 190
@@ -235,7 +243,7 @@ def test_a_model_that_equals_its_baseline_is_warned_of_in_95_percent_of_runs():
 def test_a_model_with_a_smaller_loss_in_all_documents_is_not_warned_of():
     rng = np.random.default_rng(0)
     baseline = 100 + rng.random(60)
-    sums = comparison._Sums(baseline - 5 - rng.random(60), baseline, np.full(60, 50.0))
+    sums = Sums(baseline - 5 - rng.random(60), baseline, np.full(60, 50.0))
     assert warning_of(gains_of({"text_loss": comparison._comparison(sums, False, "documents")})) is None
 
 

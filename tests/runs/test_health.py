@@ -7,6 +7,7 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.runs.health import EQUAL_STATES, collapses, health_line, stack_norms
 from pretrainax.runs.train import train
 from tests.golden.electra import joint
+from tests.runs.test_task_baselines import fine_tuning
 from tests.support.runs import lines
 from tests.support.tiny import get_config
 
@@ -79,3 +80,17 @@ def test_a_post_norm_model_with_too_high_a_learning_rate_is_reported_once_per_co
         squares = [x**2 for name, x in line.items() if name.startswith("gradient_norm/")]
         assert sum(squares) == pytest.approx(line["gradient_norm"] ** 2, rel=1e-5)
     assert max(line["hidden_spread"] for line in metrics if line["split"] == "valid") < EQUAL_STATES
+
+
+@pytest.mark.slow
+def test_a_classifier_with_one_answer_for_three_classes_is_reported_during_the_run_and_at_its_end(tmp_path, capsys):
+    experiment = fine_tuning(tmp_path, labels=("good", "fine", "bad"))
+    experiment.model.d_model, experiment.model.d_ff, experiment.optimizer.learning_rate = 16, 32, 0.1
+    experiment.model.norm_at, experiment.model.embedding_norm = "post", True
+    experiment.train.steps, experiment.evaluate.every, experiment.checkpoint.every = 40, 20, 40
+    assert train(experiment, str(tmp_path / "run")) == 0
+    log, valid = capsys.readouterr().err, [x for x in lines(tmp_path / "run") if x["split"] == "valid"]
+    assert [line["prediction_spread"] for line in valid] == [0.0, 0.0]
+    assert all(line["target_spread"] > 0.5 for line in valid)  # three classes of about the same size
+    assert log.count("health: hidden spread") == 2 and log.count("one answer everywhere") == 1
+    assert log.count("WARNING: the model does not beat its baseline") == 1

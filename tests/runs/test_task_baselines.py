@@ -80,11 +80,11 @@ def test_the_error_of_macro_f1_covers_its_spread_over_samples():
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def fine_tuning(folder):
-    """A tiny BERT that learns which of two words is in a text; half of the validation records are duplicates."""
+def fine_tuning(folder, labels=("good", "bad")):
+    """A tiny BERT that learns which of the words is in a text; half of the validation records are duplicates."""
     rng = np.random.default_rng(1)
     for split, count in (("train", 96), ("valid", 40)):
-        words = rng.choice(["good", "bad"], count)
+        words = rng.choice(labels, count)
         rows = [{"text": f"the {word} {i // 2} film", "label": word} for i, word in enumerate(words)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + rows[:10]))
     experiment = tiny.get_config("bert")

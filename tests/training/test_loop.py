@@ -319,9 +319,11 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
     mesh = make_mesh(experiment.mesh)
     batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
     validation = SimpleNamespace(
+        experiment=experiment,
         mesh=mesh,
         iterate_parts=lambda: (((), batch) for batch in batches),
         frozen=None,
+        observe=None,
         eval_step=lambda params, batch, _: (
             {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
             {},
