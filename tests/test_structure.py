@@ -22,7 +22,7 @@ ALL = FILES + SCRIPTS + TESTS
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
     "files config storage reporting trackers sharding checkpoints runtime tokenization data layers models optim "
-    "training tasks adapt distill zoo interop inference scoring runs planning profiling scaling evaluation"
+    "training tasks adapt distill zoo interop inference scoring runs planning profiling scaling evaluation studies"
 ).split()
 COMMANDS = (
     "__main__ api cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "

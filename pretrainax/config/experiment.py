@@ -97,9 +97,10 @@ class TrainConfig:
     # seed of random choices in objectives: masks, spans, pairs, replacements; None: seed
     mask_seed: Optional[int] = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of activations; auto: bfloat16 on TPU and GPU
-    # operands of the linear layers in blocks, forward and backward: fp8 (H100, B200, TPU7x) | int8 (other TPUs, A100,
-    # H100, B200); "": dtype. Attention, experts, routers, embeddings and heads use dtype
+    # operands of the linear layers in blocks, of experts and of the loss over the vocabulary, forward and backward: fp8
+    # (H100, B200, TPU7x) | int8 (other TPUs, A100, H100, B200); "": dtype. Attention, routers and embeddings use dtype
     products: Literal["", "fp8", "int8"] = ""
+    products_in_head: bool = True  # False: the loss over the vocabulary uses dtype, whatever products is
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     # decay of an exponential moving average of the parameters, stored in addition to them; None: no average
     ema_decay: Optional[float] = None
@@ -138,6 +139,11 @@ class TrainConfig:
     scan_unroll: int = resumable_field(0)
     # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
     loss_chunk: int = resumable_field(0)
+
+    @property
+    def head_products(self) -> str:
+        """Returns the format of the operands of the loss over the vocabulary: `products`, or "" for `dtype`."""
+        return self.products if self.products_in_head else ""
 
     @property
     def layer_forwards(self) -> int:

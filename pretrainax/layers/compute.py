@@ -12,7 +12,7 @@ class Compute:
     """The fields of `config.train` that layers read, as copied by `compute_for`."""
 
     dtype: str = "float32"  # dtype of activations and matmuls; parameters, norms and softmax are float32
-    products: str = ""  # format of the operands of the blocks' linear layers: a key of eight_bit.FORMATS; "": dtype
+    products: str = ""  # format of the operands of linear layers and experts: a key of eight_bit.FORMATS; "": dtype
     attention: str = "auto"  # name of a backend of layers.attention, or "auto"
     # The residuals of a block to save for the backward. "none": those that `products_saveable` of
     # layers.rematerialization selects; on a CPU, all residuals. "block": only the inputs of the block. "dots": outputs

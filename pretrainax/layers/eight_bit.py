@@ -2,8 +2,9 @@
 
 Each operand is divided by a scale, which is computed from the operand's current largest absolute value, and rounded to
 8 bits. The product sums in float32 (float8) or int32 (int8), and is multiplied by the scales of its operands. All three
-matmuls of a linear layer do this: the output, the gradient of the input and the gradient of the kernel. Parameters,
-sums and the gradients of kernels stay float32.
+matmuls of a linear layer do this: the output, the gradient of the input and the gradient of the kernel. Experts and the
+loss over the vocabulary (`models.heads.logit_products`) do the same. Parameters, sums and the gradients of kernels stay
+float32.
 
 - "fp8" is float8_e4m3fn for activations, kernels and gradients, with one scale per array (Micikevicius et al. 2022,
   arXiv 2209.05433). Scales are powers of two, so dividing and multiplying by them is exact, and a bfloat16 output is
@@ -38,7 +39,7 @@ class Format(NamedTuple):
 
     dtype: jax.typing.DTypeLike
     largest: float  # largest finite value
-    by_array: bool  # one scale per array, a power of two; otherwise one per row and column of the product
+    by_array: bool  # one scale per array; otherwise one per row and column of the product
 
     @property
     def is_integer(self) -> bool:
@@ -49,6 +50,8 @@ FORMATS = {
     "fp8": Format(jnp.float8_e4m3fn, 448.0, by_array=True),
     "int8": Format(jnp.int8, 127.0, by_array=False),
 }
+# Formats of the gradient of logits (`models.heads.logit_products`)
+LOGIT_GRADIENTS = {"fp8": Format(jnp.float8_e5m2, 57344.0, by_array=False), "int8": FORMATS["int8"]}
 _SMALLEST_SCALE = 2.0**-100  # its inverse is finite, and an array of smaller values contributes nothing to float32 sums
 _PRODUCTS: contextvars.ContextVar[str] = contextvars.ContextVar("products", default="")
 
@@ -101,10 +104,14 @@ def quantize(x: jax.Array, name: str, summed: tuple[int, ...], is_gradient: bool
 
 def quantize_with(x: jax.Array, name: str, scale: jax.Array, is_gradient: bool = False) -> Quantized:
     """Rounds x / scale to 8 bits; arguments as in `quantize`."""
-    form, scaled = FORMATS[name], x.astype(jnp.float32) / scale
+    return Quantized(round_to(FORMATS[name], x.astype(jnp.float32) / scale, is_gradient), scale)
+
+
+def round_to(form: Format, scaled: jax.Array, stochastic: bool) -> jax.Array:
+    """Rounds float32 values to 8 bits: to the nearest value, or stochastically if `stochastic` and to integers."""
     if form.is_integer:
-        scaled = jnp.floor(scaled + _dither(x.shape)) if is_gradient else jnp.round(scaled)
-    return Quantized(scaled.astype(form.dtype), scale)
+        scaled = jnp.floor(scaled + _dither(scaled.shape)) if stochastic else jnp.round(scaled)
+    return scaled.astype(form.dtype)
 
 
 def scale_of(x: jax.Array, name: str, summed: tuple[int, ...]) -> jax.Array:
@@ -113,9 +120,20 @@ def scale_of(x: jax.Array, name: str, summed: tuple[int, ...]) -> jax.Array:
     The scale of zeros is 1. If x contains a NaN or an infinity, the scale is NaN.
     """
     form = FORMATS[name]
-    largest = jnp.abs(x).max(None if form.by_array else summed, keepdims=True).astype(jnp.float32)
+    axes = None if form.by_array else summed
+    largest = jnp.abs(x).max(axes, keepdims=True).astype(jnp.float32)
+    if platform() == "cpu":  # XLA's vectorized maximum over rows drops NaNs: max(0) of [32, 1000] in jax 0.10.2
+        largest = jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, largest)
+    return scale_for(largest, form)
+
+
+def scale_for(largest: jax.Array, form: Format) -> jax.Array:
+    """Computes the scale for arrays whose absolute values are at most `largest`, float32; see `scale_of`.
+
+    Scales of float8 are powers of two.
+    """
     scale = largest / form.largest
-    if form.by_array:
+    if not form.is_integer:
         # Adding the mantissa's bits carries into the exponent unless the scale already is a power of two.
         bits = jax.lax.bitcast_convert_type(scale, jnp.int32)
         scale = jax.lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
@@ -129,14 +147,8 @@ def multiply(a: Quantized, b: Quantized, summed: tuple[tuple[int, ...], tuple[in
     Args:
       dtype: dtype of the result.
     """
-    values, dimensions = (a.values, b.values), (summed, ((), ()))
-    is_integer = jnp.issubdtype(a.values.dtype, jnp.integer)
-    if platform() == "cpu":
-        product = jax.lax.dot_general(*(x.astype(jnp.float32) for x in values), dimensions)
-    else:
-        # The scales of float8 are powers of two, so `dtype` rounds the sums as it would round the result.
-        total = jnp.int32 if is_integer else dtype
-        product = jax.lax.dot_general(*values, dimensions, preferred_element_type=total)
+    values, total = operands((a.values, b.values), dtype)
+    product = jax.lax.dot_general(*values, (summed, ((), ())), preferred_element_type=total)
     a_scale, b_scale = (jnp.squeeze(x.scale, axes) for x, axes in zip((a, b), summed, strict=True))
     # [M…, N…]
     a_scale, b_scale = (
@@ -145,7 +157,20 @@ def multiply(a: Quantized, b: Quantized, summed: tuple[tuple[int, ...], tuple[in
     )
     # Two factors, because the product of two small scales would be 0.
     result = (product.astype(jnp.float32) * a_scale * b_scale).astype(dtype)
-    return saved_residual(result) if is_integer else result
+    return saved_residual(result) if total == jnp.int32 else result
+
+
+def operands(
+    values: tuple[jax.Array, jax.Array], dtype: jax.typing.DTypeLike
+) -> tuple[tuple[jax.Array, ...], jax.typing.DTypeLike]:
+    """Returns the operands of a matmul of 8-bit values and the dtype of its sums, if the scaled result has `dtype`.
+
+    On a CPU, both are float32. Elsewhere, the operands are `values`. The sums of integers are int32. The scales of
+    float8 are powers of two, so `dtype` rounds the sums as it would round the result.
+    """
+    if platform() == "cpu":
+        return tuple(x.astype(jnp.float32) for x in values), jnp.float32
+    return values, jnp.int32 if jnp.issubdtype(values[0].dtype, jnp.integer) else dtype
 
 
 def _dither(shape: tuple[int, ...]) -> jax.Array:

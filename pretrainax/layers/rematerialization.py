@@ -53,9 +53,11 @@ def cast_kernel(kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def products_saveable(primitive: Primitive, *_: object, **params: object) -> bool:
     """Returns True if a block saves the output of `primitive`; this function is a policy for `jax.checkpoint`.
 
-    The int32 output of a product of int8 operands is not saved, because `eight_bit.multiply` marks the smaller result.
+    The int32 output of a product of int8 operands is not saved, because its smaller scaled result is marked.
     """
-    if primitive.name == "dot_general" and params["preferred_element_type"] == jnp.int32:
+    if primitive.name in PRODUCTS and params.get("preferred_element_type") == jnp.int32:
+        return False
+    if any(output.dtype == jnp.int32 for output in params.get("out_avals", ())):  # a grouped product of `pallas_call`
         return False
     return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _RESIDUAL)
 

@@ -31,7 +31,7 @@ from pretrainax.planning import memory
 from pretrainax.planning.activations import abstract_state, attention_specs, micro_rows, shapes_of
 from pretrainax.planning.compiled import Compiled
 from pretrainax.planning.hlo import MatrixProduct, matrix_products_of, runtime_conditionals
-from pretrainax.planning.roofline import Roofline, estimate_time, least_bytes
+from pretrainax.planning.roofline import ALIGNMENT, Roofline, estimate_time, least_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import collectives
 from pretrainax.reporting.tables import text_table
@@ -40,8 +40,6 @@ from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.tasks import Task
 
-# Multiple of which the sizes of a product should be: lanes of a TPU's matrix unit, tiles of a GPU's tensor cores.
-ALIGNMENT = {"tpu": 128, "gpu": 64}
 # Tokens/s of a data pipeline on one core: docs/benchmarks.md, measured by benchmarks/data.py on 2026-11-23.
 LOADER_RATES = {CausalLM: 28.9e6, MaskedLM: 7.0e6, SpanCorruption: 7.1e6}
 # Bytes/s that a host writes into a checkpoint: an assumption, the rate of data/checksums.py. A slow disk takes longer.

@@ -5,6 +5,7 @@
 - Products reach the fraction ATTAINABLE of the chip's peak FLOP/s. Products grouped by expert reach GROUPED times this
   fraction. On a GPU, reading and writing the operands takes additional time: for a product of width 768, a third of the
   product's own time. A fused attention kernel skips masked blocks, which then take no time; "xla" does not skip them.
+  The head computes whole tiles of its columns (ALIGNMENT).
   Recomputation (by rematerialization, and by the backward pass of fused attention) takes time but does not count toward
   an MFU. `mfu` follows PaLM's convention, which counts attention in full; `mfu_executed` counts only executed FLOPs.
 - Between products, other kernels read and write main memory, without overlapping with the products. They access block
@@ -142,6 +143,8 @@ PASSES = {
         experts=0.0,
     ),
 }
+# Multiple of which the sizes of a product should be: lanes of a TPU's matrix unit, tiles of a GPU's tensor cores.
+ALIGNMENT = {"tpu": 128, "gpu": 64}
 _VMEM = 2**27  # bytes of a TPU core's VMEM. Attention logits of a layer that fit in VMEM never go to main memory.
 # Bytes of VMEM that are free for the residuals of a layer. Residuals that fit are written to main memory only as part
 # of the stacked residuals of a loop.
@@ -208,7 +211,7 @@ def estimate_time(
     stretch = pipeline_stages(experiment, mesh_sizes).relative_layer_time
     flops = flops_per_step(*model_and_batch, teacher, cost)
     executed = executed_flops(*model_and_batch, work, teacher, cost)
-    product_flops = _product_flops(experiment, teacher, work, stretch, chip) / devices
+    product_flops = _product_flops(experiment, teacher, work, stretch, chip, mesh_sizes[TENSOR_AXIS]) / devices
     product_flops += optimizer_flops(experiment, mesh_sizes, platform)
     compute = product_flops / (chip.peak_flops * ATTAINABLE[platform])
     if traffic is None:
@@ -255,8 +258,14 @@ def hidden_fraction(one: Collective) -> float:
     return one.overlapping / one.count
 
 
+def tile_padding(columns: float, platform: str) -> float:
+    """Returns the columns that a product computes, in whole tiles, divided by its columns; 1 for no columns."""
+    multiple = ALIGNMENT[platform]
+    return math.ceil(columns / multiple) * multiple / columns if columns else 1.0
+
+
 def _product_flops(
-    experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float, chip: Chip
+    experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float, chip: Chip, shards: int
 ) -> float:
     """Computes the FLOPs of all matrix multiplications of a step over all devices, including recomputation.
 
@@ -269,7 +278,8 @@ def _product_flops(
       teacher: config of the teacher model, or None if the run has no teacher.
       work: function that maps a group of attention layers to its `Work` (query-key pairs, recomputed products).
       stretch: time of the layers with the pipeline, divided by their time without a pipeline.
-      chip: the chip, whose peak for `train.products` applies to the linear layers of blocks.
+      chip: the chip, whose peak for `train.products` applies to linear layers, experts and heads.
+      shards: number of devices that share the columns of the head.
     """
     train, cost, lengths = experiment.train, update_cost(experiment), lengths_of(shapes_of(experiment))
     has_backward = cost.blocks > 1
@@ -288,9 +298,11 @@ def _product_flops(
     again = (train.layer_forwards - 1) * (other_flops(model, *with_virtual)[0] + slower_experts) * has_backward
     teacher_flops = 0.0 if teacher is None else executed_flops(teacher, 1, lengths.inputs, lengths.targets, work) / 3
     layers = cost.matrices(model, *tokens) + cost.blocks * slower_experts + again
-    eight_bit_flops = other_flops(model, *with_virtual)[0] - experts
+    eight_bit_flops = other_flops(model, *with_virtual)[0] + slower_experts
     eight_bit_flops *= cost.blocks + (train.layer_forwards - 1) * has_backward
     layers -= (1 - chip.peak_flops / chip.product_flops(train.products)) * eight_bit_flops
+    outside_blocks *= tile_padding(predicted_vocabulary(model) / shards, chip.platform)
+    outside_blocks *= chip.peak_flops / chip.product_flops(train.head_products)
     layers += attention_flops(model, *with_virtual, products)
     per_row = stretch * layers + cost.heads * outside_blocks + teacher_flops
     return experiment.rows_per_update * per_row + cost.per_update

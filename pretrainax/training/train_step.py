@@ -333,9 +333,9 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
     return jax.jit(answer_step, out_shardings=NamedSharding(mesh, P()))
 
 
-def loss_options(train: TrainConfig) -> LossOptions:
+def loss_options(t: TrainConfig) -> LossOptions:
     """Returns the loss options in `config.train` as keyword arguments of `losses.objective`."""
-    return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
+    return LossOptions(z_loss=t.z_loss, label_smoothing=t.label_smoothing, chunk=t.loss_chunk, products=t.head_products)
 
 
 def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:

@@ -13,6 +13,7 @@ from pretrainax.config import UserError
 from pretrainax.config.validation import validate
 from pretrainax.layers import eight_bit
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.feed_forward.products import Layout, expert_product
 from pretrainax.layers.linear import project
 from pretrainax.optim import Sophia
 from pretrainax.planning.search import estimate_run
@@ -156,7 +157,7 @@ def test_each_layer_of_a_block_rounds_its_input_and_its_kernel(products, count):
     batch = {"tokens": row, "segment_ids": row + 1, "positions": row}
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch, deterministic=True))
     trace = str(jax.make_jaxpr(lambda params: model.apply(params, batch, deterministic=True))(params))
-    # The loop's body has six layers: query, key, value, out, up and down; the head has no 8-bit operands.
+    # The loop's body has six layers: query, key, value, out, up and down; the loss computes the head's products.
     assert trace.count("new_dtype=float8_e4m3fn") == count
 
 
@@ -171,8 +172,10 @@ def test_the_estimate_of_products_is_shorter_with_8_bits():
     before = estimate_run(config, topology).roofline
     config.train.products = "int8"
     after = estimate_run(config, topology).roofline
-    assert before.compute / 2 < after.compute < before.compute  # int8 has twice the peak; the head stays in bfloat16
+    assert before.compute / 2 < after.compute < before.compute  # int8 has twice the peak; attention stays in bfloat16
     assert after.flops == before.flops
+    config.train.products_in_head = False
+    assert after.compute < estimate_run(config, topology).roofline.compute < before.compute
 
 
 def test_pipelines_recurrent_models_and_sophia_are_refused():
@@ -186,3 +189,23 @@ def test_pipelines_recurrent_models_and_sophia_are_refused():
         change(experiment)
         with pytest.raises(UserError, match="config.train.products is 'fp8'"):
             validate(experiment, files=False)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("capacity", [None, 8])
+def test_experts_multiply_rounded_operands(name, capacity):
+    sizes = np.array([16, 0, 7, 1]) if capacity is None else np.full(4, capacity)
+    owner = np.repeat(np.arange(4), sizes)
+    x, kernel, gradient = normal(len(owner), 16), normal(4, 16, 24, seed=1), normal(len(owner), 24, seed=2)
+    layout = Layout(capacity, split=1, products=name)
+    y, backward = jax.vjp(lambda x, kernel: expert_product(layout, x, kernel, jnp.asarray(sizes)), x, kernel)
+    expected = np.einsum("SD,SDF->SF", emulated(x, name, (1,)), emulated(kernel, name, (0, 1))[owner])
+    # float32 rounding of sums of 16
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    dx, dkernel = backward(gradient)
+    exact = np.einsum("SF,SDF->SD", gradient, kernel[owner]), np.zeros_like(kernel)
+    np.add.at(exact[1], owner, x[:, :, None] * gradient[:, None])
+    for value, expected in zip((dx, dkernel), exact, strict=True):
+        # The errors of both operands are independent and average in sums
+        assert np.linalg.norm(value - expected) < FLOAT8_ERROR * np.linalg.norm(expected)
+    assert not np.asarray(dkernel)[sizes == 0].any()  # an expert without rows has no gradient, and it is finite

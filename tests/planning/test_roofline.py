@@ -63,6 +63,18 @@ def test_products_take_their_flops_over_what_a_chip_attains(candidate):
     assert candidate.roofline.compute == pytest.approx(candidate.roofline.flops / attained)
 
 
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:1"])
+@pytest.mark.parametrize("misaligned, aligned", [(50_257, 50_304), (50_265, 50_304)], ids=["gpt2", "bart"])
+def test_a_misaligned_head_takes_the_time_of_whole_tiles(candidate, topology, misaligned, aligned):
+    times = []
+    for vocabulary in (misaligned, aligned):
+        experiment = tiny.get_config("gpt")
+        experiment.model.vocab_size = vocabulary
+        times.append(roofline.estimate_time(experiment, ONE, Topology.parse(topology), candidate.memory, []))
+    assert times[0].compute == pytest.approx(times[1].compute)
+    assert times[0].flops / times[1].flops < 0.9995  # 47 of 50,304 columns, 9e-4, hardly less for the layers' share
+
+
 def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidate):
     experiment, topology = candidate.experiment, Topology.parse("h100:1")
     attained, once = 990e12 * roofline.ATTAINABLE["gpu"], product_bytes(experiment, ONE, "gpu")
@@ -123,17 +135,19 @@ def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
     assert time.price == pytest.approx(time.hours * 4 * CHIPS["v5e"].price)
 
 
-def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop():
+def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop(monkeypatch):
     experiment = tiny.get_config("gpt")
-    experiment.model.vocab_size = 8  # hardly a head
+    experiment.model.vocab_size = 8  # hardly a head, if it does not compute a tile of 128 columns
+    monkeypatch.setattr(roofline, "tile_padding", lambda columns, platform: 1.0)
     plain, again = (estimate_run(e, Topology.parse("v5e:2x2")).roofline for e in (experiment, _block(experiment)))
     assert again.flops == plain.flops
     assert again.compute / plain.compute == pytest.approx(4 / 3, rel=0.01)
 
 
-def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone():
+def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone(monkeypatch):
     experiment = tiny.get_config("gpt")
-    experiment.model.vocab_size = 8  # hardly a head
+    experiment.model.vocab_size = 8  # hardly a head, if it does not compute a tile of 128 columns
+    monkeypatch.setattr(roofline, "tile_padding", lambda columns, platform: 1.0)
     times = {}
     for parts in (0, 2):
         staged = dataclasses.replace(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import Generator
+from pretrainax.config.metric import STANDARD_ERRORS
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import (
     UL2R,
@@ -96,7 +97,8 @@ def run(experiment, directory, cache) -> list[dict]:
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
     assert all(np.isfinite(line["loss"]) for line in lines)
-    counted = ("step", "split", "loss_tokens", "replaced_fraction", *vars(Counts()))
+    assert STANDARD_ERRORS in lines[-1] and STANDARD_ERRORS not in lines[0]
+    counted = ("step", "split", "loss_tokens", "replaced_fraction", STANDARD_ERRORS, *vars(Counts()))
     for name in lines[-1]:
         if name.partition("/")[0] not in counted and not name.endswith("spread"):  # which show the health of a model
             experiment.evaluate.select_by = name

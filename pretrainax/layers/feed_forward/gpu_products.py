@@ -7,7 +7,7 @@ which may be partly empty. Each program reads its block's first row, last row an
 """
 
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _OUTER = 128  # rows and columns of a tile
-_INNER_BYTES = 128  # size of a step along the summed axis: 64 bfloat16 or 32 float32 numbers
+_INNER_BYTES = 128  # size of a step along the summed axis, such as 64 bfloat16 numbers
 
 
 class Blocks(NamedTuple):
@@ -42,8 +42,14 @@ def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
     return Blocks(first, jnp.maximum(jnp.minimum(first + _OUTER, ends[expert]), first), expert)
 
 
-def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Multiplies each row of x [S, D] by its expert's matrix, and returns [S, F] in x's dtype.
+def product(
+    x: jax.Array,
+    kernel: jax.Array,
+    sizes: jax.Array,
+    transposed: bool = False,
+    dtype: Optional[jax.typing.DTypeLike] = None,
+) -> jax.Array:
+    """Multiplies each row of x [S, D] by its expert's matrix, and returns [S, F] in `dtype`, by default x's.
 
     Args:
       kernel: [E, D, F], or [E, F, D] if `transposed`.
@@ -53,11 +59,13 @@ def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool 
     blocks = blocks_of(sizes, rows)
     multiply_tile = functools.partial(_multiply_tile, transposed)
     grid = (len(blocks.first), pl.cdiv(columns, _OUTER))
-    return _call_kernel(multiply_tile, "grouped_matmul", grid, (rows, columns), x.dtype)(*blocks, x, kernel)
+    return _call_kernel(multiply_tile, "grouped_matmul", grid, (rows, columns), dtype or x.dtype)(*blocks, x, kernel)
 
 
-def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Computes the gradient of the kernel of `product`, [E, D, F] float32.
+def summed_over_rows(
+    x: jax.Array, gradient: jax.Array, sizes: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32
+) -> jax.Array:
+    """Computes the gradient of the kernel of `product`, [E, D, F] in `dtype`.
 
     For each expert, the gradient is the sum of the outer products of x [S, D] and gradient [S, F] over the expert's
     rows.
@@ -65,7 +73,7 @@ def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax
     ends = jnp.cumsum(sizes)
     shape = (len(sizes), x.shape[1], gradient.shape[1])
     grid = (pl.cdiv(shape[1], _OUTER), pl.cdiv(shape[2], _OUTER), shape[0])
-    return _call_kernel(_sum_tile, "grouped_matmul_of_rows", grid, shape, jnp.float32)(ends - sizes, ends, x, gradient)
+    return _call_kernel(_sum_tile, "grouped_matmul_of_rows", grid, shape, dtype)(ends - sizes, ends, x, gradient)
 
 
 def _call_kernel(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype: jnp.dtype):
@@ -92,7 +100,7 @@ def _multiply_tile(transposed, first, last, expert, x, kernel, y):
 
     has_rows = (owner < kernel.shape[0]) & (start < end)
     steps = jnp.where(has_rows, jnp.int32(pl.cdiv(x.shape[1], step)), 0)
-    total = jax.lax.fori_loop(0, steps, add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
+    total = jax.lax.fori_loop(0, steps, add, _no_sum(x))
     triton.store(y.at[rows, columns], total.astype(y.dtype), mask=is_row[:, None] & is_column[None])
 
 
@@ -110,10 +118,17 @@ def _sum_tile(starts, ends, x, gradient, total):
         a, b = _load(x.at[rows, inputs], is_row, is_input), _load(gradient.at[rows, columns], is_row, is_column)
         return total + triton.dot(a, b, trans_a=True)
 
-    tile_total = jax.lax.fori_loop(0, pl.cdiv(end - start, step), add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
-    triton.store(total.at[expert, inputs, columns], tile_total, mask=is_input[:, None] & is_column[None])
+    tile_total = jax.lax.fori_loop(0, pl.cdiv(end - start, step), add, _no_sum(x))
+    triton.store(
+        total.at[expert, inputs, columns], tile_total.astype(total.dtype), mask=is_input[:, None] & is_column[None]
+    )
+
+
+def _no_sum(operand) -> jax.Array:
+    """Returns a tile of zeros, to which products of the operand are added."""
+    return jnp.zeros((_OUTER, _OUTER), jnp.int32 if jnp.issubdtype(operand.dtype, jnp.integer) else jnp.float32)
 
 
 def _load(ref, is_row, is_column):
     """Loads a tile of an array; elements outside the array are 0."""
-    return triton.load(ref, mask=is_row[:, None] & is_column[None], other=0.0)
+    return triton.load(ref, mask=is_row[:, None] & is_column[None], other=jnp.zeros((), ref.dtype))

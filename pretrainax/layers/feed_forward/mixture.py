@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.by_layer import BY_LAYER, DROPPED
+from pretrainax.layers.eight_bit import current_products
 from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gated_activation, register_feed_forward
 from pretrainax.layers.feed_forward.dense import dense_feed_forward
 from pretrainax.layers.feed_forward.exchange import Exchange
@@ -205,7 +206,7 @@ def _feed_forward(
       sizes: [E], number of rows per expert.
       capacity: number of rows of each expert, if it is fixed. If None, the numbers are in `sizes`.
     """
-    up_layout, down_layout = Layout(capacity, split=1), Layout(capacity, split=2)
+    up_layout, down_layout = (Layout(capacity, split, current_products()) for split in (1, 2))
     up = _expert_linear(up_layout, rows, kernels.up, sizes)
     if kernels.gate is None:
         hidden = recompute(ACTIVATIONS[config.activation])(up)

@@ -11,6 +11,9 @@ platform:
   OLMoE layer moved 125 GB for 8,192 tokens.
 
 The matrices may be sharded along the mesh axis `fsdp`.
+
+With 8-bit operands (`eight_bit`), "int8" has one scale for each column of the result, for the matrices of all experts,
+so that no scale depends on the expert of a row. Each device computes the scales of its rows.
 """
 
 import functools
@@ -19,7 +22,8 @@ from typing import NamedTuple, Optional
 import jax
 import jax.numpy as jnp
 
-from pretrainax.layers.rematerialization import cast_kernel
+from pretrainax.layers import eight_bit
+from pretrainax.layers.rematerialization import cast_kernel, saved_residual
 from pretrainax.sharding.axes import FSDP_AXIS
 from pretrainax.sharding.mesh import GPUS, axis_size, platform
 
@@ -32,6 +36,7 @@ class Layout(NamedTuple):
 
     capacity: Optional[int]  # fixed number of rows per expert; None: `sizes` contains the numbers
     split: int  # the axis of the kernel [E, D, F] that is sharded along `fsdp`
+    products: str = ""  # format of the operands, a key of `eight_bit.FORMATS`; "": dtype of the rows
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -79,21 +84,36 @@ def _grouped_matmul(
 ) -> jax.Array:
     """Multiplies each row of x [S, D] by its expert's matrix in `kernel` [E, D, F], and returns [S, F].
 
-    If `transposed`, multiplies by the transposed matrices: x is [S, F] and the result is [S, D].
+    If `transposed`, multiplies by the transposed matrices: x is a gradient [S, F] and the result is [S, D].
     """
+    if not layout.products:
+        return _multiply_rows(layout, x, kernel, sizes, transposed, x.dtype)
+    a = eight_bit.quantize(x, layout.products, (1,), is_gradient=transposed)
+    b = eight_bit.quantize(kernel, layout.products, (0, 2 if transposed else 1))
+    values, total = eight_bit.operands((a.values, b.values), x.dtype)
+    result = _multiply_rows(layout, *values, sizes, transposed, total)
+    result = (result.astype(jnp.float32) * a.scale * b.scale.reshape(1, -1)).astype(x.dtype)
+    return saved_residual(result) if total == jnp.int32 else result
+
+
+def _multiply_rows(
+    layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool, dtype: jnp.dtype
+) -> jax.Array:
+    """Multiplies operands of one dtype as in `_grouped_matmul`; the result has the given dtype."""
     if layout.capacity is None and platform() in GPUS:
         from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which only this branch needs
 
-        return gpu_products.product(x, kernel, sizes, transposed)
+        return gpu_products.product(x, kernel, sizes, transposed, dtype)
     kernel = kernel.swapaxes(1, 2) if transposed else kernel
     if layout.capacity is not None:
         # [S, D] -> [E, room, D] -> [E, room, F] -> [S, F]
-        return (x.reshape(len(kernel), layout.capacity, -1) @ kernel).reshape(len(x), -1)
+        by_expert = x.reshape(len(kernel), layout.capacity, -1)
+        return jnp.matmul(by_expert, kernel, preferred_element_type=dtype).reshape(len(x), -1)
     if platform() == "tpu":
-        return jax.lax.ragged_dot(x, kernel, sizes)
+        return jax.lax.ragged_dot(x, kernel, sizes, preferred_element_type=dtype)
     source, position, expert, count = _blocks(sizes, len(x))
     # [S, D] -> [J, block, D] -> [J, block, F] -> [S, F]
-    products = jnp.zeros((*source.shape, kernel.shape[2]), x.dtype)
+    products = jnp.zeros((*source.shape, kernel.shape[2]), dtype)
     multiply = lambda j, products: products.at[j].set(_take_rows(x, source[j]) @ kernel[expert[j]])  # noqa: E731
     products = jax.lax.fori_loop(0, count, multiply, products)
     return _take_rows(products.reshape(-1, kernel.shape[2]), position)
@@ -104,15 +124,27 @@ def _kernel_gradient(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: j
 
     For each expert, the gradient is the sum of the outer products of x and gradient over the rows of the expert.
     """
+    if not layout.products:
+        return _sum_rows(layout, x, gradient, sizes, jnp.float32)
+    a = eight_bit.quantize(x, layout.products, (0,))
+    b = eight_bit.quantize(gradient, layout.products, (0,), is_gradient=True)
+    values, total = eight_bit.operands((a.values, b.values), jnp.float32)
+    return _sum_rows(layout, *values, sizes, total).astype(jnp.float32) * a.scale.reshape(1, -1, 1) * b.scale[None]
+
+
+def _sum_rows(
+    layout: Layout, x: jax.Array, gradient: jax.Array, sizes: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """Sums the outer products of operands of one dtype as in `_kernel_gradient`; the result has the given dtype."""
     if layout.capacity is not None:
         by_expert = (a.reshape(len(sizes), layout.capacity, -1) for a in (x, gradient))
-        return jnp.einsum("ECD,ECF->EDF", *by_expert, preferred_element_type=jnp.float32)
+        return jnp.einsum("ECD,ECF->EDF", *by_expert, preferred_element_type=dtype)
     if platform() == "tpu":
-        return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32)
+        return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=dtype)
     if platform() in GPUS:
         from pretrainax.layers.feed_forward import gpu_products
 
-        return gpu_products.summed_over_rows(x, gradient, sizes)
+        return gpu_products.summed_over_rows(x, gradient, sizes, dtype)
     source, _, expert, count = _blocks(sizes, len(x))
 
     def add(j, total):

@@ -50,19 +50,13 @@ def column_multiple() -> int:
     return _COLUMNS if in_one_pass() and axis_size(TENSOR_AXIS) == 1 else 1
 
 
-def products_of(features: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Multiplies features [S, M, D] by matrix [D, V]; returns [S, M, V] in the features' dtype, or float32 on a CPU."""
-    dtype = features.dtype if in_one_pass() else jnp.float32
-    return jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=dtype)
-
-
 def logit_stats(
     products: jax.Array, bias: Optional[jax.Array], targets: jax.Array, cap: Optional[float], with_mean: bool
 ) -> LogitStats:
     """Computes the statistics of the logits that the loss needs.
 
     Args:
-      products: the result of `products_of`, [S, M, V].
+      products: the result of `logit_products`, [S, M, V].
       bias: [V], added to the products, or None.
       targets: [S, M].
       cap: a logit x is mapped to cap · tanh(x / cap). If None, logits are not capped.
@@ -78,7 +72,7 @@ def recomputed_logits(
     """Recomputes the logits [S, M, V] in float32 for the second pass.
 
     Args:
-      products: the result of `products_of`, [S, M, V'].
+      products: the result of `logit_products`, [S, M, V'].
       vocabulary: the number V of the first columns, whose logits are returned.
       bias, cap: as in `logit_stats`.
     """

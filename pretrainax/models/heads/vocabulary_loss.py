@@ -23,9 +23,14 @@ from pretrainax.models.heads.logit_passes import (
     are_rounded,
     column_multiple,
     logit_stats,
-    products_of,
     recomputed_logits,
-    sum_of_tokens,
+)
+from pretrainax.models.heads.logit_products import (
+    LogitGradient,
+    OutputMatrix,
+    gradients,
+    logit_products,
+    output_matrix,
 )
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
@@ -44,6 +49,7 @@ class _Settings(NamedTuple):
     z_loss: float = 0.0
     label_smoothing: float = 0.0
     chunk: int = 4096
+    products: str = ""
     per_target: bool = False
 
 
@@ -53,6 +59,7 @@ class _ChunkOptions(TypedDict, total=False):
     # fraction of the target's probability spread over the vocabulary (Szegedy et al. 2016, section 7); default 0
     label_smoothing: float
     chunk: int  # number of tokens per device whose logits exist at the same time; default 4,096
+    products: str  # format of the operands of matmuls, a key of `eight_bit.FORMATS`; default "", the features' dtype
 
 
 class LossOptions(_ChunkOptions, total=False):
@@ -214,6 +221,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
         for x in (features, *jax.tree.leaves(target_arrays))
     ]
     matrix = _with_sharding(_cast_unembedding(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
+    matrix = output_matrix(matrix, settings.products)
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · size
@@ -222,9 +230,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
         values = _PerTarget(*(v.reshape(shards, -1, size) for v in values)) if settings.per_target else None
         if not with_gradients:
             return (sums, None, None), (values, None)
-        d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
-        d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
-        d_bias = None if bias is None else sum_of_tokens(d_logits)
+        d_x, d_matrix, d_bias = gradients(x, d_logits, matrix, settings.products, has_bias=bias is not None)
         totals = (
             sums,
             _with_sharding(d_matrix, logical_spec("tokens", None, "vocab_size")),
@@ -262,23 +268,26 @@ def _cast_unembedding(settings: _Settings, unembedding, dtype):
     bfloat16 is 0.5, so the mean over the vocabulary is subtracted before rounding. With a cap or z-loss, nothing is
     subtracted, because they depend on the mean and keep the mean small.
     """
-    if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
+    if (are_rounded(dtype) or settings.products) and not settings.z_loss and settings.logit_cap is None:
         unembedding = unembedding - unembedding.mean(1, keepdims=True)
     return pad(unembedding.astype(dtype), 1, column_multiple())
 
 
-def _chunk(settings: _Settings, vocabulary: int, features, matrix, bias, targets, weights, text_weights=None):
-    """Computes the sums [S] over a chunk of tokens, the values of each target [S, M], and d_logits [S, M, V'].
+def _chunk(
+    settings: _Settings, vocabulary: int, features, matrix: OutputMatrix, bias, targets, weights, text_weights=None
+):
+    """Computes the sums [S] over a chunk of tokens, the values of each target [S, M], and a `LogitGradient`.
 
-    d_logits is the gradient of the chunk's objective with respect to the logits before the cap.
+    The gradient is that of the chunk's objective with respect to the logits before the cap.
 
     Args:
       vocabulary: the number of columns of `matrix` that are not padding, V.
       features: [S, M, D].
-      matrix: the result of `_cast_unembedding`, [D, V'].
+      matrix: the result of `_cast_unembedding`, [D, V'], as an `OutputMatrix`.
       targets, weights, text_weights: [S, M], as in `loss_sums`.
     """
-    products = _with_sharding(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
+    products = logit_products(features, matrix, settings.products)
+    products = _with_sharding(products, logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
     stats = logit_stats(products[..., :vocabulary], bias, targets, settings.logit_cap, with_mean=bool(smoothing))
     log_z = jnp.log(stats.normaliser) + stats.largest
@@ -307,8 +316,9 @@ def _chunk(settings: _Settings, vocabulary: int, features, matrix, bias, targets
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # derivative of the cap
-    d_logits = jnp.pad(d_logits.astype(features.dtype), ((0, 0), (0, 0), (0, matrix.shape[1] - vocabulary)))
-    return sums, _PerTarget(loss, stats.is_correct), d_logits
+    # The other probabilities sum to 1 - p, where p is the target's. The margin is for rounding in float32.
+    bound = 1.001 * jnp.maximum(-jnp.expm1(stats.target - log_z), 0.0) + 1e-6 + jnp.abs(slope - 1.0) + smoothing
+    return sums, _PerTarget(loss, stats.is_correct), LogitGradient(d_logits, bound * jnp.abs(weights))
 
 
 def _sum_shards(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:

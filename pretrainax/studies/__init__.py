@@ -1,0 +1,1 @@
+"""Answers a question about pretraining with a study: arms with equal budgets, tuned rates, seeds, and a verdict."""

@@ -1,0 +1,56 @@
+"""Defines the results that the parts of a study exchange."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from pretrainax.files.json_files import JsonObject
+
+
+class Outcome(NamedTuple):
+    """One value of a measure, and how each record of the test data influences it."""
+
+    value: float
+    # [records]: value minus the value without the record's cluster, as `scoring.results.leave_one_out` returns; records
+    # have the same order for all arms and seeds. None: the measure has no records, such as throughput
+    changes: Optional[np.ndarray] = None
+
+
+Outcomes = Mapping[int, Sequence[Outcome]]  # {pretraining seed: outcome of each downstream seed}
+
+
+class Trial(NamedTuple):
+    """A tuning run of an arm."""
+
+    arm: str
+    values: Mapping[str, float]  # {field: value}
+    seed: int
+    value: Optional[float]  # of the tuning measure; None: failed or diverged
+    flops: float  # training FLOPs that the trial used
+    stopped_early: bool = False
+
+
+class FinalRun(NamedTuple):
+    """A run that the study compares."""
+
+    arm: str
+    seed: int
+    folder: str  # below the study's workdir
+    fingerprint: str  # SHA-256 of the run's config
+    command: str  # reproduces the run
+    steps: int
+    flops: float
+    lines: Sequence[JsonObject]  # of metrics.jsonl
+
+
+class Findings(NamedTuple):
+    """Everything that the report of a study shows, in an order that does not depend on the order of the runs."""
+
+    trials: Sequence[Trial]
+    chosen: Mapping[str, Mapping[str, float]]  # {arm: {field: value}}
+    unfinished: Mapping[str, str]  # {arm: why its tuning is not finished}
+    runs: Sequence[FinalRun]
+    outcomes: Mapping[str, Mapping[str, Outcomes]]  # {measure: {arm: outcomes}}
+    baselines: Mapping[str, Mapping[str, Outcome]]  # {measure: {"majority class": outcome}}
+    changes: Sequence[str]  # what changed after the start of the study

@@ -1,0 +1,93 @@
+"""Defines the contents of a study file: the question, the arms, the budget, the tuning, the seeds and the measures."""
+
+import dataclasses
+from typing import Literal, Optional
+
+from pretrainax.config.choice import Choice
+
+
+@dataclasses.dataclass
+class Arm:
+    """One of the alternatives that a study compares."""
+
+    name: str
+    config: str  # value of --config
+    flags: tuple[str, ...] = ()  # further flags, such as "--config.train.global_batch_size=16"
+
+
+@dataclasses.dataclass
+class Budget:
+    """The budget of each run; exactly one of the first five fields is set. It determines the steps of each arm."""
+
+    flops: Optional[float] = None  # training FLOPs, as counted by `training.work.Work`
+    tokens: Optional[float] = None
+    bytes: Optional[float] = None  # UTF-8 bytes of text
+    seconds: Optional[float] = None  # seconds of updates on `machine`
+    dollars: Optional[float] = None  # price of the updates on `machine`
+    machine: Optional[str] = None  # topology, such as h100:8; None: this machine
+    tokenizer: Literal["shared", "own"] = "shared"  # shared: all arms must have the same tokenizer
+
+
+@dataclasses.dataclass
+class Tuning:
+    """The search of each arm's hyperparameters, before its final runs."""
+
+    # field -> values as multiples of the arm's default; an arm without the field ignores it
+    grid: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    measure: str = "loss"  # name of the measure that selects the values
+    seed: int = 1000  # first seed; the seeds of tuning and of final runs must differ
+    seeds: int = 1
+    stop_share: float = 0.0  # share of the budget after which a trial may stop early; 0: never
+    widen: bool = True  # whether a grid whose best value is at its edge gets one more value
+
+
+@dataclasses.dataclass
+class Final:
+    """The seeds of the runs that are compared."""
+
+    seed: int = 0  # first pretraining seed
+    seeds: int = 5
+    # what a pretraining seed changes: initial parameters, data order, dropout, masks
+    vary: tuple[Literal["init", "order", "dropout", "mask"], ...] = ("init", "order", "dropout", "mask")
+    downstream_seeds: int = 1  # fine-tuning runs of each pretraining run
+
+
+@dataclasses.dataclass
+class Measure(Choice):
+    """Base class of measures of a pretrained run; subclasses are in `studies/measures.py`."""
+
+    name: str
+
+
+@dataclasses.dataclass
+class Contrast:
+    """A comparison of two arms by a measure; positive means that `one` is better than `other`."""
+
+    measure: str
+    one: str
+    other: str
+
+
+@dataclasses.dataclass
+class Stop:
+    """The rule that ends the study."""
+
+    rule: Literal["fixed", "group_sequential"] = "fixed"
+    looks: int = 1  # number of interim analyses, including the last
+
+
+@dataclasses.dataclass
+class Study:
+    """A study file."""
+
+    question: str
+    arms: tuple[Arm, ...]
+    budget: Budget
+    measures: tuple[Measure, ...]
+    primary: Contrast
+    tuning: Optional[Tuning] = None
+    final: Final = dataclasses.field(default_factory=Final)
+    margin: Optional[float] = None  # differences below it count as equal, in the unit of the primary measure
+    spread: Optional[float] = None  # assumed standard deviation over seeds of a paired difference; None: from a pilot
+    declared: tuple[Contrast, ...] = ()  # further contrasts that Holm's method corrects together with the primary one
+    stop: Stop = dataclasses.field(default_factory=Stop)
