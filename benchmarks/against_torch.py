@@ -107,7 +107,7 @@ def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitSt
     shapes = train_step.global_shapes(batch, len(batch["tokens"]))
     schedule = WarmupConstant(warmup_steps=0).build(1e-4, 1)
     optimizer = AdamW().build(schedule, train_step.abstract_params(model, shapes))
-    state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
+    state = train_step.make_init(model, optimizer, shapes, mesh)(0)
     step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
     batch = put_batch(batch, mesh)
 

@@ -49,7 +49,7 @@ def final_loss(experiment: Experiment, key: tuple[str, str], programs: Programs)
         step, evaluate = programs.setdefault(key, (run.step.jitted, run.validation.eval_step))
         state = run.fresh_state()
         for i in range(experiment.train.steps):
-            state, metrics = step(state, put_batch(run.train_batches[i], run.mesh), None, run.step.seeds)
+            state, metrics = step(state, put_batch(run.train_batches[i], run.mesh), None, run.step.arguments)
         if not metrics["finite"]:
             return float("nan")
         return dataclasses.replace(run.validation, eval_step=evaluate).metrics(state.params)["loss"]

@@ -326,7 +326,7 @@ def bits(tiny: bool, kept_in: Optional[str]) -> None:
             state = jax.block_until_ready(run.fresh_state())
             for _ in range(3):
                 began = time.perf_counter()
-                state, _ = jax.block_until_ready(program(state, batch, None, run.step.seeds))
+                state, _ = jax.block_until_ready(program(state, batch, None, run.step.arguments))
                 seconds = time.perf_counter() - began
             leaves = jax.device_get(jax.tree.leaves(state.params))
             digests.append(hashlib.sha256(b"".join(x.tobytes() for x in leaves)).hexdigest()[:16])

@@ -135,13 +135,13 @@ def step(name: str, record, tiny: bool) -> None:
 def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], object]:
     """Returns the median, smallest and largest step time over groups of steps, and the final state."""
     for _ in range(3):
-        state, metrics = program(state, batch, None, run.step.seeds)
+        state, metrics = program(state, batch, None, run.step.arguments)
     jax.block_until_ready(state)
     groups = []
     for _ in range(GROUPS):
         began = time.perf_counter()
         for _ in range(STEPS):
-            state, metrics = program(state, batch, None, run.step.seeds)
+            state, metrics = program(state, batch, None, run.step.arguments)
         jax.block_until_ready(state)
         groups.append((time.perf_counter() - began) / STEPS)
     if not metrics["finite"]:
@@ -157,7 +157,7 @@ def traced(run: Run, program, state, batch, record) -> None:
         jax.profiler.start_trace(folder, profiler_options=options)
         for number in range(TRACED):
             with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
-                state, _ = program(state, batch, None, run.step.seeds)
+                state, _ = program(state, batch, None, run.step.arguments)
             jax.block_until_ready(state)
         jax.profiler.stop_trace()
         (path,) = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))

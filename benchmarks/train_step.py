@@ -69,7 +69,7 @@ def measure(experiment: Experiment, directory: str) -> dict:
         started = time.perf_counter()
         program = run.step.lower(state, batch).compile()
         compile_seconds = time.perf_counter() - started
-        step = lambda state, batch: program(state, batch, None, run.step.seeds)  # noqa: E731
+        step = lambda state, batch: program(state, batch, None, run.step.arguments)  # noqa: E731
         state, metrics = jax.block_until_ready(step(state, batch))
         first_step_seconds = time.perf_counter() - STARTED
         for _ in range(warm_up - 1):

@@ -15,7 +15,7 @@ from pretrainax.reporting.tables import text_table
 MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
     for name in (
-        "tokenizer prepare prepare_beam inspect recipe plan profile report evaluate generate predict huggingface "
+        "tokenizer prepare prepare_beam inspect recipe plan profile study report evaluate generate predict huggingface "
         "verify_resume zoo completion"
     ).split()
 }

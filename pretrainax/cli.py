@@ -25,7 +25,7 @@ from absl import app, flags, logging
 import pretrainax
 from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
-from pretrainax.config.overrides import BUDGET, fields_named, set_field
+from pretrainax.config.overrides import FLAG, apply_overrides, fields_named, split_overrides
 from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import complete, validate
 from pretrainax.files.errors import printable
@@ -67,8 +67,6 @@ _OPEN_FILE_ERRORS = (errno.EMFILE, errno.ENFILE)
 _GC_THRESHOLDS = (50_000, 20, 50)  # arguments of gc.set_threshold
 _MAX_MESSAGE_LENGTH = 4000  # maximum number of characters of an error message
 _CLEANUP_SECONDS = 20  # seconds until a failed command exits, even if threads are still running
-_FLAG = re.compile(r"--?[a-zA-Z]")  # does not match negative numbers
-_OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
 _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of an error in the config or input instead of one line")
 QUIET = flags.DEFINE_bool("quiet", False, "Print only results and errors")
@@ -350,7 +348,7 @@ def _parse(
         for word in argv:
             if not is_utf8(word):
                 raise UserError(f"{word} is not UTF-8: rename the file or folder")
-        arguments, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
+        arguments, settings = split_overrides(flags.FLAGS.read_flags_from_files(argv))
         _CONFIG_PARSER.init_from = dict(settings).get("config.checkpoint.init_from")
         wants_help = any(word in _HELP for word in arguments)
         if COMPLETE in arguments:
@@ -370,8 +368,8 @@ def _parse(
         if settings and CONFIG.value is None:
             reason = "--config is missing" if config is None else "this model has no training config"
             raise UserError(f"{reason}, so --{settings[0][0]} cannot set a field")
-        for path, text in sorted(settings, key=lambda setting: setting[0] != BUDGET):
-            set_field(CONFIG.value, path, text)
+        if CONFIG.value is not None:
+            apply_overrides(CONFIG.value, settings)
         _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
         if wants_help:
             _print_help()
@@ -405,27 +403,6 @@ def _set_verbosity() -> None:
             python_logging.getLogger(library).setLevel(python_logging.INFO)
 
 
-def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
-    """Splits command-line arguments into absl's arguments and config overrides, such as ("config.train.steps", "5").
-
-    The value of an override is None for a flag without a value, and "false" for --noconfig.FIELD.
-    """
-    words, overrides, remaining = [], [], list(argv)
-    while remaining:
-        word = remaining.pop(0)
-        match = _OVERRIDE.fullmatch(word)
-        if match is None:
-            words.append(word)
-            continue
-        is_negated, path, text = match.groups()
-        if is_negated and text is not None:
-            raise UserError(f"{word}: --no… takes no value; write --{path}={text}")
-        if text is None and not is_negated and remaining and not _FLAG.match(remaining[0]):
-            text = remaining.pop(0)
-        overrides.append((path, "false" if is_negated else text))
-    return words, overrides
-
-
 def _positional_arguments(arguments: list[str]) -> list[str]:
     """Returns the program name and the positional arguments, including all arguments after "--".
 
@@ -434,7 +411,7 @@ def _positional_arguments(arguments: list[str]) -> list[str]:
     """
     before_separator = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for word in before_separator[1:]:
-        if _FLAG.match(word):
+        if FLAG.match(word):
             _check_argument(word)
     return [*before_separator, *arguments[len(before_separator) + 1 :]]
 
@@ -442,14 +419,14 @@ def _positional_arguments(arguments: list[str]) -> list[str]:
 def _check_argument(word: str) -> None:
     """Raises UserError for an unknown flag, or for a config field without its prefix (--train.steps, steps=5)."""
     name, equals, value = word.lstrip("-").partition("=")
-    if not (_FLAG.match(word) or equals):
+    if not (FLAG.match(word) or equals):
         return
     paths = fields_named(name, CONFIG.value) if CONFIG.value else []
     if not paths and name.partition(".")[0] in Experiment.__dataclass_fields__:
         paths = [f"config.{name}"]
     if paths:
         raise UserError(f"{word}: the flag for this field is --{paths[0]}={value or '…'}")
-    if _FLAG.match(word):
+    if FLAG.match(word):
         flag_names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
         raise UserError(f"unknown flag --{name}, {nearest(name, flag_names)}")
 

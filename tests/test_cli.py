@@ -98,12 +98,14 @@ def imported_by(command: str, word: str) -> tuple[str, list[str]]:
     return text, ast.literal_eval(modules)
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("command", MODULES)
 def test_help_imports_no_slow_package_and_lists_the_common_flags(command):
     text, modules = imported_by(command, "--help")
     assert modules == [] and all(f"--[no]{name}" in text for name in ("debug", "quiet", "verbose", "version"))
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("command", MODULES)
 def test_the_words_that_a_shell_completes_are_the_flags_of_the_help(command):
     text, modules = imported_by(command, "--complete")

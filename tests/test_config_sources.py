@@ -72,6 +72,7 @@ def hub(tmp_path_factory):
         yield root
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_papers_text_is_a_flag_that_the_loader_reads(name, hub):
     experiment = load(name, "")

@@ -69,6 +69,7 @@ def test_the_page_of_commands_shows_their_help():
     assert (ROOT / "docs" / "commands.md").read_text() == reference["commands_page"](), "run python docs/reference.py"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_without_a_network(tmp_path):
     """Strict: links, anchors, navigation, docstrings. The proxy of the environment leads nowhere."""
     env = os.environ | {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}

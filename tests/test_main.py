@@ -49,6 +49,7 @@ def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> in
     return process.wait(timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", few([signal.SIGKILL, signal.SIGTERM], [signal.SIGKILL]))
 def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp_path, text, cache):
     args = command("tests/support/tiny.py:t5", tmp_path, text, cache)

@@ -25,8 +25,8 @@ PACKAGES = (
     "training tasks adapt distill zoo interop inference scoring runs planning profiling scaling evaluation studies"
 ).split()
 COMMANDS = (
-    "__main__ api cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "
-    "verify_resume huggingface completion"
+    "__main__ api cli main prepare prepare_beam tokenizer inspect recipe plan profile study report evaluate generate "
+    "predict verify_resume huggingface completion"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.
@@ -174,12 +174,12 @@ def test_a_docstring_begins_with_a_sentence():
 
 
 def test_a_problem_of_a_config_names_its_field_or_flag():
-    """The messages of `problems` and its helpers; tasks in JSON files have fields without a path."""
+    """The messages of `problems` and its helpers; fields of task files and study files have no path in a config."""
     names = re.compile(r"config\.|config_path|--|\{(path|name|message|where)|WANDB_MODE")
     yields = [
         (path_of(file), ast.unparse(node.value))
         for file in FILES
-        if "scoring/tasks" not in path_of(file)
+        if not path_of(file).startswith(("pretrainax/scoring/tasks", "pretrainax/studies"))
         for function in ast.walk(tree(file))
         if isinstance(function, ast.FunctionDef) and "problems" in function.name
         for node in ast.walk(function)

@@ -8,6 +8,7 @@ from tests.affected import ROOT, affected
 from tests.planted_faults import FAULTS, checked_by_default
 
 
+@pytest.mark.slow
 def test_a_change_can_break_what_imports_it_and_what_runs_it():
     of_scoring, of_layers = set(affected(["scoring"])), set(affected(["layers/norm.py"]))
     assert {"tests/scoring/test_scoring_examples.py", "tests/test_evaluate.py"} <= of_scoring

@@ -97,10 +97,12 @@ class TrainConfig:
     # seed of random choices in objectives: masks, spans, pairs, replacements; None: seed
     mask_seed: Optional[int] = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # dtype of activations; auto: bfloat16 on TPU and GPU
-    # operands of the linear layers in blocks, of experts and of the loss over the vocabulary, forward and backward: fp8
-    # (H100, B200, TPU7x) | int8 (other TPUs, A100, H100, B200); "": dtype. Attention, routers and embeddings use dtype
+    # operands of the linear layers in blocks and of experts, forward and backward: fp8 (H100, B200, TPU7x) | int8
+    # (other TPUs, A100, H100, B200); "": dtype. Attention, routers and embeddings use dtype
     products: Literal["", "fp8", "int8"] = ""
-    products_in_head: bool = True  # False: the loss over the vocabulary uses dtype, whatever products is
+    # True: the loss over the vocabulary has 8-bit operands too, in the format of products. Its effect on the loss was
+    # measured with one seed only (benchmarks/lab_book.md)
+    products_in_head: bool = False
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     # decay of an exponential moving average of the parameters, stored in addition to them; None: no average
     ema_decay: Optional[float] = None
@@ -226,6 +228,9 @@ class EvaluateConfig:
     # stops after this many validations without an improvement of the metric; None: never stops
     patience: Optional[int] = resumable_field(None)
     objective: Optional[Objective] = None  # objective of the validation; None: `config.objective`
+    # tasks to score at each validation, by name or description file as in `evaluate --tasks`: ("grammar",); (): none
+    tasks: tuple[str, ...] = optional_in_json(())
+    task_examples: int = optional_in_json(200)  # maximum number of examples of each task, evenly spaced; 0: all
     # prompts for the samples at the end of the run. The model continues a prompt, or fills in [MASK] or <extra_id_0>.
     # (): the samples are predictions in validation examples
     prompts: tuple[str, ...] = resumable_field(())

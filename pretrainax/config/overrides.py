@@ -2,8 +2,10 @@
 
 import ast
 import dataclasses
+import re
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from pretrainax.config.auto import follow_budget
@@ -16,7 +18,39 @@ from pretrainax.files.errors import UserError, nearest, shortened
 _BOOLS: dict[str, bool] = {word: True for word in "true yes on t y 1".split()}
 _BOOLS |= {word: False for word in "false no off f n 0".split()}
 BUDGET = "config.train.budget"
+FLAG = re.compile(r"--?[a-zA-Z]")  # does not match negative numbers
+_OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
 _EXACT = 2**53  # floats represent all integers up to this value exactly
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
+    """Splits command-line arguments into absl's arguments and config overrides, such as ("config.train.steps", "5").
+
+    The value of an override is None for a flag without a value, and "false" for --noconfig.FIELD.
+
+    Raises:
+      UserError: --noconfig.FIELD has a value.
+    """
+    words, overrides, remaining = [], [], list(argv)
+    while remaining:
+        word = remaining.pop(0)
+        match = _OVERRIDE.fullmatch(word)
+        if match is None:
+            words.append(word)
+            continue
+        is_negated, path, text = match.groups()
+        if is_negated and text is not None:
+            raise UserError(f"{word}: --no… takes no value; write --{path}={text}")
+        if text is None and not is_negated and remaining and not FLAG.match(remaining[0]):
+            text = remaining.pop(0)
+        overrides.append((path, "false" if is_negated else text))
+    return words, overrides
+
+
+def apply_overrides(experiment: Experiment, overrides: Sequence[tuple[str, Optional[str]]]) -> None:
+    """Sets the fields of a config to the values that `split_overrides` returned, in order; `BUDGET` comes first."""
+    for path, text in sorted(overrides, key=lambda override: override[0] != BUDGET):
+        set_field(experiment, path, text)
 
 
 def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:

@@ -25,7 +25,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "data.workers data.prepare_workers data.keep_bytes train.z_loss train.pipeline_microbatches train.scan_unroll "
     "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.every evaluate.batches "
-    "evaluate.average checkpoint.every"
+    "evaluate.task_examples evaluate.average checkpoint.every"
 ).split()
 
 MAX_PROFILED_STEPS = 100  # maximum number of steps in one profile
@@ -195,6 +195,8 @@ def _average_problems(e: Experiment) -> Iterator[str]:
 def _products_problems(e: Experiment) -> Iterator[str]:
     """Yields an error message for each setting that does not support 8-bit products."""
     products = e.train.products
+    if e.train.products_in_head and not products:
+        yield "config.train.products_in_head is True, and config.train.products is '': set it to fp8 or int8"
     if products and e.mesh.pipeline > 1:
         yield f"config.train.products is {products!r}, and a pipeline does not support it: set config.mesh.pipeline=1"
     if products and e.model.family not in FAMILIES:

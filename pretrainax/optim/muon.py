@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Optional, Union
+from typing import ClassVar, Optional, Union
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ class Muon(Chain):
     trains embeddings, heads, biases and norms.
     """
 
+    arguments: ClassVar[tuple[str, ...]] = (*Chain.arguments, "adam_learning_rate")
+
     learning_rate: float = 0.02  # peak of the schedule
     momentum: float = 0.95  # decay rate of the momentum
     # RMS of each matrix's update; 0.2 resembles Adam (Liu et al. 2025, arXiv 2502.16982, section 2.2); None: the factor
@@ -58,12 +60,14 @@ class Muon(Chain):
             "muon": self._orthogonalized_momentum(axes),
             "adam": scale_by_adam(self.b1, self.b2, self.epsilon),
         }
-        relative_rate = (self.adam_learning_rate or self.learning_rate) / self.learning_rate
+        adam_rate = self.learning_rate if self.adam_learning_rate is None else self.adam_learning_rate
         return optax.chain(
             self.clipping(),
             optax.partition(transformations, labels),
             self.decaying(params_shape),
-            optax.masked(optax.scale(relative_rate), jax.tree.map(lambda label: label == "adam", labels)),
+            optax.masked(
+                optax.scale(adam_rate / self.learning_rate), jax.tree.map(lambda label: label == "adam", labels)
+            ),
             scale_by_rate_of_step(schedule),
         )
 

@@ -30,6 +30,9 @@ class Optimizer(kinds.Optimizer):
     needs_gradient_function: ClassVar[bool] = False
     # `update` takes `factors`, a tree of learning-rate factors (optim/layers.py); False: the caller scales the updates
     takes_factors: ClassVar[bool] = False
+    # fields that are arrays while an update is traced, so that runs with other values share the compiled update;
+    # `build` must not branch on their values
+    arguments: ClassVar[tuple[str, ...]] = ()
 
     @property
     def is_scale_invariant(self) -> bool:
@@ -91,6 +94,8 @@ class Chain(Optimizer):
     The learning rate depends on the `step` argument of `update` rather than a counter in the state, because a skipped
     update would not advance such a counter.
     """
+
+    arguments: ClassVar[tuple[str, ...]] = ("learning_rate", "weight_decay")
 
     # weight decay also applies to the embeddings of tokens, positions and token types (OLMo 2: False)
     decay_embeddings: bool = dataclasses.field(default=True, kw_only=True)

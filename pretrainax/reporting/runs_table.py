@@ -1,7 +1,7 @@
 """Formats the comparison of several runs as tables: one per group of comparable runs, and one of differing fields."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional
 
 from pretrainax.config.metric import declared, reported
 from pretrainax.files.errors import shortened
@@ -9,6 +9,7 @@ from pretrainax.reporting.paired import mean_interval, with_interval
 from pretrainax.reporting.run_groups import Group, Panel, Record, comparison_notes, group_runs, panels_of
 from pretrainax.reporting.run_lines import SECONDS, RunLines
 from pretrainax.reporting.settings import Verdict, compare, field_rows, select_by
+from pretrainax.reporting.signal_to_noise import SignalToNoise, last_values, signal_to_noise
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import elapsed, large_number
 
@@ -26,6 +27,8 @@ class Report(NamedTuple):
     panels: Sequence[Panel]
     by: str  # name in AXES of the x-axis
     notes: Sequence[str]  # metrics that do not compare, and missing data
+    # {group: metrics whose differences between settings noise can explain}; tables show them in parentheses
+    undecided: Mapping[str, Collection[str]]
 
     @property
     def settings(self) -> list[object]:
@@ -50,7 +53,22 @@ def make_report(runs: Sequence[RunLines], records: Sequence[Record], metrics: Se
     groups = group_runs(runs, records)
     notes = [*comparison_notes(runs, groups, records, metrics, by), *notes]
     verdicts = [compare(runs, records, group) for group in groups]
-    return Report(runs, records, groups, verdicts, metrics, panels_of(runs, groups, metrics), by, notes)
+    undecided = {
+        group.name: _undecided(runs, verdict, metrics) for group, verdict in zip(groups, verdicts, strict=True)
+    }
+    for group in groups:
+        prefix = f"group {group.name}: " if len(groups) > 1 else ""
+        notes += [f"{prefix}{ratio.note(metric)}" for metric, ratio in undecided[group.name].items()]
+    return Report(runs, records, groups, verdicts, metrics, panels_of(runs, groups, metrics), by, notes, undecided)
+
+
+def _undecided(runs: Sequence[RunLines], verdict: Verdict, metrics: Sequence[str]) -> dict[str, SignalToNoise]:
+    """Returns the metrics that cannot rank the settings of a group."""
+    ratios = {
+        metric: signal_to_noise([[last_values(runs[i].lines, metric) for i in x.runs] for x in verdict.settings])
+        for metric in metrics
+    }
+    return {metric: ratio for metric, ratio in ratios.items() if ratio is not None and not ratio.decides}
 
 
 def run_table(report: Report, group: Group) -> Table:
@@ -59,15 +77,22 @@ def run_table(report: Report, group: Group) -> Table:
     metrics = [metric for metric in report.metrics if any(line.get(metric) is not None for line in best.values())]
     selected = dict.fromkeys(select_by(report.records[i]) for i in group.runs)
     metrics += [metric for metric in selected if metric not in metrics]
+    undecided = report.undecided.get(group.name, ())
     header = ["", "run", "steps", "tokens", "train loss", *(f"valid {m.replace('_', ' ')}" for m in metrics)]
     rows = [[*header, "at step", "time in steps"]]
+
+    def cell(metric: str, value: Optional[float]) -> str:
+        if value is None:
+            return "none"
+        return f"({reported(metric, value)})" if metric in undecided else reported(metric, value)
+
     for i in group.runs:
         run = report.runs[i]
         tokens, seconds, loss = run.lines[-1].get("text_tokens"), run.lines[-1].get(SECONDS), run.last("train", "loss")
         cells = [
             "unknown" if tokens is None else large_number(tokens),
             "none" if loss is None else reported("loss", loss),
-            *("none" if best[i].get(m) is None else reported(m, best[i][m]) for m in metrics),
+            *(cell(m, best[i].get(m)) for m in metrics),
             f"{best[i]['step']:,}" if best[i] else "none",
             "unknown" if seconds is None else elapsed(seconds),
         ]

@@ -1,6 +1,6 @@
 """Computes quantiles of the t distribution, p-values, and the levels of Holm's method for several comparisons."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 ALPHA = 0.05  # 1 - confidence of intervals; the probability of one or more false verdicts
@@ -30,14 +30,17 @@ def p_value(value: float, error: Optional[float], degrees: Optional[float]) -> f
     return 2 * float(ndtr(z) if degrees is None else stdtr(degrees, z))
 
 
-def holm_levels(p_values: Sequence[float]) -> list[float]:
+def holm_levels(p_values: Sequence[float], level: Callable[[int], float] = lambda m: ALPHA / m) -> list[float]:
     """Returns the level of each comparison (Holm 1979); it is significant if its p-value is below its level.
 
-    The level of the i-th smallest of m p-values is ALPHA / (m - i + 1), until one is not below its level. All later
+    The level of the i-th smallest of m p-values is `level(m - i + 1)`, until one is not below its level. All later
     p-values have the level of that one.
+
+    Args:
+      level: level of each of several comparisons, given their number; by default Bonferroni's, ALPHA divided by it.
     """
-    levels, remaining = [ALPHA] * len(p_values), len(p_values)
+    levels, remaining = [0.0] * len(p_values), len(p_values)
     for i in sorted(range(len(p_values)), key=p_values.__getitem__):
-        levels[i] = ALPHA / remaining
+        levels[i] = level(remaining)
         remaining -= p_values[i] < levels[i]
     return levels

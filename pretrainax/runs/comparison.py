@@ -74,14 +74,23 @@ def _max_batches(batches: Batches) -> int:
     return max(_TARGETS // (batches.global_batch_size * batches.lengths.targets), 1)
 
 
-def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -> Comparisons:
+class ValidationSums(NamedTuple):
+    """The sums of each validation metric over the predictions in each observation of a validation."""
+
+    metrics: dict[str, Sums]
+    unit: str  # "documents", or "rows" if there are fewer than MIN_DOCUMENTS documents
+    num_documents: int
+    num_batches: int  # batches read
+
+
+def validation_sums(run: Run, params: Params, baseline: Optional[Baseline], watch: Watch = iter) -> ValidationSums:
     """Evaluates a model and its baseline on at most _TARGETS targets of the validation split.
 
     Every document is one observation: all its predictions, in any row, are added up before errors are computed. If
     there are fewer than MIN_DOCUMENTS documents, every row is one observation instead.
 
     Args:
-      baseline: `baseline_of` the run.
+      baseline: `baseline_of` the run. None: the sums have no baseline.
       watch: as in `baseline_of`.
     """
     valid, num_batches = _batches(run, "valid"), run.validation.sizes[0]
@@ -95,21 +104,27 @@ def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -
         batch, documents = valid.with_documents(number)
         local_batch = put_batch({name: x[local_rows] for name, x in batch.items()}, run.mesh)
         _, values = run.validation.eval_step(params, local_batch, run.frozen)
-        model_values, baseline_values = values_of_predictions(jax.device_get(values), batch), baseline.values(batch)
+        model_values = values_of_predictions(jax.device_get(values), batch)
+        baseline_values = baseline and baseline.values(batch)
         seen[documents[documents >= 0]] = True
         row_numbers = valid.global_batch_size * number + np.arange(len(documents))
         by_document.add(model_values, batch, documents, baseline_values)
         by_row.add(model_values, batch, np.broadcast_to(row_numbers[:, None], documents.shape), baseline_values)
-    num_seen, has_few = int(seen.sum()), seen.sum() < MIN_DOCUMENTS
-    sums = (by_row if has_few else by_document).sums()
-    observations = f"{num_seen:,} document{'s' * (num_seen != 1)}"
-    if has_few:
+    has_few = seen.sum() < MIN_DOCUMENTS
+    sums = _with_always_original((by_row if has_few else by_document).sums())
+    return ValidationSums(sums, "rows" if has_few else "documents", int(seen.sum()), num_compared)
+
+
+def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -> Comparisons:
+    """Compares a model with its baseline on the predictions and observations of `validation_sums`."""
+    sums, unit, num_documents, num_compared = validation_sums(run, params, baseline, watch)
+    num_batches, observations = run.validation.sizes[0], f"{num_documents:,} document{'s' * (num_documents != 1)}"
+    if unit == "rows":
         num_read = np.count_nonzero(sums["loss"].weights) if "loss" in sums else 0
         observations = f"{num_read:,} rows of {observations}"
     if num_compared < num_batches:
         observations += f" in the first {num_compared:,} of {num_batches:,} batches, as the baseline and the gain"
-    comparisons = compare_sums(_with_always_original(sums), "rows" if has_few else "documents")
-    return Comparisons(comparisons, observations)
+    return Comparisons(compare_sums(sums, unit), observations)
 
 
 def _with_always_original(sums: dict[str, Sums]) -> dict[str, Sums]:

@@ -154,7 +154,9 @@ def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
         kind_parts = [part for part in parts if part.startswith(f"{kind}=")]
         names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in kind_parts))
-        rows = [(f"by {kind}", *(label_and_format(name)[0].removeprefix("validation ") for name in names))]
+        suffix = "/task=" if kind == "task" else ""  # the accuracy of tasks is not that of tokens
+        labels = (label_and_format(f"{name}{suffix}")[0].removesuffix(" of task=") for name in names)
+        rows = [(f"by {kind}", *(label.removeprefix("validation ") for label in labels))]
         for part in kind_parts:
             values = [(metrics.get(f"{name}/{part}"), label_and_format(name)[1]) for name in names]
             cells = ("" if value is None else format(value, spec) for value, spec in values)

@@ -17,7 +17,7 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.runs.learned import Gain, warning_of
 from pretrainax.scoring.corpus_scores import documents_of
 from pretrainax.scoring.gains import resampled_gain
-from pretrainax.scoring.results import Estimate, ratio_difference
+from pretrainax.scoring.results import Estimate, leave_one_out, ratio_difference
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.tasks.baselines import Baseline, Outputs, Predicted
@@ -29,6 +29,7 @@ from pretrainax.training.train_step import Params
 MAX_RECORDS = 20_000  # maximum number of training records of the baselines, evenly spaced in the training split
 _MAX_SECONDS = 60.0  # maximum time for reading them
 _UNIGRAM_BATCHES = 50  # maximum number of training batches from which the unigram baseline counts target tokens
+_MAX_GROUPS = 1_000  # maximum number of groups of records without which a metric is computed: each costs milliseconds
 _UNIGRAM = "target token frequencies"
 
 
@@ -76,6 +77,19 @@ class Validated(NamedTuple):
             (model, baseline),
             clusters[record_indices(self.notes)],
         ).times(sign)
+
+    def changes(self, metric: str, model: Answers) -> np.ndarray:
+        """Computes a metric minus the metric without each group of records, [groups].
+
+        The groups are `clusters`, or at most _MAX_GROUPS unions of them, which depend on the records alone.
+        """
+        clusters = self.clusters % _MAX_GROUPS
+        if sums := self.task.record_sums(model.outputs, self.notes).get(metric):
+            return leave_one_out(*(np.bincount(clusters, x) for x in sums))[1]
+        groups = clusters[record_indices(self.notes)]
+        rest = (np.flatnonzero(groups != group) for group in range(groups.max() + 1))
+        without = [_selected(self.task, model.outputs, self.notes, documents)[metric] for documents in rest]
+        return model.metrics[metric] - np.array(without)
 
 
 def compare_task(run: Run, params: Params, metrics: Mapping[str, float], predicted: Optional[Predicted] = None) -> str:

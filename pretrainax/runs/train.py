@@ -14,6 +14,7 @@ from pretrainax.runs.final_report import FinalReport
 from pretrainax.runs.health import Health
 from pretrainax.runs.samples import Samples
 from pretrainax.runs.save_check import SaveCheck
+from pretrainax.runs.task_evaluation import TaskEvaluation
 from pretrainax.runs.validation_errors import ValidationErrors
 from pretrainax.training import run
 from pretrainax.training import train as training
@@ -42,6 +43,7 @@ def train(
     """
     write = AnswerWriter()
     called = [header.Header(paper), write, ExportCheck(), SaveCheck(), Health(), ValidationErrors()]
+    called += [TaskEvaluation()] if experiment.evaluate.tasks else []
     called += [*callbacks, FinalReport(), Samples()]
     return training.train(experiment, workdir, process_age, extend, called, start or TrainedStart(), write)
 

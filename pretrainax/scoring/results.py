@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrainax.config.metric import metric_text
 from pretrainax.files.atomic_files import write_atomically
-from pretrainax.reporting.significance import holm_levels, p_value, t_quantile
+from pretrainax.reporting.significance import ALPHA, holm_levels, p_value, t_quantile
 from pretrainax.reporting.tables import text_table
 
 # The splits of a source that --split names, and how results describe them
@@ -52,6 +52,12 @@ class Estimate(NamedTuple):
             standard_error=None if error is None else value * error,  # d exp(x) / dx = exp(x)
             interval=None if interval is None else (_exp(interval[0]), _exp(interval[1])),
         )
+
+    def t_interval(self, alpha: float) -> Optional[tuple[float, float]]:
+        """Returns the t interval of confidence 1 - `alpha`; None if the error or the degrees are unknown."""
+        if self.standard_error is None or self.degrees is None:
+            return None
+        return _t_interval(self.value, self.standard_error, self.degrees, alpha)
 
     @property
     def p_value(self) -> float:
@@ -202,8 +208,8 @@ def jackknife(value: float, values_without: Sequence[float], records: int, is_sh
     return Estimate(value, error, _t_interval(value, error, groups - 1), "records", groups - 1)
 
 
-def _t_interval(value: float, error: float, degrees: float) -> tuple[float, float]:
-    width = t_quantile(degrees) * error
+def _t_interval(value: float, error: float, degrees: float, alpha: float = ALPHA) -> tuple[float, float]:
+    width = t_quantile(degrees, alpha) * error
     return value - width, value + width
 
 

@@ -160,10 +160,18 @@ def score_spans(
     Raises:
       UserError: no text has a span, the model supports no span format, or a span exceeds the model's input length.
     """
-    choice = choice or SpanChoice()
-    spans = list(choice.spans(texts))
-    if not spans:
-        raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise share")
+    return score_chosen(loaded, chosen_spans(texts, choice or SpanChoice()), watch)
+
+
+def chosen_spans(texts: Iterable[str], choice: SpanChoice) -> list[Span]:
+    """Selects the spans of all documents; raises UserError if there is none."""
+    if spans := list(choice.spans(texts)):
+        return spans
+    raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise share")
+
+
+def score_chosen(loaded: LoadedModel, spans: list[Span], watch: Watch = iter) -> list[SpanScores]:
+    """Computes the costs of one or more spans for each span format of the model; the rest is as in `score_spans`."""
     ids = encode(loaded.tokenizer, spans)
     return [_score_form(loaded, form, spans, ids, watch) for form in span_formats(loaded)]
 

@@ -20,6 +20,7 @@ from pretrainax.sharding.axes import (
     logical_spec,
 )
 from pretrainax.sharding.mesh import BatchShare, axis_size, batch_share, free_axes
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.stages import check_stages
 
 ACTIVATION_SPEC = logical_spec("batch", "length")  # the PartitionSpec of an activation [B, T, …]
@@ -33,6 +34,18 @@ def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> Nam
     length_shards = mesh.shape[LENGTH_AXIS]
     splits_length = length_shards > 1 and len(shape) > 1 and shape[1] % length_shards == 0
     return NamedSharding(mesh, ACTIVATION_SPEC if splits_length else logical_spec("batch"))
+
+
+def split_microbatches(batch: PyTree, micro_batches: int, mesh: Mesh) -> PyTree:
+    """Splits a batch into A microbatches [A, B/A, …]; microbatch a has rows a, a + A, …, on their original devices."""
+
+    def split(x):
+        x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]
+        x = x.swapaxes(0, 1)  # [B/A, A, …] -> [A, B/A, …]
+        spec = batch_sharding(mesh, x.shape[1:]).spec
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *spec)))
+
+    return jax.tree.map(split, batch)
 
 
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:

@@ -1,10 +1,11 @@
 """Defines the results that the parts of a study exchange."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
 
+from pretrainax.config import Experiment
 from pretrainax.files.json_files import JsonObject
 
 
@@ -18,6 +19,17 @@ class Outcome(NamedTuple):
 
 
 Outcomes = Mapping[int, Sequence[Outcome]]  # {pretraining seed: outcome of each downstream seed}
+
+
+class MeasureContext(NamedTuple):
+    """The settings of a study that its measures use."""
+
+    downstream_seeds: Sequence[int] = (0,)
+    # True for a trial of the tuning: the measure then uses records that no final value depends on
+    is_tuning: bool = False
+    choice: JsonObject = {}  # the result of `Measure.choose` for the arm; {}: the run chooses for itself
+    # trains a run in a folder and returns the exit code, as `runs.train.train`; None: `runs.train.train`
+    train: Optional[Callable[[Experiment, str], int]] = None
 
 
 class Trial(NamedTuple):

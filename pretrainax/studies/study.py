@@ -1,9 +1,14 @@
 """Defines the contents of a study file: the question, the arms, the budget, the tuning, the seeds and the measures."""
 
+import abc
 import dataclasses
-from typing import Literal, Optional
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal, Optional
 
+from pretrainax.config import Experiment
 from pretrainax.config.choice import Choice
+from pretrainax.files.json_files import JsonObject
+from pretrainax.studies.outcomes import MeasureContext, Outcome
 
 
 @dataclasses.dataclass
@@ -25,6 +30,8 @@ class Budget:
     seconds: Optional[float] = None  # seconds of updates on `machine`
     dollars: Optional[float] = None  # price of the updates on `machine`
     machine: Optional[str] = None  # topology, such as h100:8; None: this machine
+    # most epochs of a run; up to 4 are nearly as good as new text (Muennighoff et al. 2023, arXiv 2305.16264, recalled)
+    max_epochs: float = 4.0
     tokenizer: Literal["shared", "own"] = "shared"  # shared: all arms must have the same tokenizer
 
 
@@ -54,9 +61,52 @@ class Final:
 
 @dataclasses.dataclass
 class Measure(Choice):
-    """Base class of measures of a pretrained run; subclasses are in `studies/measures.py`."""
+    """Base class of measures of a pretrained run; subclasses are in `studies/measures.py`.
+
+    `problems(experiment)` yields one line for each reason why a run with this config cannot have the measure. The other
+    methods save what they compute below `folder/measures/` and read it in a repeated call, which returns equal values.
+    """
 
     name: str
+
+    chooses: ClassVar[bool] = False  # True if `choose` must run before `outcomes`
+    is_time: ClassVar[bool] = False  # True if the value depends on the machine and its load
+
+    @property
+    def larger_is_better(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def unit(self) -> str:
+        """Returns the unit of the values, such as "bits per byte"."""
+        raise NotImplementedError
+
+    def differences(self, experiments: Mapping[str, Experiment]) -> Iterator[str]:
+        """Yields one line for each reason why the values of the arms {name: config} are not comparable."""
+        yield from ()
+
+    def choose(self, folder: str, experiment: Experiment, context: MeasureContext) -> JsonObject:
+        """Chooses the settings that all runs of an arm share, such as a learning rate; `MeasureContext.choice`.
+
+        Args:
+          folder: a finished run of the arm; a study passes the run of the first final seed.
+          experiment: the config of this run.
+        """
+        return {}
+
+    @abc.abstractmethod
+    def outcomes(self, folder: str, experiment: Experiment, context: MeasureContext) -> list[Outcome]:
+        """Computes the measure of a finished run, for each downstream seed.
+
+        Args:
+          folder: the run.
+          experiment: the config of the run.
+        """
+        raise NotImplementedError
+
+    def baselines(self, folder: str, experiment: Experiment, context: MeasureContext) -> dict[str, Outcome]:
+        """Computes the measure of trivial models, {"majority class": …}, on the records of `outcomes`."""
+        return {}
 
 
 @dataclasses.dataclass

@@ -23,6 +23,7 @@ import jax
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import RunFailed, UserError
+from pretrainax.config.metric import STANDARD_ERRORS
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
@@ -204,7 +205,7 @@ class Loop:
                 self.callbacks.call("before_step", self, state, {})
                 with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
                     self.goodput.step(step)
-                    program = id(self.run.step), self.run.train_batches.lengths_of(self.batches.index(step - 1))
+                    program = id(self.run.step.jitted), self.run.train_batches.lengths_of(self.batches.index(step - 1))
                     is_compiled = program in self.compiled
                     with contextlib.nullcontext() if is_compiled else self.paused("compiling"):
                         batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
@@ -430,7 +431,7 @@ class Loop:
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(self.run.validated(state))
         for extra in self.callbacks.call("evaluation_metrics", self, state):
-            metrics |= extra
+            metrics |= {n: metrics.get(n, x) | x if n == STANDARD_ERRORS else x for n, x in extra.items()}
         with self.goodput.on("evaluating"):
             line = metrics | self._total_counts() | self._phase
             self.writer.log(loop_state.step, "valid", line)

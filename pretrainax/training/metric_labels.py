@@ -30,7 +30,7 @@ def label_and_format(name: str) -> tuple[str, str]:
     """Returns a metric's label ("validation loss of source=wiki" for "loss/source=wiki") and number format."""
     name, _, part = name.partition("/")
     spec = ".2%" if declared(name).unit == FRACTION else value_format(name)
-    label, spec = METRIC_FORMATS.get(name, (name.replace("_", " "), spec))
+    label, spec = METRIC_FORMATS.get("" if part.startswith("task=") else name, (name.replace("_", " "), spec))
     return (f"{label} of {part}" if part else label), spec
 
 

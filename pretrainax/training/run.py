@@ -22,9 +22,10 @@ from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import resolve_auto
-from pretrainax.optim.layers import with_layer_rates
+from pretrainax.optim.arguments import build_optimizer, numbers_of, update_key
 from pretrainax.runtime import determinism, host
 from pretrainax.runtime.agreement import check_same
+from pretrainax.runtime.shared_programs import current_programs
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_mesh
@@ -66,6 +67,7 @@ class Run:
     batch_shapes: dict[str, jax.ShapeDtypeStruct]  # shapes of the global batch
     train_batches: Batches
     step: train_step.Update
+    init: Callable[[int], train_step.TrainState]  # seed -> state
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
     abstract_frozen: Frozen  # shapes, dtypes and shardings
     work: Work  # tokens and FLOPs of a step
@@ -126,9 +128,7 @@ class Run:
 
     def fresh_state(self) -> train_step.TrainState:
         """Initializes a new run's sharded state, with parameters drawn from the "init" seed and zero moments."""
-        train = self.experiment.train
-        seed, has_ema = train.seed_of("init"), train.ema_decay is not None
-        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
+        return self.init(self.experiment.train.seed_of("init"))
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Initializes the unwrapped model's parameters at `paths` as `fresh_state` does; returns {path: array}."""
@@ -173,6 +173,7 @@ class Steps(NamedTuple):
     model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
     step: train_step.Update
+    init: Callable[[int], train_step.TrainState]  # seed -> state
     eval_step: jax.stages.Wrapped
     answer_step: jax.stages.Wrapped
     abstract_state: train_step.TrainState
@@ -203,16 +204,17 @@ def build_steps(
     with collect_attention_specs() as attention_specs:
         variables = train_step.abstract_variables(model, batch_shapes)
     params = variables["params"]
-    schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
-    optimizer_config, layers = experiment.optimizer, experiment.layers
-    optimizer = with_layer_rates(layers, optimizer_config, optimizer_config.build(schedule, params), params)
+    schedule = experiment.schedule.build(experiment.optimizer.learning_rate, train.steps)
+    chosen, layers, has_ema = experiment.optimizer, experiment.layers, train.ema_decay is not None
+    optimizer = build_optimizer(chosen, layers, params)
     return Steps(
         model=model,
         optimizer=optimizer,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, optimizer_config, layers),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
+        init=train_step.make_init(model, optimizer, batch_shapes, mesh, has_ema),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         answer_step=train_step.make_answer_step(model, train, mesh),
-        abstract_state=train_step.abstract_state(params, optimizer, mesh, train.ema_decay is not None),
+        abstract_state=train_step.abstract_state(params, optimizer, mesh, has_ema),
         abstract_frozen=train_step.abstract_frozen(variables, mesh),
         attention_specs=attention_specs,
     )
@@ -243,8 +245,7 @@ def build_run(
     batch_slice = batch_share(mesh, jax.process_index())
     index_and_count = batch_slice.index, batch_slice.count
     valid_batches = batches_of(experiment, prepared, "valid", *index_and_count)
-    built_steps: list[tuple[tuple, Steps]] = []
-    runs = []
+    programs, runs = current_programs(), []
     batches_of_phases = phase_batches(experiment, prepared, *index_and_count).phases
     for phase, train_batches in zip(phases_of(experiment), batches_of_phases, strict=True):
         e, rows, lengths = phase.experiment, phase.experiment.train.global_batch_size, train_batches.lengths
@@ -253,11 +254,11 @@ def build_run(
         first_shapes, longest_shapes = (
             train_step.global_shapes(batch, rows) for batch in (train_batches[phase.start], longest)
         )
-        key = (e.model, e.train, e.optimizer, e.schedule, longest_shapes)
-        if (steps := next((steps for built_key, steps in built_steps if built_key == key), None)) is None:
-            with phase_in_errors(phase):
-                steps = build_steps(e, longest_shapes, mesh, experiment, start.model)
-            built_steps.append((key, steps))
+        schedule = e.schedule.build(e.optimizer.learning_rate, e.train.steps)
+        key = update_key(e), _has_answers(experiment), mesh, tuple(sorted(longest_shapes.items()))
+        with phase_in_errors(phase):
+            build = functools.partial(build_steps, e, longest_shapes, mesh, experiment, start.model)
+            steps = programs.get(key, build)
         run = Run(
             experiment=experiment,
             prepared=prepared,
@@ -267,7 +268,8 @@ def build_run(
             optimizer=steps.optimizer,
             batch_shapes=first_shapes,
             train_batches=train_batches,
-            step=steps.step,
+            step=dataclasses.replace(steps.step, numbers=numbers_of(schedule, e.train, e.optimizer)),
+            init=steps.init,
             abstract_state=steps.abstract_state,
             abstract_frozen=steps.abstract_frozen,
             work=Work(

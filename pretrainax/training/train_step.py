@@ -5,8 +5,7 @@ No function in this module waits for the devices. Parameters are initialized sha
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Optional, cast
 
 import flax.struct
@@ -25,11 +24,13 @@ from pretrainax.models import AnyModel
 from pretrainax.models.decoder import Decoder
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import PER_TARGET, LossOptions
+from pretrainax.optim.arguments import RunNumbers, numbers_of, rate_in, seed_argument
 from pretrainax.optim.balancing import update_balance_biases
 from pretrainax.optim.layers import mask_frozen
+from pretrainax.optim.moving_average import updated_average
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
-from pretrainax.sharding.arrays import batch_sharding
+from pretrainax.sharding.arrays import split_microbatches
 from pretrainax.sharding.optimizer_state import opt_state_shardings
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
@@ -39,6 +40,7 @@ from pretrainax.training.wrapped import Frozen
 
 Shapes = dict[str, jax.ShapeDtypeStruct]  # shapes and dtypes of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
+Seed = int | np.uint32 | jax.Array
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # uses of random numbers, each with a separate stream
 
 
@@ -94,35 +96,35 @@ def state_shardings(
     )
 
 
-def init_state(
+def make_init(
     model: AnyModel,
     optimizer: optax.GradientTransformationExtraArgs,
     batch_shapes: Shapes,
     mesh: Mesh,
-    seed: int,
     has_ema: bool = False,
-) -> TrainState:
-    """Initializes a sharded state with zero moments and random parameters, which do not depend on the mesh."""
+) -> Callable[[int], TrainState]:
+    """Builds the jitted function `seed -> state`: zero moments, and parameters that do not depend on the mesh."""
 
-    def make():
+    def make(seed):
         state = _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)
         return jax.lax.with_sharding_constraint(state, state_shardings(mesh, optimizer, state.params, has_ema))
 
-    return jax.jit(make)()
+    jitted = jax.jit(make)
+    return lambda seed: jitted(seed_argument(seed))
 
 
 def fresh_params(
     model: AnyModel, batch_shapes: Shapes, mesh: Mesh, seed: int, paths: Collection[str]
 ) -> dict[str, jax.Array]:
-    """Initializes the parameters at `paths` to the values from `init_state`; returns sharded arrays, {path: array}."""
+    """Initializes the parameters at `paths` to the values of `make_init`; returns sharded arrays, {path: array}."""
 
-    def make():
+    def make(seed):
         params = _init_params(model, batch_shapes, seed)
         params = jax.lax.with_sharding_constraint(params, tree_shardings(mesh, params))
         pairs = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
         return {path: x for path, x in pairs if path in paths}
 
-    return jax.jit(make)()
+    return jax.jit(make)(seed_argument(seed))
 
 
 def state_from(
@@ -138,22 +140,22 @@ def _state(params: Params, optimizer: optax.GradientTransformationExtraArgs, has
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params), ema=ema)
 
 
-def _init_params(model: AnyModel, batch_shapes: Shapes, seed: int) -> Params:
+def _init_params(model: AnyModel, batch_shapes: Shapes, seed: Seed) -> Params:
     return _init(model, batch_shapes, seed)["params"]
 
 
-def _init(model: AnyModel, batch_shapes: Shapes, seed: int) -> dict[str, Params]:
+def _init(model: AnyModel, batch_shapes: Shapes, seed: Seed) -> dict[str, Params]:
     # One row is enough: no parameter depends on the batch size, and the compiler removes the forward pass.
     row = {name: jnp.zeros((1, *x.shape[1:]), x.dtype) for name, x in batch_shapes.items()}
     return model.init({"params": init_key(seed)}, row, deterministic=True)
 
 
-def init_key(seed: int) -> jax.Array:
+def init_key(seed: Seed) -> jax.Array:
     """Derives from a seed the random key that initializes the parameters."""
     return _key(seed, "params")
 
 
-def _key(seed: int | np.uint32, use: str) -> jax.Array:
+def _key(seed: Seed, use: str) -> jax.Array:
     return dict(zip(_USES, jax.random.split(jax.random.key(seed), len(_USES)), strict=True))[use]
 
 
@@ -161,23 +163,25 @@ def _key(seed: int | np.uint32, use: str) -> jax.Array:
 class Update:
     """The jitted update `(state, batch, frozen=None) -> (state, metrics)`.
 
-    The random seeds are arguments of the program, so runs that differ only in seeds share the compiled program.
+    Random seeds, learning rates and other numbers are arguments, so that runs which differ only in them share the
+    compiled program.
     """
 
-    jitted: jax.stages.Wrapped  # (state, batch, frozen, seeds) -> (state, metrics)
-    seeds: dict[str, np.uint32]  # {use: seed}, with "dropout" and "sample"
+    jitted: jax.stages.Wrapped  # (state, batch, frozen, arguments) -> (state, metrics)
     mesh: Mesh
+    numbers: RunNumbers
 
     def __call__(self, state: TrainState, batch: Batch, frozen: Frozen = None) -> tuple[TrainState, PyTree]:
-        return self.jitted(state, batch, frozen, self._device_seeds)
+        return self.jitted(state, batch, frozen, self.arguments)
 
     @functools.cached_property
-    def _device_seeds(self) -> dict[str, jax.Array]:
-        return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once, so that a step copies no seeds
+    def arguments(self) -> dict[str, jax.Array]:
+        """Returns the arrays of `numbers` on the devices: a step copies none of them."""
+        return self.numbers.arrays(NamedSharding(self.mesh, P()))
 
     def lower(self, state: TrainState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
-        """Lowers the update for arrays or shapes; the compiled program takes (state, batch, frozen, seeds)."""
-        return self.jitted.lower(state, batch, frozen, self.seeds)
+        """Lowers the update for arrays or shapes; the compiled program takes (state, batch, frozen, arguments)."""
+        return self.jitted.lower(state, batch, frozen, self.numbers.shapes())
 
 
 def make_train_step(
@@ -196,7 +200,7 @@ def make_train_step(
 
     Args:
       optimizer: built by an optimizer of pretrainax.optim; its `update` takes `step`.
-      schedule: computes the learning rate that the metrics report.
+      schedule: computes the learning rates.
       chosen: `config.optimizer`, which selects the point at which gradients are computed (if None, the parameters).
       layers: `config.layers`, which selects the parameters to freeze. If None, no parameter is frozen.
 
@@ -208,50 +212,38 @@ def make_train_step(
     compute_gradients = _make_gradients(model, train, mesh)
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
 
-    def step(state, batch, frozen, seeds):
-        keys = _keys(seeds, state.step)
+    def step(state, batch, frozen, arguments):
+        keys = _keys(arguments, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
         gradients = mask_frozen(layers, gradients)
-        gradients_at = lambda params: compute_gradients(params, batch, keys, frozen)[0]  # noqa: E731
-        extra = {"gradients_at": gradients_at} if chosen.needs_gradient_function else {}
+        extra = {"step": state.step, "arguments": arguments}
+        if chosen.needs_gradient_function:
+            extra["gradients_at"] = lambda params: compute_gradients(params, batch, keys, frozen)[0]
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm, is_nonfinite = jnp.sqrt(jnp.sum(squares)), ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **extra)
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, **extra)
             new_params = optax.apply_updates(state.params, updates)
             updated = update_balance_biases(model.config.experts, layers, new_params, sums), opt_state
             unchanged = state.params, state.opt_state
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, unchanged)
-            new = TrainState(state.step + 1, params, opt_state, _updated_ema(state, params, train.ema_decay))
+            ema = updated_average(state.ema, params, state.step, train.ema_decay)
         metrics = {
             "sums": {**sums, "padding_fraction": padding(batch)},
             "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
             "gradient_norm": norm,
             "gradient_squares": jax.lax.with_sharding_constraint(squares, NamedSharding(mesh, P())),
-            "learning_rate": schedule(state.step),
+            "learning_rate": rate_in(arguments["rates"])(state.step),
             "finite": finite,
             "bad_parameter": jnp.where(jnp.any(is_nonfinite), jnp.argmax(is_nonfinite), -1).astype(jnp.int32),
         }
-        shardings = state_shardings(mesh, optimizer, new.params, new.ema is not None)
+        new = TrainState(state.step + 1, params, opt_state, ema)
+        shardings = state_shardings(mesh, optimizer, params, ema is not None)
         return jax.lax.with_sharding_constraint(new, shardings), metrics
 
-    seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's samples are masks
-    return Update(jax.jit(step, donate_argnums=0), {use: np.uint32(seed % 2**32) for use, seed in seeds.items()}, mesh)
-
-
-def _updated_ema(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:
-    """Returns the moving average of the parameters after an update to `params`.
-
-    After step t, it is the mean of the parameters after each step s <= t, weighted by decay^(t - s). A skipped step
-    contributes its unchanged parameters. The initial parameters have no weight, as in Adam's bias-corrected moments.
-    """
-    if state.ema is None or decay is None:
-        return None
-    weights = -jnp.expm1((state.step + 1) * math.log(decay)) / (1.0 - decay)  # 1 + decay + … + decay^step
-    return cast(Params, optax.incremental_update(params, state.ema, 1.0 / weights))
+    return Update(jax.jit(step, donate_argnums=0), mesh, numbers_of(schedule, train, chosen))
 
 
 def _make_gradients(
@@ -338,23 +330,11 @@ def loss_options(t: TrainConfig) -> LossOptions:
     return LossOptions(z_loss=t.z_loss, label_smoothing=t.label_smoothing, chunk=t.loss_chunk, products=t.head_products)
 
 
-def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:
+def _keys(seeds: Mapping[str, jax.Array], step: jax.Array) -> Keys:
     """Derives a step's random keys, {use: key}. Dropout draws the most numbers, so its key uses a fast hash."""
-    keys = _fold_in({use: _key(seed, use) for use, seed in seeds.items()}, step)
+    keys = _fold_in({use: _key(seeds[use], use) for use in ("dropout", "sample")}, step)
     return keys | {"dropout": hashed_key(keys["dropout"])}
 
 
 def _fold_in(keys: Keys, number: int | jax.Array) -> Keys:
     return {use: jax.random.fold_in(key, number) for use, key in keys.items()}
-
-
-def split_microbatches(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
-    """Splits a batch into A microbatches [A, B/A, …]; microbatch a has rows a, a + A, …, on their original devices."""
-
-    def split(x):
-        x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]
-        x = x.swapaxes(0, 1)  # [B/A, A, …] -> [A, B/A, …]
-        spec = batch_sharding(mesh, x.shape[1:]).spec
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *spec)))
-
-    return jax.tree.map(split, batch)

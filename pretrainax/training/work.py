@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Optional
 
 import jax
@@ -61,15 +62,22 @@ class Work:
         mfu_in_one_second = self.mfu(self.flops_done_per_step, 1.0)
         return mfu_in_one_second and mfu_in_one_second / mfu
 
-    def flops_at(self, lengths: Lengths) -> float:
-        """Returns the FLOPs of an update whose rows have these lengths."""
-        return flops.flops_per_step(*self._arguments(lengths), teacher_config(self.model), self._cost)
+    @functools.cached_property
+    def flops_at(self) -> Callable[[Lengths], float]:
+        """Returns the cached function from the lengths of the rows of an update to its FLOPs."""
+        return functools.cache(
+            lambda lengths: flops.flops_per_step(*self._arguments(lengths), teacher_config(self.model), self._cost)
+        )
 
-    def _flops_done(self, lengths: Lengths) -> float:
+    @functools.cached_property
+    def _flops_done(self) -> Callable[[Lengths], float]:
         if not self.attention_specs:  # a model without attention, or a user's model whose attention is unknown
-            return self.flops_at(lengths)
+            return self.flops_at
         work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.executed_flops(*self._arguments(lengths), work, teacher_config(self.model), self._cost)
+        teacher = teacher_config(self.model)
+        return functools.cache(
+            lambda lengths: flops.executed_flops(*self._arguments(lengths), work, teacher, self._cost)
+        )
 
     @functools.cached_property
     def _cost(self) -> flops.UpdateCost:

@@ -39,6 +39,7 @@ def test_low_rank_updates_are_of_the_matrices_that_are_named():
     assert paths == attentions | {"encoder/blocks/mlp/down", "decoder/blocks/mlp/down"}
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("preset", [name for name in zoo.PRESETS if zoo.preset(name).experts is not None])
 def test_of_a_mixture_neither_router_nor_experts_are_tuned(preset):
     params = models.abstract_params(zoo.preset(preset))

@@ -15,6 +15,7 @@ LARGER = {
     *("hidden_spread", "encoder_hidden_spread", "generator_hidden_spread", "prediction_spread"),
     *("accuracy_f1", "answer_f1", "f1", "f1_micro", "macro_f1", "has_answer_f1", "strict_f1", "precision", "recall"),
     *("exact_match", "has_answer_exact_match", "matthews", "pearson", "spearman", "pearson_spearman"),
+    *("answered", "accuracy_per_byte", "accuracy_unconditional", "majority_accuracy"),  # of tasks during training
     *("bleu", "chrf", "rouge1", "rouge2", "rougeL", "mrr", "recall@1", "recall@10", "recall@100"),
 }
 

@@ -42,6 +42,7 @@ def out_of_memory(monkeypatch):
     monkeypatch.setattr(Update, "__call__", fail)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("failure", ["mesh", "first step", "killed"])
 def test_a_run_that_made_no_step_leaves_its_workdir_free(failure, experiment, tmp_path, monkeypatch, capfd):
     run = tmp_path / "run"

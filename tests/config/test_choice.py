@@ -67,6 +67,7 @@ def test_an_abbreviation_suggests_the_class(kind, text, names):
         kind.parse(text)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("kind", ["Objective", "Optimizer", "Schedule", "Source", "TokenizerConfig", "Tuning"])
 def test_each_class_is_suggested_for_its_name_in_another_case(kind):
     kind = getattr(kinds, kind)

@@ -117,7 +117,7 @@ KINDS = {
 }
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_validation_has_the_loss_that_an_update_trains(kind):
     """Over two batches: the terms of `by_numpy`, each a mean over its predictions or tokens, with the weights."""

@@ -18,6 +18,7 @@ NO_PATHS = {
     "family",
     *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by", "profile_steps", "budget"),
     *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # of tasks
+    *("metric", "task", "tasks", "flags"),  # of studies, and tasks during training, whose files `load_tasks` finds
     *("columns", "delimiter", "encoding"),  # of tables and lines
     *("project", "entity", "group", "tags", "experiment", "tracking_uri"),  # of trackers
     *(

@@ -141,6 +141,7 @@ def whole(config, arrays):
 EIGHT = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("mesh", few([{}, EIGHT], [EIGHT]), ids=("one_device", "eight"))
 @pytest.mark.parametrize(
     "config",
@@ -186,6 +187,7 @@ LATENT = dataclasses.replace(
 GLOBAL = dataclasses.replace(DECODER, layer_pattern=("global",), window=None)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "config, original_length, mesh, prefix",
     few(

@@ -26,6 +26,7 @@ def embedded_alone(name: str, row: list[int], pooling="mean") -> np.ndarray:
     return pooled(loaded_case(name), [np.array(row, np.int32)], pooling)[0]
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_states_are_those_of_transformers(name):
     arrays, golden = batch(CASES[name]), make.golden(name)
@@ -81,6 +82,7 @@ def test_the_first_token_of_an_encoder_is_its_cls():
     np.testing.assert_allclose(embed(loaded_case("bert"), ["a cat"], "cls")[0], wanted, atol=CLOSE, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_of_electra_embeds_with_its_discriminator():
     config, plain = joint(), loaded_case("electra_small")
     both, params = models.build(config, Compute()), weights(config)

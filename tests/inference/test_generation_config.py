@@ -124,12 +124,14 @@ def compare(directory, theirs_given=None, **given):
     return texts
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name, settings", FAST)
 def test_settings_of_the_file_apply_as_in_transformers(name, settings, tmp_path, capsys):
     compare(with_padding_suppressed(directory_of(tmp_path, name, settings)))
     assert "from generation_config.json: " in capsys.readouterr().err
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name, settings", [FAST[0], ("gpt2", {"no_repeat_ngram_size": 2, "max_length": 40})])
 def test_settings_of_config_json_apply_without_the_other_file(name, settings, tmp_path):
     directory = with_padding_suppressed(directory_of(tmp_path, name, settings, "config.json"), "config.json")

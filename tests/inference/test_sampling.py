@@ -156,6 +156,7 @@ def after(prompts, said, asked, limits=None):
     return history
 
 
+@pytest.mark.first(2)
 @needs_transformers
 @pytest.mark.parametrize("length", [1, 2, 3, 9])
 def test_what_follows_the_previous_tokens_is_banned_as_in_transformers(length):

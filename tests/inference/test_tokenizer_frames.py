@@ -113,6 +113,7 @@ def test_answers_always_end(name, kind, tmp_path):
     assert tokens(prompt) == tokens(example)[: len(tokens(prompt))]
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize("kind", ["nothing", "bos", "bos and eos"])
 def test_bits_per_byte_and_texts_are_those_of_transformers(kind, tmp_path):

@@ -162,6 +162,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("fault", few(FAULTS, ["vocabulary", "feed-forward", "head", "decoder start", "missing key"]))
 def test_a_planted_fault_is_found(fault, imported, tmp_path):
     name, change, must, may = FAULTS[fault]
@@ -316,6 +317,7 @@ def adapter(tmp_path):
     return write_adapter
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="peft is not installed (extra parity)")
 @pytest.mark.parametrize(
     "key",

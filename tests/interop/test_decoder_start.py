@@ -89,6 +89,7 @@ def test_texts_start_as_in_transformers(name, case, tmp_path):
     assert config["decoder_start_token_id"] == STARTS[case][1].get("decoder_start_token_id", start)
 
 
+@pytest.mark.first(1)
 @needs_transformers
 @pytest.mark.parametrize("name, case", [("t5gemma_9b_2b", "bos of generation"), ("bart", "both")])
 def test_a_text_starts_as_in_transformers(name, case, tmp_path):
@@ -97,6 +98,7 @@ def test_a_text_starts_as_in_transformers(name, case, tmp_path):
     assert_as_transformers(directory, tmp_path / "run", tmp_path / "out", start)
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_t5gemma_starts_from_the_bos_of_its_decoder(tmp_path):
     directory = write_model(tmp_path / "source", "t5gemma_9b_2b")
@@ -106,6 +108,7 @@ def test_t5gemma_starts_from_the_bos_of_its_decoder(tmp_path):
     assert_as_transformers(directory, tmp_path / "run", tmp_path / "out", 4)
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_bart_without_a_mask_starts_where_it_should(tmp_path):
     directory = write_model(tmp_path / "source", "bart", {"decoder_start_token_id": 1}, None, ["mask_token"])

@@ -40,6 +40,7 @@ def test_the_names_of_a_release_are_spelled_out():
     assert {"wte.weight", "h.0.attn.bias", "h.11.attn.c_attn.weight", "ln_f.bias"} <= set(names)
 
 
+@pytest.mark.first(14)
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_config_is_that_of_the_preset(name):
     release = RELEASED[name]
@@ -47,6 +48,7 @@ def test_a_released_config_is_that_of_the_preset(name):
     assert differences(described, dataclasses.replace(zoo.preset(release.preset), **release.changes)) == []
 
 
+@pytest.mark.first(14)
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_names_are_read(name, tmp_path):
     case = write_release(tmp_path / "source", name)

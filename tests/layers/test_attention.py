@@ -218,6 +218,7 @@ def kernel_cases(batch=2):
     yield Mask(True), (200, 200)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("implementation, has_bias", [("tpu_splash", False), ("tpu_flash", False), ("tpu_flash", True)])
 @pytest.mark.parametrize("case", range(3))
 def test_kernels_give_the_output_and_gradients_of_the_reference(interpreted, implementation, has_bias, case):
@@ -320,6 +321,7 @@ def test_cudnn_is_given_a_mask_where_a_row_may_have_several_texts(asked_of_cudnn
     assert given.shape == (1, 4, 6, 6) and options["query_seq_lengths"] is None
 
 
+@pytest.mark.first(7)
 @pytest.mark.parametrize("has_bias", (True, False))
 @pytest.mark.parametrize(
     "case, lengths",

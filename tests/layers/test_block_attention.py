@@ -158,6 +158,7 @@ def cost(length):
     return importlib.import_module("long_rows").cost_of(config, length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [0, 1], ids=["FLOPs", "bytes"])
 def test_four_times_the_length_costs_four_times_as_much(kind):
     short, longer, longest = (cost(length)[kind] for length in (1024, 4096, 16_384))
@@ -183,6 +184,7 @@ def test_what_does_not_fit_is_one_line(fields, message):
     assert len(lines) == 1 and re.search(message, lines[0])
 
 
+@pytest.mark.slow
 def test_rotary_positions_have_a_longest_row_too():
     experiment = tiny.get_config("gpt")
     experiment.model = dataclasses.replace(CONFIG, position=RotaryPositions(64))

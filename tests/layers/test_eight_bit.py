@@ -174,11 +174,15 @@ def test_the_estimate_of_products_is_shorter_with_8_bits():
     after = estimate_run(config, topology).roofline
     assert before.compute / 2 < after.compute < before.compute  # int8 has twice the peak; attention stays in bfloat16
     assert after.flops == before.flops
-    config.train.products_in_head = False
-    assert after.compute < estimate_run(config, topology).roofline.compute < before.compute
+    config.train.products_in_head = True
+    assert estimate_run(config, topology).roofline.compute < after.compute
 
 
 def test_pipelines_recurrent_models_and_sophia_are_refused():
+    experiment = tiny.get_config("gpt")
+    experiment.train.products_in_head = True
+    with pytest.raises(UserError, match="products_in_head is True, and config.train.products is ''"):
+        validate(experiment, files=False)
     for change, variant in (
         (lambda e: setattr(e.mesh, "pipeline", 2), "gpt"),
         (lambda e: setattr(e, "optimizer", Sophia()), "gpt"),
@@ -191,6 +195,7 @@ def test_pipelines_recurrent_models_and_sophia_are_refused():
             validate(experiment, files=False)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("capacity", [None, 8])
 def test_experts_multiply_rounded_operands(name, capacity):

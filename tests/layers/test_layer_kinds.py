@@ -78,7 +78,7 @@ def on_gpu(monkeypatch):
     return start
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "pattern, layers, compute",
     [

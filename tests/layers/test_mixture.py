@@ -56,6 +56,7 @@ def value_and_gradients(function, params, x=X):
     return jax.jit(jax.value_and_grad(lambda p, x: jnp.sum(jnp.sin(function(p, x))), (0, 1)))(params, x)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("capacity", [None, 8.0], ids=("dropless", "room for all"))
 @pytest.mark.parametrize("gated", [True, False], ids=("gated", "plain"))
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def mlp(gated: bool, activation: str, use_bias: bool, dtype):
     return lambda *arguments: module.apply(*arguments)[0], plain, (params, x)
 
 
+@pytest.mark.first(10)
 @DTYPES
 @pytest.mark.parametrize("use_bias", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -127,6 +128,7 @@ def test_a_gradient_has_the_derivative_of_a_gradient(case):
     assert_close(along(ours), along(plain), 1e-5)  # float32: sums of sums, which cancel
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_can_be_mapped(axis):
     ours, plain, (params, x) = norm_of("layer", True, jnp.float32)
@@ -144,6 +146,7 @@ def test_the_inputs_alone_are_kept():
     assert {id(leaf) for leaf in ours} == {id(x), id(y)} and len(plain) > 2
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("unroll", [1, 3])
 def test_the_compiler_does_not_keep_what_is_made_again(unroll):
     """Temporaries of 6 applications, unrolled in part or one by one: their inputs, not what is between."""

@@ -39,6 +39,7 @@ def case(name):
     return args, mask, cap
 
 
+@pytest.mark.first(6)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", CASES)
 def test_the_ring_gives_the_output_and_gradients_of_one_device(name, mesh):
@@ -49,6 +50,7 @@ def test_the_ring_gives_the_output_and_gradients_of_one_device(name, mesh):
     assert_close(got, expected, 2e-6)  # float32 sums of <= 64 terms near 1, in another order
 
 
+@pytest.mark.slow
 def test_the_ring_of_bfloat16_is_near_that_of_one_device():
     args, mask = arrays(4, 64, 64, 4, 2, 8, dtype=jnp.bfloat16), Mask(True, IDS, IDS)
     expected = output_and_gradients(args, mask)
@@ -77,7 +79,7 @@ def test_keys_and_values_alone_go_around_the_ring():
     assert (sent.count(part), sent.count("i32[2,16]")) == (2 + 2 + 2 + 2, 2)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "implementation, mask, has_bias",
     [

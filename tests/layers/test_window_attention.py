@@ -88,7 +88,7 @@ def test_the_first_token_of_each_text_is_known_of_its_row():
     assert first_tokens(rows).tolist() == [[0, 0, 0, 3, 3, 5], [0, 1, 1, 1, 1, 1]]
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("window", [2, 6, 16, 100])
 def test_others_see_the_first_token_once_and_their_window(window):
     q, k, v = vectors(23)
@@ -99,7 +99,7 @@ def test_others_see_the_first_token_once_and_their_window(window):
     np.testing.assert_allclose(got[~is_first], read(q, k, v, allowed)[~is_first], atol=1e-6)  # as above
 
 
-@pytest.mark.first(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("window, count", [(2, 4), (6, 4), (6, 9), (100, 23)])
 def test_others_see_the_question_once_and_their_window_and_it_sees_all_of_its_text(window, count):
     q, k, v = vectors(23)

@@ -280,14 +280,14 @@ def one_step(sharing, mesh, certain=False, **fields):
         shapes = train_step.global_shapes(batch, ROWS)
         # epsilon: see tests/training/test_train_step.py
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, shapes))
-        state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
+        state = train_step.make_init(model, optimizer, shapes, mesh)(0)
         if certain:
             bias = state.params["generator"]["unembedding"]["bias"]
             state.params["generator"]["unembedding"]["bias"] = jax.device_put(bias.at[7].set(1000.0), bias.sharding)
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
         batch = put_batch(batch, mesh)
         program = step.lower(state, batch).compile()
-        state, metrics = program(state, batch, None, step.seeds)
+        state, metrics = program(state, batch, None, step.arguments)
     return *jax.device_get((state.params, metrics)), program.as_text()
 
 

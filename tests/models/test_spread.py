@@ -112,5 +112,5 @@ def test_fresh_models_have_not_collapsed(family):
 def test_the_training_step_measures_no_spread():
     run = Run(model_config("decoder"))
     with jax.set_mesh(mesh_named("1 device")), jax.numpy_dtype_promotion("standard"):
-        _, metrics = jax.eval_shape(run.step.jitted, run.abstract, run.batch(), None, run.step.seeds)
+        _, metrics = jax.eval_shape(run.step.jitted, run.abstract, run.batch(), None, run.step.arguments)
     assert not [name for name in metrics["sums"] if name.endswith("spread")]

@@ -103,6 +103,7 @@ def test_a_layer_that_begins_rises_to_its_own_rate():
 OPTIMIZERS = {cls.__name__: cls() for cls in Choice.alternatives(kinds.Optimizer)}
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_frozen_keeps_every_bit_with_any_optimizer(name):
     layers = LayersConfig(frozen=1, frozen_embeddings=True)
@@ -140,7 +141,7 @@ def stepping(mesh_name, freezes=True):
     with jax.set_mesh(mesh):
         step = train_step.make_train_step(MODEL, tx, schedule, train, mesh, optimizer, layers)
         abstract = train_step.abstract_state(params, tx, mesh)
-        return mesh, step, put_batch(make_batch(), mesh), abstract, train_step.init_state(MODEL, tx, SHAPES, mesh, 0)
+        return mesh, step, put_batch(make_batch(), mesh), abstract, train_step.make_init(MODEL, tx, SHAPES, mesh)(0)
 
 
 def train(mesh_name, state, steps, freezes=True):

@@ -95,7 +95,7 @@ SCHEDULES = (
 )
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
     assert rates(schedule(warmup_steps=0), 2000)[0] == 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pretrainax import models  # noqa: F401, whose parts say which axes their parameters have
-from pretrainax.config import LayersConfig
+from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.optim import (
     SM3,
     Adafactor,
@@ -26,7 +26,7 @@ from pretrainax.optim import (
     WarmupConstant,
     WarmupLinear,
 )
-from pretrainax.optim.layers import with_layer_rates
+from pretrainax.optim.arguments import build_optimizer, numbers_of
 from pretrainax.sharding.param_paths import parameter_names
 from tests.support.runs import ROOT
 
@@ -82,22 +82,23 @@ LARGE = [{path: np.sign(x) + x for path, x in draw(seed, lambda path: 1.0).items
 
 def ours(optimizer, schedule, steps, gradients, layers):
     """The matrices after three updates, at these steps of a run of 1,000."""
-    tx = optimizer.build(schedule.build(optimizer.learning_rate, 1000), nested(PARAMS))
-    tx = with_layer_rates(layers, optimizer, tx, nested(PARAMS))
+    tx = build_optimizer(optimizer, layers, nested(PARAMS))
+    numbers = numbers_of(schedule.build(optimizer.learning_rate, 1000), TrainConfig(steps=1000), optimizer)
+    arguments = numbers.arrays(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     params = nested(PARAMS)
     state = tx.init(params)
 
     @jax.jit
     def update(
-        gradient, state, params, step
+        gradient, state, params, step, arguments
     ):  # the squares of gradients are the curvature, as the release estimates it
         def gradients_at(params):
             return jax.tree.map(lambda w, g: g**2 * w, params, gradient)
 
-        return tx.update(gradient, state, params, step=step, gradients_at=gradients_at)
+        return tx.update(gradient, state, params, step=step, arguments=arguments, gradients_at=gradients_at)
 
     for step, gradient in zip(steps, gradients, strict=True):
-        updates, state = update(nested(gradient), state, params, jnp.int32(step))
+        updates, state = update(nested(gradient), state, params, jnp.int32(step), arguments)
         params = jax.tree.map(jnp.add, params, updates)
     return matrices(dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True)))
 

@@ -71,6 +71,7 @@ def header(experiment, refuses=True):
 # --- the estimate ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("family", ["gpt", "t5", "bert", "elmo"])
 @pytest.mark.parametrize("rows, accumulate, remat", [(3, 1, "none"), (10, 2, "block"), (7, 1, "dots")])
 def test_one_trace_gives_the_estimate_of_two(family, rows, accumulate, remat):

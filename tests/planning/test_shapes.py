@@ -43,6 +43,7 @@ def real_shapes(experiment, cache) -> dict[str, jax.ShapeDtypeStruct]:
     return global_shapes(batch, experiment.train.global_batch_size)
 
 
+@pytest.mark.first(10)
 @pytest.mark.parametrize("name", test_configs.VARIANTS)
 def test_the_batch_of_a_config_is_the_real_one(name, text, cache):
     experiment = test_configs.load(name, test_configs.VARIANTS[name][-1])

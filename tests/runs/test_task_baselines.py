@@ -148,3 +148,22 @@ def test_uneven_labels_select_by_macro_f1_and_the_header_says_why(tmp_path, caps
     experiment.evaluate.select_by = "accuracy"
     with open_run(experiment) as run:
         assert run.experiment.select_by == "accuracy"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "matthews"])
+def test_changes_are_those_of_the_metric_without_each_record(metric):
+    model = VALIDATED.answers(Baseline("model", logits(0.8)))
+    changes = VALIDATED.changes(metric, model)
+    rest = [i for i in range(400) if i != 7]
+    validated = Validated(TASK, [VALIDATED.notes[i] for i in rest], [VALIDATED.records[i] for i in rest])
+    without = validated.answers(Baseline("model", model.outputs[rest])).metrics[metric]
+    (number,) = np.unique(VALIDATED.clusters[7])
+    assert len(changes) == 400 and changes[number] == pytest.approx(
+        model.metrics[metric] - without, abs=1e-12
+    )  # float64
+
+
+def test_records_of_one_group_are_left_out_together():
+    records = [Record((f"text {i // 2}",), note) for i, note in enumerate(VALIDATED.notes)]
+    model = VALIDATED.answers(Baseline("model", logits(0.8)))
+    assert len(VALIDATED._replace(records=records).changes("matthews", model)) == 200

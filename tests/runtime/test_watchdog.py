@@ -93,6 +93,7 @@ def assert_same_losses(got: pathlib.Path, expected: pathlib.Path) -> None:
     np.testing.assert_allclose([x[2] for x in got], [x[2] for x in expected], rtol=LOSS_RTOL)
 
 
+@pytest.mark.slow
 @EACH
 def test_several_processes_have_the_losses_of_one(count, family, runs):
     assert_same_losses(runs(f"{count}-{family}"), runs(f"1-{family}"))

@@ -165,6 +165,7 @@ def test_an_encoder_decoder_costs_half_of_6_n_d(spaces):
     assert 0.5 < big.flops_per_token / 6 / big.parameters < 0.65
 
 
+@pytest.mark.slow
 def test_an_encoders_head_costs_what_its_masks_ask(spaces):
     space = spaces["encoder"]
     objective = dataclasses.replace(RECIPES["encoder"].objective, rate=0.6)
@@ -234,6 +235,7 @@ def test_other_families_get_no_law_of_decoders(family):
         report(Budget(flops=1e19, family=family))
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("flops", [1e12, 1e13, 1e14, 1e15, 1e16])
 def test_small_budgets_have_a_run_of_their_flops(flops):
     values = budget_lib.values(Budget(flops=flops))

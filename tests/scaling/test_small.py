@@ -32,6 +32,7 @@ def load(name, variant):
     return runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"](variant)
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("name, variant", PRESETS)
 def test_a_preset_is_sound_and_of_the_size_that_the_table_says(name, variant):
     experiment = load(name, variant)

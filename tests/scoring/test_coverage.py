@@ -36,6 +36,7 @@ def coverage(documents: int, effect: float, shortest: int = 5) -> tuple[float, s
     return hits / DRAWS, names
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("documents", [3, 10, 100])
 def test_intervals_over_documents_that_differ_contain_the_mean_of_all_documents(documents):
     found, names = coverage(documents, effect=0.3)

@@ -49,6 +49,7 @@ def test_who_knows_the_chain_pays_its_conditional_entropy_on_average(scores, fam
     assert abs(left_over.value) < 3 * left_over.standard_error < 0.1
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_who_believes_something_else_pays_more_than_the_entropy(scores, family):
     doubting = score_spans(chain.knowing(family, doubt=0.2), chain.texts(100, 60), CHOICE)[0]

@@ -76,6 +76,7 @@ def test_a_bucket_that_another_machine_has_continued_and_lost_deletes_nothing(ur
     assert "the local copies are now in" in capsys.readouterr().err
 
 
+@pytest.mark.first(1)
 def test_a_reader_of_an_emptied_bucket_keeps_its_copy(url, capsys):
     store = Store(url)
     for name, content in (checkpoint(10) | {"config.json": "{}"}).items():

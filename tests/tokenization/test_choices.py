@@ -70,6 +70,7 @@ def test_a_text_that_is_one_line_is_learned_from():
     assert len(tokenizer.encode(" ".join(words))) < 4 * len(words)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", LOSSLESS)
 @settings(max_examples=300, deadline=None)
 @given(st.text(), st.sampled_from(["", " ", "\n", "\u2581", "\u2585", "\t", "\0", "<extra_id_0>", "\r\n"]))

@@ -96,6 +96,7 @@ KINDS = ["nothing", "before", "after", "around", "typed", "several", "only singl
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mutated_templates_are_read_and_written_as_transformers_reads_them(kind, tmp_path):
     """With the class of the model, which may replace the template, and with the generic class, which obeys it."""

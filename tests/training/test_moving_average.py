@@ -55,7 +55,7 @@ def updates(mesh, decay=DECAY, weights=(1.0, 1.0, 1.0)):
     with jax.set_mesh(devices):
         # epsilon: see tests/training/test_train_step.py
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, SHAPES))
-        state = train_step.init_state(model, optimizer, SHAPES, devices, 0, has_ema=decay is not None)
+        state = train_step.make_init(model, optimizer, SHAPES, devices, has_ema=decay is not None)(0)
         step = train_step.make_train_step(model, optimizer, schedule, train, devices)
         states = [jax.device_get(state)]
         for weight in weights:

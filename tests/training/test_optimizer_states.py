@@ -149,7 +149,7 @@ def two_steps(optimizer, mesh_name, **train):
     schedule = WarmupConstant(0).build(optimizer.learning_rate, 10)
     tx = optimizer.build(schedule, train_step.abstract_params(MODEL, SHAPES))
     with jax.set_mesh(mesh):
-        state = train_step.init_state(MODEL, tx, SHAPES, mesh, seed=0)
+        state = train_step.make_init(MODEL, tx, SHAPES, mesh)(0)
         step = train_step.make_train_step(MODEL, tx, schedule, train, mesh, optimizer)
         batch = put_batch(make_batch(), mesh)
         for _ in range(2):

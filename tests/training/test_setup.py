@@ -67,6 +67,7 @@ def run_on(platform, experiment, length=512, **sizes):
             batch_shapes=shapes,
             train_batches=None,
             step=steps.step,
+            init=steps.init,
             abstract_state=steps.abstract_state,
             abstract_frozen=steps.abstract_frozen,
             work=Work(experiment, steps.model, specs, lengths, shapes, None, mesh.size),

@@ -30,7 +30,7 @@ from pretrainax.config import (
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.optim import AdamW
 from pretrainax.optim.schedules import WarmupCosine
-from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.arrays import put_batch, split_microbatches
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
@@ -199,7 +199,7 @@ class Run:
 
     def init(self):
         with jax.set_mesh(self.mesh):
-            return train_step.init_state(self.model, self.optimizer, self.shapes, self.mesh, self.train.seed)
+            return train_step.make_init(self.model, self.optimizer, self.shapes, self.mesh)(self.train.seed)
 
     def batch(self, seed=0):
         return put_batch(make_batch(self.config, seed), self.mesh)
@@ -233,7 +233,7 @@ def five_steps(family, mesh, accumulate, **train):
     state = jax.device_put(fresh(family), jax.tree.map(lambda x: x.sharding, run.abstract))
     losses = []
     for seed in range(5):
-        state, metrics = run.compiled(state, run.batch(seed), None, run.step.seeds)
+        state, metrics = run.compiled(state, run.batch(seed), None, run.step.arguments)
         total, count = metrics["sums"]["loss"]
         losses.append(float(total / count))
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, run.abstract)
@@ -248,7 +248,7 @@ def five_steps(family, mesh, accumulate, **train):
     ("family", "mesh"),
     few(
         itertools.product(MODELS, list(MESHES)[1:]),
-        [("encoder", "8 fsdp"), ("encoder_decoder", "2 data 2 fsdp 2 tensor"), ("decoder", "2 fsdp 4 sequence")],
+        [("encoder_decoder", "2 data 2 fsdp 2 tensor")],
     ),
 )
 def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, mesh):
@@ -259,6 +259,7 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bricks", few(BRICKS, ["two_sizes"]))
 def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
     losses, params = five_steps(bricks, "1 device", 1)
@@ -402,7 +403,7 @@ def test_runs_of_other_seeds_share_what_is_compiled():
     with jax.set_mesh(one.mesh):
         first, second = (run.step.lower(run.abstract, run.batch()).as_text() for run in (one, other))
     assert first == second
-    assert one.step.seeds["dropout"] != other.step.seeds["dropout"]
+    assert one.step.numbers.numbers["dropout"] != other.step.numbers.numbers["dropout"]
 
 
 @pytest.mark.parametrize("seed", [0, -1, -(2**31), 2**31, 2**32 - 1])
@@ -443,12 +444,12 @@ def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
 def test_a_micro_batch_takes_rows_of_each_device():
     mesh = mesh_named("8 data")
     rows = put_batch({"tokens": np.arange(32, dtype=np.int32)[:, None]}, mesh)
-    micro = jax.jit(lambda batch: train_step.split_microbatches(batch, 4, mesh))(rows)["tokens"][..., 0]
+    micro = jax.jit(lambda batch: split_microbatches(batch, 4, mesh))(rows)["tokens"][..., 0]
     assert micro[0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
 
 
 def test_cutting_into_micro_batches_moves_no_row():
     mesh = mesh_named("8 data")
     rows = put_batch({"tokens": np.zeros((32, 16), np.int32)}, mesh)
-    text = jax.jit(lambda batch: train_step.split_microbatches(batch, 4, mesh)).lower(rows).compile().as_text()
+    text = jax.jit(lambda batch: split_microbatches(batch, 4, mesh)).lower(rows).compile().as_text()
     assert not re.search("all-|collective|reduce-scatter", text)

@@ -54,7 +54,7 @@ def toy_steps(toy, batches, monkeypatch, chosen=None, **train):
     with jax.set_mesh(mesh):
         optimizer = chosen.build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
         step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh, chosen)
-        state = train_step.init_state(toy, optimizer, EIGHT, mesh, seed=train.seed_of("init"))
+        state = train_step.make_init(toy, optimizer, EIGHT, mesh)(train.seed_of("init"))
         states, metrics = [jax.device_get(state)], []
         for batch in batches:
             state, out = step(state, batch)

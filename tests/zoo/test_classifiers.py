@@ -138,6 +138,7 @@ SIBLINGS = {
 }
 
 
+@pytest.mark.first(5)
 @needs_transformers
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in SIBLINGS.items() for name in names])
 def test_of_their_siblings_the_names_are_the_same(kind, name):

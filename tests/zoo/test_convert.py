@@ -69,6 +69,7 @@ def test_a_convolution_is_reversed():
 
 
 # the files of DeepSeekMoE are known too, though transformers has no class for them
+@pytest.mark.first(25)
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.family.huggingface is not None])
 def test_a_table_is_a_bijection(name):
     """Each number of theirs is used once, nothing is copied, and the way there and back is the same bit for bit."""

@@ -41,6 +41,7 @@ def test_no_row_is_left_out():
     assert {FAMILIES[name].prefix + variant for name, variant in ROWS} == published().keys()
 
 
+@pytest.mark.first(30)
 @pytest.mark.parametrize("name, number", published().items())
 def test_rows_have_the_published_number_of_parameters(name, number):
     # a paper rounds, and some count no embeddings of positions
@@ -64,6 +65,7 @@ def test_transformers_builds_a_model_of_as_many_parameters(name, variant):
     assert sum(x.numel() for x in (*model.parameters(), *buffers)) == count(config)
 
 
+@pytest.mark.first(12)
 @needs_transformers
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family in FAMILIES.values()])
 def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):

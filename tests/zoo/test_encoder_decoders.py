@@ -87,6 +87,7 @@ def test_every_row_is_counted():
     assert {name for name, *_ in SIZES} == {family.prefix + v for family in FAMILIES for v in family.sizes}
 
 
+@pytest.mark.first(15)
 @pytest.mark.parametrize("name, parameters, published", SIZES)
 def test_parameters(name, parameters, published):
     assert count(zoo.preset(name)) == parameters
@@ -371,6 +372,7 @@ def test_from_pretrained_gives_the_logits_of_the_oracle(name, tmp_path):
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)  # the same program, twice
 
 
+@pytest.mark.first(5)
 @needs_transformers
 @pytest.mark.parametrize("name", CASES)
 def test_what_transformers_saves_is_read(name, tmp_path):

@@ -21,6 +21,7 @@ FAMILIES = (BERT, MACBERT, DISTILBERT, ROBERTA, XLM_ROBERTA, LONGFORMER, BIGBIRD
 
 
 # name, as transformers counts (tied matrices once), millions that were published
+@pytest.mark.first(12)
 @pytest.mark.parametrize(
     "name, parameters, published",
     [

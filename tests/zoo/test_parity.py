@@ -18,6 +18,7 @@ from tests.support.updates import assert_updates_land_at, updated
 
 
 # tests/zoo/test_golden_steps.py compares those of UPDATED.
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", few(ALL, ALWAYS - set(make.UPDATED)))
 def test_as_the_golden_file(name):
     check(differences(name, make.golden(name)))

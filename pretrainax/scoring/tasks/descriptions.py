@@ -11,9 +11,10 @@ from pretrainax.scoring.tasks.cloze import Cloze
 from pretrainax.scoring.tasks.exact_match import ExactMatch
 from pretrainax.scoring.tasks.minimal_pairs import MinimalPairs
 from pretrainax.scoring.tasks.multiple_choice import MultipleChoice
+from pretrainax.scoring.tasks.probe import Probe
 from pretrainax.scoring.tasks.task import Task
 
-KINDS: dict[str, type[Task]] = {cls.kind: cls for cls in (MinimalPairs, MultipleChoice, Cloze, ExactMatch)}
+KINDS: dict[str, type[Task]] = {cls.kind: cls for cls in (MinimalPairs, MultipleChoice, Cloze, ExactMatch, Probe)}
 SHIPPED = {file.stem: str(file) for file in pathlib.Path(__file__).parent.joinpath("shipped").glob("*.json")}
 
 

@@ -107,7 +107,7 @@ def test_how_much_of_the_rows_is_padding():
     assert np.mean(batch["encoder_segment_ids"] == 0) == pytest.approx(0.045, abs=0.011)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("objective", SEVEN, ids=str)
 def test_published_statistics_of_a_million_tokens(objective):
     rows = examples(objective, 1_000_000 // objective.lengths(512).raw + 1)

@@ -103,6 +103,7 @@ def test_the_end_of_the_document_stays_at_the_end():
     assert {spelled(row["encoder_tokens"]) for row in rows} == {"<s> A B C . D E . </s>", "<s> D E . A B C . </s>"}
 
 
+@pytest.mark.slow
 def test_spans_of_every_place_and_length_alike():
     drawn = [draw_spans(4, 2, 1.0, np.random.default_rng(seed)) for seed in range(20_000)]
     kinds = [(tuple(starts.tolist()), tuple(lengths.tolist())) for starts, lengths in drawn]

@@ -82,6 +82,7 @@ def test_a_document_is_moved_as_in_the_paper(spm_rate, wanted):
     assert len(seen) == (7 if spm_rate else 28)  # two places from 0 to 6, in order; SPM shows only the second
 
 
+@pytest.mark.slow
 def test_places_are_drawn_alike():
     prefixes = []
     for seed in range(6000):
@@ -94,6 +95,7 @@ def test_places_are_drawn_alike():
         assert (np.abs(counts - 6000 * chances) < 5 * np.sqrt(6000 * chances)).all()  # 5 standard deviations
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("objective", RATES, ids=str)
 def test_published_rates_on_a_million_tokens(objective):
     rows = list(examples(objective, 1000))

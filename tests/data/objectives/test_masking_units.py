@@ -80,7 +80,7 @@ def test_published_lengths(unit):
     assert abs(found.measured - found.expected) < 5 * deviation / np.sqrt(runs)  # 5 standard deviations
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [NGrams(), Spans()])
 def test_every_place_but_the_ends_is_chosen_alike(unit):
     counts = np.zeros(128)
@@ -219,6 +219,7 @@ def similar(tmp_path):
     return str(path)
 
 
+@pytest.mark.slow
 def test_similar_words_stand_in_for_the_mask(similar, tokenizers_of_all_kinds):
     tokenizer = tokenizers_of_all_kinds["WordPiece"]
     objective = MaskedLM(rate=0.5, mask_unit=WholeWords(), similar_words=similar).bind(tokenizer)

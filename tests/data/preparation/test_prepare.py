@@ -72,6 +72,7 @@ def test_corpus_holds_the_text_of_the_source(tmp_path):
     assert prepared.tokenizer.decode(prepared.valid[0].document(0)) == "0123456789</s>"
 
 
+@pytest.mark.slow
 def test_two_processes_make_what_one_makes(tmp_path, lines):
     source = JsonLines(str(lines), valid_fraction=0.3)
     one = run(tmp_path / "1", source, ByteBPE(vocab_size=270), workers=1)

@@ -54,6 +54,7 @@ def children(process: int) -> list[str]:
     return pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("delay", [0, 0.5])  # while the workers start, and while they work
 @pytest.mark.parametrize(
     "send, number", [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal.SIGTERM)]

@@ -132,7 +132,7 @@ def test_a_task_that_is_not_there_is_one_line(task, message):
 @pytest.mark.parametrize(
     "description, message",
     [
-        ({}, "kind is None, allowed: cloze, exact_match, minimal_pairs, multiple_choice"),
+        ({}, "kind is None, allowed: cloze, exact_match, minimal_pairs, multiple_choice, probe"),
         ({"kind": "cloz"}, "kind is 'cloz', did you mean 'cloze'"),
         ({"kind": "cloze", "promt": "x"}, "unknown field 'promt', allowed: about, examples, text"),
         ({"kind": "cloze", "type": "AdamW"}, "unknown field 'type', allowed: about, examples, text"),

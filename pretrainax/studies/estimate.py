@@ -1,0 +1,146 @@
+"""Estimates a study before its start: runs, FLOPs, hours on this machine, and hours and price on a named machine."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Optional
+
+from pretrainax.config import UserError, resolve_auto
+from pretrainax.files.json_files import JsonObject
+from pretrainax.planning.search import estimate_run
+from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import clock, large_number
+from pretrainax.studies.arms import configured, length_flags
+from pretrainax.studies.contrasts import Noise
+from pretrainax.studies.plan import Plan
+from pretrainax.studies.power import TARGET, equivalence_power, smallest_effect
+from pretrainax.studies.study import Study, Tuning
+from pretrainax.studies.verdicts import planned_level
+
+
+class Runs(NamedTuple):
+    """The runs of each arm; equal for all arms."""
+
+    trials: int  # tuning runs without widening
+    trial_runs: float  # their length in whole runs: a trial that stops early is a part of a run
+    finals: int
+
+
+class ArmEstimate(NamedTuple):
+    """The costs of all runs of an arm."""
+
+    steps: int  # of one run
+    flops: float  # of all runs
+    seconds: float  # of all runs on this machine
+
+
+def runs_of(study: Study) -> Runs:
+    """Counts the runs of an arm, without those that widen a grid."""
+    trials, share, tuning = 0, 0.0, study.tuning or Tuning()
+    for number, multiples in enumerate(tuning.grid.values()):
+        settings = len(multiples) - (number > 0)  # later rounds have the best setting so far
+        complete = -(-settings // 2) if tuning.stop_share else settings
+        trials += settings * tuning.seeds
+        share += (complete + (settings - complete) * tuning.stop_share) * tuning.seeds
+    return Runs(trials, share, study.final.seeds)
+
+
+def estimates(plan: Plan, speeds: Mapping[str, JsonObject]) -> dict[str, ArmEstimate]:
+    """Estimates each arm's runs.
+
+    Args:
+      speeds: results of `perform.measure_speed` by arm.
+    """
+    runs, found = runs_of(plan.study), {}
+    for name, length in plan.lengths.items():
+        speed, whole = speeds[name], runs.trial_runs + runs.finals
+        updates = whole * length.steps * speed["step_seconds"]
+        others = (runs.trials + runs.finals) * speed["fixed_seconds"]
+        seconds = updates + others + runs.finals * speed["measure_seconds"]
+        found[name] = ArmEstimate(length.steps, whole * length.flops, seconds)
+    return found
+
+
+def machine_cost(plan: Plan, topology: Topology) -> tuple[float, Optional[float]]:
+    """Estimates (hours, price in USD) of all updates of a study on a machine; None: the price is unknown.
+
+    Raises:
+      UserError: the mesh of an arm does not fit the machine.
+    """
+    runs, rooflines = runs_of(plan.study), []
+    for arm in plan.study.arms:
+        length = plan.lengths[arm.name]
+        experiment = configured(arm, length_flags(configured(arm), length.steps))
+        resolve_auto(experiment, length.vocabulary_size)
+        rooflines.append(estimate_run(experiment, topology).roofline)
+    whole, prices = runs.trial_runs + runs.finals, [roofline.price for roofline in rooflines]
+    price = None if None in prices else whole * sum(filter(None, prices))
+    return whole * sum(roofline.hours for roofline in rooflines), price
+
+
+def report(plan: Plan, speeds: Mapping[str, JsonObject], machine: Optional[str]) -> str:
+    """Formats the estimate that `pretrainax study` prints before the start.
+
+    Args:
+      machine: topology of another machine; None: only this one.
+    """
+    study, runs, found = plan.study, runs_of(plan.study), estimates(plan, speeds)
+    rows = [("arm", "steps", "FLOPs of a run", "text tokens", "text bytes", "epochs", "trials", "runs", "time here")]
+    for name, length in plan.lengths.items():
+        text = large_number(length.text_tokens), large_number(length.text_bytes), f"{length.epochs:.2f}"
+        counts = str(runs.trials), str(runs.finals), clock(found[name].seconds)
+        rows.append((name, f"{length.steps:,}", f"{length.flops:.4g}", *text, *counts))
+    arms, seconds = len(found), sum(estimate.seconds for estimate in found.values())
+    devices = next(iter(speeds.values()))["devices"]
+    lines = [
+        f"question: {study.question}",
+        f"tokenizer: {'shared by all arms' if study.budget.tokenizer == 'shared' else 'own of each arm'}",
+        text_table(rows, indent="  "),
+        f"total: {arms * runs.trials} trials and {arms * runs.finals} final runs, "
+        f"{sum(estimate.flops for estimate in found.values()):.4g} FLOPs, {seconds / 3600:.2f} hours on this machine "
+        f"({devices})",
+    ]
+    lines += facts(study)
+    if machine is not None:
+        lines.append(_machine_line(plan, machine))
+    return "\n".join(lines)
+
+
+def facts(study: Study) -> list[str]:
+    """Returns the lines of the estimate that do not depend on a machine: the search, and what the seeds can find."""
+    tuning = [] if study.tuning is None else [_tuning_line(study.tuning, len(study.arms))]
+    return [*tuning, *_power_lines(study)]
+
+
+def time_line(plan: Plan, speeds: Mapping[str, JsonObject], seconds: float) -> str:
+    """Compares the time of all jobs with the estimate."""
+    estimated = sum(one.seconds for one in estimates(plan, speeds).values())
+    return f"time of all jobs: {clock(seconds)}; estimated before the start: {clock(estimated)}"
+
+
+def _tuning_line(tuning: Tuning, arms: int) -> str:
+    widening = f"; a grid whose best value is at its edge adds {arms * tuning.seeds} trials" if tuning.widen else ""
+    stopping = f"; the worse half of a round stops after {tuning.stop_share:.0%} of the budget"
+    fields = ", then ".join(tuning.grid)
+    return f"tuning: coordinate search over {fields}{stopping * bool(tuning.stop_share)}{widening}"
+
+
+def _power_lines(study: Study) -> Iterator[str]:
+    """Yields the smallest difference that the primary contrast finds, and the power to call equal arms equivalent."""
+    level, seeds, noise = planned_level(study), study.final.seeds, Noise(study.spread or 1.0)
+    unit = next(measure.unit for measure in study.measures if measure.name == study.primary.measure)
+    size, of = smallest_effect(seeds, noise, level), "standard deviations of a paired difference over seeds"
+    if study.spread is not None:
+        of = f"{unit}, if the paired difference has a standard deviation of {study.spread:g} over seeds"
+    yield f"smallest difference that {seeds} seeds find with {TARGET:.0%} power at level {level:.3g}: {size:.3g} {of}"
+    if study.spread is not None and study.margin is not None:
+        equal = equivalence_power(study.margin, seeds, noise, level)
+        yield f"power to call equal arms equivalent within {study.margin:g} {unit}: {equal:.0%}"
+
+
+def _machine_line(plan: Plan, machine: str) -> str:
+    try:
+        hours, price = machine_cost(plan, Topology.parse(machine))
+    except UserError as e:
+        return f"on {machine}: unknown, {e}"
+    price_text = "unknown price" if price is None else f"{price:,.2f} USD"
+    return f"on {machine}: {hours:.2f} hours of updates, {price_text} (estimated as `pretrainax plan` does)"

@@ -1,0 +1,96 @@
+"""Collects the results of a study from its workdir, in an order that does not depend on the order of the runs."""
+
+import os
+from collections.abc import Iterator
+
+from pretrainax.config.metric import declared, larger_is_better
+from pretrainax.files.json_files import JsonObject
+from pretrainax.studies.jobs import RUN, Job, Results, experiment_of
+from pretrainax.studies.outcomes import FinalRun, Findings, Outcome, Outcomes, Trial
+from pretrainax.studies.perform import context_of, signed
+from pretrainax.studies.study import Measure
+from pretrainax.studies.tuning import Search
+from pretrainax.training.metrics import read_metrics
+
+
+def findings_of(results: Results, seeds: range) -> Findings:
+    """Collects the findings of finished trials and final runs; reads the values of measures that the worker saved.
+
+    seeds: seeds of the final runs.
+    """
+    plan, workdir, state = results.plan, results.workdir, results.search()
+    changes = list(plan.changes)
+    arms = [arm.name for arm in plan.study.arms]
+    runs, finished = [], list[Job]()
+    for arm in arms:
+        for seed in seeds:
+            job = results.final(arm, seed, "train", state.chosen)
+            if (result := results.of(job)) is None:
+                continue
+            if result["failed"]:
+                changes.append(f"{job.folder} failed: {result['failed']}")
+                continue
+            if reason := (results.of(job._replace(step="measure")) or {}).get("failed"):
+                changes.append(f"the measures of {job.folder} failed: {reason}")
+            else:
+                finished.append(job)
+            runs.append(_final_run(job, result, workdir))
+    return Findings(
+        trials=list(_trials(results, state)),
+        chosen=state.chosen,
+        unfinished=state.unfinished,
+        runs=runs,
+        outcomes={measure.name: _outcomes(results, measure, finished, arms) for measure in plan.study.measures},
+        baselines={measure.name: _baselines(results, measure, finished) for measure in plan.study.measures},
+        changes=changes,
+    )
+
+
+def _trials(results: Results, state: Search) -> Iterator[Trial]:
+    """Yields all trials by arm, in the order of the search; the value of a stopped trial is that of its first part."""
+    study = results.plan.study
+    by_name = {measure.name: measure.larger_is_better for measure in study.measures}
+    for request, is_stopped in state.requested.items():
+        job = results.trial(request._replace(is_part=is_stopped))
+        if (result := results.of(job)) is None:
+            continue
+        assert study.tuning is not None
+        is_larger = by_name.get(study.tuning.measure)
+        if is_stopped or is_larger is None:
+            is_larger = larger_is_better(experiment_of(results.plan, job).select_by)
+        value = None if result["cost"] is None else signed(is_larger, result["cost"])
+        yield Trial(job.arm, job.values, job.seed, value, result["flops"], is_stopped)
+
+
+def _final_run(job: Job, result: JsonObject, workdir: str) -> FinalRun:
+    folder = os.path.join(job.folder, RUN)
+    lines = [_without_times(line) for line in read_metrics(os.path.join(workdir, folder, "metrics.jsonl"))]
+    arm, seed, steps, flops = job.arm, job.seed, result["steps"], result["flops"]
+    return FinalRun(arm, seed, folder, result["fingerprint"], result["command"], steps, flops, lines)
+
+
+def _without_times(line: JsonObject) -> JsonObject:
+    """Removes the metrics that depend on the machine and its load from a line of metrics.jsonl."""
+    return {name: value for name, value in line.items() if "hardware" not in declared(name).depends_on}
+
+
+def _outcomes(results: Results, measure: Measure, finished: list[Job], arms: list[str]) -> dict[str, Outcomes]:
+    """Returns {arm: {seed: outcomes}} of a measure."""
+    found: dict[str, dict[int, list[Outcome]]] = {arm: {} for arm in arms}
+    for job in finished:
+        choice = results.choices(job).get(measure.name, {})
+        folder, context = os.path.join(results.workdir, job.folder, RUN), context_of(results.plan.study, choice)
+        found[job.arm][job.seed] = measure.outcomes(folder, experiment_of(results.plan, job), context)
+    return dict(found)
+
+
+def _baselines(results: Results, measure: Measure, finished: list[Job]) -> dict[str, Outcome]:
+    """Returns the baselines of a measure, which the worker saved with the first run."""
+    if not finished:
+        return {}
+    folder, experiment = (
+        os.path.join(results.workdir, finished[0].folder, RUN),
+        experiment_of(results.plan, finished[0]),
+    )
+    choice = results.choices(finished[0]).get(measure.name, {})
+    return measure.baselines(folder, experiment, context_of(results.plan.study, choice))

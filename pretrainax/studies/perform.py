@@ -1,0 +1,152 @@
+"""Performs the jobs of a study: trains runs and computes measures, and writes result files."""
+
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Optional
+
+import jax
+
+from pretrainax.config import Experiment, RunFailed, UserError
+from pretrainax.config.metric import larger_is_better
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject
+from pretrainax.runtime.signals import PREEMPTED
+from pretrainax.studies import measures  # noqa: F401  registers the classes that a study file names
+from pretrainax.studies.arms import VALIDATIONS, configured, fingerprint, length_flags
+from pretrainax.studies.jobs import RUN, Job, Results, experiment_of, run_flags
+from pretrainax.studies.outcomes import MeasureContext
+from pretrainax.studies.plan import Plan
+from pretrainax.studies.stop_at import StopAt
+from pretrainax.studies.study import Arm, Study
+from pretrainax.training.metrics import read_metrics
+
+Train = Callable[[Experiment, str], int]  # trains a run in a folder and returns the exit code
+_SPEED_STEPS, _SPEED_LOGS = 3 * VALIDATIONS, VALIDATIONS  # a timed run has as many validations as a run of the study
+
+
+def perform(plan: Plan, workdir: str, job: Job, train_run: Train) -> int:
+    """Performs a job and writes its result file; returns 0, or 75 if a signal paused the training.
+
+    A run that fails by itself, for example because its loss is not finite, has a result file with the reason.
+    """
+    run, started = os.path.join(workdir, job.folder, RUN), time.perf_counter()
+    experiment, code = experiment_of(plan, job), 0
+    if job.step in ("part", "train"):
+        code, result = _train(plan, job, experiment, run, train_run)
+    else:
+        result = _measure(plan, workdir, job, experiment, train_run)
+    if code == 0:
+        result["seconds"] = time.perf_counter() - started
+        write_atomically(os.path.join(workdir, job.result), json.dumps(result, indent=1) + "\n")
+    return code
+
+
+def _measure(plan: Plan, workdir: str, job: Job, experiment: Experiment, train_run: Train) -> JsonObject:
+    """Computes all measures of a finished run, or chooses the settings of an arm; returns the content of the result."""
+    run, choices = os.path.join(workdir, job.folder, RUN), Results(plan, workdir).choices(job)
+    chosen, is_first = {}, (job.arm, job.seed) == (plan.study.arms[0].name, plan.study.final.seed)
+    for measure in plan.study.measures:
+        context = context_of(plan.study, choices.get(measure.name, {}), train_run=train_run)
+        if job.step == "measure":
+            measure.outcomes(run, experiment, context)
+        elif measure.chooses:
+            chosen[measure.name] = measure.choose(run, experiment, context)
+        if job.step == "measure" and is_first:
+            measure.baselines(run, experiment, context)
+    return {"failed": "", "choices": chosen}
+
+
+def context_of(
+    study: Study, choice: JsonObject, is_tuning: bool = False, train_run: Optional[Train] = None
+) -> MeasureContext:
+    """Returns the context of a measure in a study; a trial has one downstream seed, which no final run has."""
+    final, tuning = study.final, study.tuning
+    seeds = tuple(range(final.downstream_seeds))
+    if is_tuning and tuning is not None:
+        seeds = (tuning.seed,)
+    return MeasureContext(seeds, is_tuning, choice, train_run)
+
+
+def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Train) -> tuple[int, JsonObject]:
+    """Trains a run, or continues it; returns the exit code and the content of the result file."""
+    if job.stop is not None:
+        experiment.callbacks = (*experiment.callbacks, StopAt(job.stop))
+    code = train_run(experiment, run)
+    if code == PREEMPTED:
+        return code, {}
+    if code == UserError.exit_code:
+        raise UserError(f"{job.folder} has an invalid config or input: its log.txt has the reason")
+    reason = f"exit code {code}; its log.txt has the reason" if code else ""
+    lines = read_metrics(path) if os.path.exists(path := os.path.join(run, "metrics.jsonl")) else []
+    trained = [line for line in lines if line["split"] == "train"]
+    arm, flags = plan.arm(job.arm), run_flags(plan, job)
+    result = {
+        "failed": reason,
+        "steps": trained[-1]["step"] if trained else 0,
+        "flops": trained[-1]["flops"] if trained else 0.0,
+        "fingerprint": fingerprint(experiment_of(plan, job)),
+        "command": shlex.join(["pretrainax", "train", f"--config={arm.config}", *arm.flags, *flags]),
+    }
+    if job.is_tuning:
+        result["cost"] = None if reason else _cost(plan, job, experiment, run, lines, train_run)
+    return 0, result
+
+
+def _cost(plan: Plan, job: Job, experiment: Experiment, run: str, lines: list[dict], train_run: Train) -> float | None:
+    """Returns the value of the tuning measure of a trial, negated if larger values are better.
+
+    The value of a part, and of a study whose `tuning.measure` names no measure, is the validation metric that selects
+    checkpoints.
+    """
+    assert plan.study.tuning is not None
+    for measure in plan.study.measures:
+        if measure.name == plan.study.tuning.measure and job.step == "train":
+            found = measure.outcomes(run, experiment, context_of(plan.study, {}, True, train_run))
+            return signed(measure.larger_is_better, sum(outcome.value for outcome in found) / len(found))
+    value = next((line[experiment.select_by] for line in reversed(lines) if line["split"] == "valid"), None)
+    return None if value is None else signed(larger_is_better(experiment.select_by), value)
+
+
+def signed(larger_is_better: bool, value: float) -> float:
+    """Converts a value of a measure to a cost, or a cost to a value."""
+    return -value if larger_is_better else value
+
+
+def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
+    """Times the second of two short runs of an arm, and its measures, in a temporary folder.
+
+    The first run compiles the programs, which later runs share or read from the compilation cache.
+
+    Returns:
+      "step_seconds": seconds of an update, without validations and checkpoints.
+      "fixed_seconds": seconds of a run apart from its updates.
+      "measure_seconds": seconds of the measures of a run.
+      "devices": number and kind of the devices.
+
+    Raises:
+      RunFailed: a run failed, for example because its loss is not finite.
+    """
+    flags = [*length_flags(configured(arm), _SPEED_STEPS), f"--config.train.log_every={_SPEED_LOGS}"]
+    context, run_seconds, measure_seconds, lines = context_of(study, {}, train_run=train_run), 0.0, 0.0, []
+    with tempfile.TemporaryDirectory(prefix="study-speed-") as parent:
+        for name in ("first", "second"):
+            experiment, folder, started = configured(arm, flags), os.path.join(parent, name), time.perf_counter()
+            if code := train_run(experiment, folder):
+                raise RunFailed(f"the timed run of the arm {arm.name} ended with exit code {code}")
+            trained = time.perf_counter()
+            for measure in study.measures:
+                measure.outcomes(folder, experiment, context)
+            run_seconds, measure_seconds = trained - started, time.perf_counter() - trained
+            lines = read_metrics(os.path.join(folder, "metrics.jsonl"))
+    timed = sorted(line["step_seconds"] for line in lines if line.get("step_seconds") is not None)
+    step_seconds = timed[len(timed) // 2]
+    return {
+        "step_seconds": step_seconds,
+        "fixed_seconds": max(run_seconds - _SPEED_STEPS * step_seconds, 0.0),
+        "measure_seconds": measure_seconds,
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }

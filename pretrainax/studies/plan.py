@@ -1,0 +1,100 @@
+"""Stores the plan of a study in its workdir: the contents of the study file and the length of each arm's runs.
+
+The plan exists from the start of the study. All processes that share the workdir follow it, so that a budget in seconds
+gives the same steps on all machines.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pretrainax.config import UserError, to_json
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.studies.arms import configured, tunable
+from pretrainax.studies.budgets import Length
+from pretrainax.studies.study import Arm, Study
+from pretrainax.studies.study_file import study_from
+
+PLAN = "plan.json"
+# fields that may grow after the start: new entries at the end, or more seeds
+_GROWING = ("arms", "measures", "declared")
+
+
+class Plan(NamedTuple):
+    """A started study."""
+
+    study: Study
+    lengths: dict[str, Length]  # by name of the arm
+    changes: tuple[str, ...] = ()  # what changed after the start
+
+    def arm(self, name: str) -> Arm:
+        """Returns the arm with a name."""
+        return next(arm for arm in self.study.arms if arm.name == name)
+
+    def defaults(self) -> dict[str, dict[str, float]]:
+        """Returns {arm: {tuned field: the arm's own value}}; a field that is 0 has no multiples."""
+        grid = self.study.tuning.grid if self.study.tuning else {}
+        values = {arm.name: tunable(configured(arm)) for arm in self.study.arms}
+        return {name: {field: own[field] for field in grid if own.get(field)} for name, own in values.items()}
+
+
+def read_plan(workdir: str) -> Plan:
+    """Reads the plan of a study; raises UserError if it is damaged."""
+    content = read_object(path := os.path.join(workdir, PLAN))
+    lengths = {name: Length(**fields) for name, fields in content["lengths"].items()}
+    return Plan(study_from(content["study"], path), lengths, tuple(content["changes"]))
+
+
+def write_plan(workdir: str, plan: Plan) -> None:
+    """Writes the plan of a study."""
+    lengths = {name: length._asdict() for name, length in plan.lengths.items()}
+    content = {"study": to_json(plan.study), "lengths": lengths, "changes": plan.changes}
+    write_atomically(os.path.join(workdir, PLAN), json.dumps(content, indent=1) + "\n")
+
+
+def has_plan(workdir: str) -> bool:
+    """Returns True if the study in a workdir has started."""
+    return os.path.exists(os.path.join(workdir, PLAN))
+
+
+def extended(plan: Plan, study: Study) -> Plan:
+    """Returns the plan for a study file that may have grown after the start; its new arms have no length yet.
+
+    Raises:
+      UserError: the study file differs in anything but additional arms, measures, declared contrasts or seeds.
+    """
+    before, after = ({name: _plain(value) for name, value in to_json(s).items()} for s in (plan.study, study))
+    forbidden, additions = [], []
+    for name in after:
+        found = list(_additions(name, before[name], after[name]))
+        forbidden += [name] if None in found else []
+        additions += [line for line in found if line is not None]
+    if forbidden:
+        raise UserError(
+            f"the study file changed after the start in {', '.join(forbidden)}: only new arms, measures, declared "
+            "contrasts and seeds may be added at the end; restore the file, or set another --workdir"
+        )
+    return plan._replace(study=study, changes=(*plan.changes, *additions))
+
+
+def _additions(name: str, before: object, after: object) -> Iterator[str | None]:
+    """Yields a line for each addition to a field of a study file, and None for any other change."""
+    if before == after:
+        return
+    if name in _GROWING and isinstance(before, list) and isinstance(after, list) and after[: len(before)] == before:
+        for item in after[len(before) :]:
+            label = item.get("name") or f"{item['one']} against {item['other']} by {item['measure']}"
+            yield f"added to {name} after the start: {label}"
+        return
+    if name == "final" and isinstance(before, dict) and isinstance(after, dict):
+        if before | {"seeds": after["seeds"]} == after and after["seeds"] > before["seeds"]:
+            yield f"final.seeds increased after the start from {before['seeds']} to {after['seeds']}"
+            return
+    yield None
+
+
+def _plain(value: object) -> JsonObject | list | str | float | None:
+    """Converts tuples to lists, as JSON does."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,187 @@
+"""Runs the jobs of a study in a worker process, until the trials and the final runs are finished.
+
+Several processes, also on machines that share the workdir, can run the same study: each job's folder is locked while a
+worker performs the job. A job whose worker crashes twice counts as failed.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import Optional
+
+from pretrainax.config import RunFailed, UserError, to_json
+from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.reporting.streams import print_progress
+from pretrainax.reporting.units import elapsed
+from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
+from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.studies.jobs import Job, Results
+from pretrainax.studies.study import Study
+
+_PROGRAM = (sys.executable, "-c", "from pretrainax.studies import worker; worker.main()")
+_ATTEMPTS = 2  # crashes after which a job counts as failed
+_POLL_SECONDS = 1.0  # between two looks for results of other processes
+_LOG, _CRASHES = "log.txt", "crashes.json"
+
+
+class WorkerEnded(Exception):
+    """The worker process ended without a reply."""
+
+
+class Interrupted(Exception):
+    """A signal ended a timed run."""
+
+
+class Worker:
+    """Starts a worker process on demand, and forwards the signals that end a study to it.
+
+    Args:
+      workdir: the study's workdir.
+    """
+
+    def __init__(self, workdir: str):
+        self._workdir, self.num_signals = workdir, 0  # number of received signals
+        self._process: Optional[subprocess.Popen] = None
+
+    def __enter__(self) -> "Worker":
+        ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
+        handled = [s for s in ENDING if not (s == signal.SIGHUP and ignores_hangup)]
+        self._previous = {s: signal.signal(s, self._forward) for s in handled}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()  # ends the worker
+            self._process.wait()
+
+    def ask(self, request: JsonObject) -> JsonObject:
+        """Sends a request and waits for its reply (see `worker`).
+
+        Raises:
+          UserError: the worker replied with an error.
+          WorkerEnded: the process ended without a reply.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._started()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            code = self._process.wait()
+            name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise WorkerEnded(f"the worker ended with {name}; its output is in {request['log']}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise UserError(reply["error"])
+        return reply
+
+    def _started(self) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*_PROGRAM, self._workdir],
+            env=os.environ | {PARENT: str(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # so that it receives each signal of a terminal once
+        )
+
+    def _forward(self, number: int, _: Optional[FrameType]) -> None:
+        self.num_signals += 1
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, JsonObject]:
+    """Measures the speed of each arm on this machine (see `perform.measure_speed`), and stores it in the workdir.
+
+    Raises:
+      RunFailed: a timed run failed.
+      Interrupted: a signal arrived.
+    """
+    path = os.path.join(workdir, "speeds.json")
+    stored, speeds = read_object(path) if os.path.exists(path) else {}, {}
+    for arm in study.arms:
+        key = json.dumps(to_json([arm, study.measures]), sort_keys=True)
+        if (speed := stored.get(arm.name, {})).get("of") != key:
+            print_progress(f"timing a short run of the arm {arm.name}")
+            log = os.path.join(workdir, "speeds", f"{arm.name}.txt")
+            try:
+                reply = worker.ask({"speed": arm.name, "study": to_json(study), "log": log})
+            except (UserError, WorkerEnded) as e:
+                if worker.num_signals:
+                    raise Interrupted from e
+                raise RunFailed(f"the timed run of the arm {arm.name} failed: {e}") from e
+            speed = reply["speed"] | {"of": key}
+        speeds[arm.name] = speed
+        write_atomically(path, json.dumps(stored | speeds, indent=1) + "\n")
+    return speeds
+
+
+def run_jobs(results: Results, worker: Worker, seeds: range) -> int:
+    """Runs all jobs of the trials and of the final runs with the given seeds; returns 0, or 75 after a signal.
+
+    Raises:
+      UserError: a run has an invalid config or input.
+    """
+    workdir = results.workdir
+    while jobs := results.next_jobs(seeds):
+        if worker.num_signals:
+            return PREEMPTED
+        for job in jobs:
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(WorkdirLock(os.path.join(workdir, job.folder)))
+                except RunFailed:  # another process performs this job
+                    continue
+                if results.of(job) is None and (code := _run(job, workdir, worker, len(jobs))):
+                    return code
+            break
+        else:
+            time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _run(job: Job, workdir: str, worker: Worker, remaining: int) -> int:
+    """Performs a job in the worker; returns 0, also after a crash, or 75 after a signal."""
+    folder, started = os.path.join(workdir, job.folder), time.perf_counter()
+    try:
+        code = worker.ask({"job": job._asdict(), "log": os.path.join(folder, _LOG)})["code"]
+    except WorkerEnded as e:
+        if worker.num_signals:
+            return PREEMPTED
+        _note_crash(job, workdir, str(e))
+        return 0
+    if code == 0:
+        print_progress(f"{job.folder} {job.step}: {elapsed(time.perf_counter() - started)} ({remaining - 1} to do now)")
+    return code
+
+
+def _note_crash(job: Job, workdir: str, reason: str) -> None:
+    """Counts a crash of a job; after `_ATTEMPTS` crashes, writes a result file that says why the job failed."""
+    path = os.path.join(workdir, job.folder, _CRASHES)
+    count = 1 + (read_object(path)["count"] if os.path.exists(path) else 0)
+    print_progress(f"{job.folder} {job.step}: {reason}")
+    write_atomically(path, json.dumps({"count": count}) + "\n")
+    if count >= _ATTEMPTS:
+        result = {
+            "failed": reason,
+            "steps": 0,
+            "flops": 0.0,
+            "fingerprint": "",
+            "command": "",
+            "seconds": 0.0,
+            "cost": None,
+        }
+        write_atomically(os.path.join(workdir, job.result), json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,38 @@
+"""The estimate before the start: numbers of runs, hours, power, and another machine."""
+
+import pytest
+
+from pretrainax.studies import estimate
+from pretrainax.studies.tuning import search
+from tests.studies.fake_study import plan
+
+SPEED = {"step_seconds": 0.5, "fixed_seconds": 4.0, "measure_seconds": 1.0, "devices": "1 x cpu"}
+SPEEDS = {"adamw": SPEED, "muon": SPEED}
+
+
+def test_the_runs_are_those_of_the_search():
+    started, costs = plan(), {}
+    defaults = started.defaults()
+    assert started.study.tuning is not None
+    while (state := search(started.study.tuning, defaults, costs)).pending:  # the own values of an arm are the best
+        costs |= {r: sum(abs(value - defaults[r.arm][field]) for field, value in r.setting) for r in state.pending}
+    runs = estimate.runs_of(started.study)
+    assert 2 * runs.trials == len(state.requested) and runs.finals == 3
+    stopped = sum(state.requested.values())  # after a quarter of the budget
+    assert 2 * runs.trial_runs == len(state.requested) - 0.75 * stopped
+
+
+def test_the_time_is_that_of_updates_and_of_what_each_run_adds():
+    found = estimate.estimates(plan(), SPEEDS)["adamw"]
+    # 3 final runs, 3 whole trials and 2 quarters of 40 steps; 8 starts; 3 measures
+    assert found.seconds == pytest.approx(6.5 * 40 * 0.5 + 8 * 4.0 + 3 * 1.0)
+    assert found.flops == pytest.approx(6.5 * 80)
+
+
+def test_the_report_names_the_smallest_effect_and_the_price_of_a_machine():
+    started = plan(spread=0.1, margin=0.2)
+    text = estimate.report(started, SPEEDS, "h100:1")
+    assert "total: 10 trials and 6 final runs" in text and "hours on this machine (1 x cpu)" in text
+    assert "smallest difference that 3 seeds find with 80% power at level 0.05: " in text and " nats, if " in text
+    assert "power to call equal arms equivalent within 0.2 nats" in text and "on h100:1: " in text and "USD" in text
+    assert "on h100:3: unknown" in estimate.report(started, SPEEDS, "h100:3")

@@ -1,0 +1,177 @@
+"""The queue of a study: the same findings after kills, with other numbers of processes, and without a run's folder."""
+
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.files.json_files import read_object
+from pretrainax.storage import places
+from pretrainax.studies.command import local_workdir
+from pretrainax.studies.jobs import Results
+from pretrainax.studies.plan import extended, read_plan, write_plan
+from pretrainax.studies.study import Final
+from tests.studies.fake_study import ADAM, CRASHING, RATE, REVERSED, LastLoss, plan
+from tests.support.runs import ENV, ROOT
+from tests.support.tiers import few
+
+
+def start(workdir, **environment) -> subprocess.Popen:
+    args = [sys.executable, "-m", "tests.studies.fake_study", str(workdir)]
+    return subprocess.Popen(args, cwd=ROOT, env=ENV | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finish(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+def wait_for_a_run(process: subprocess.Popen, workdir) -> None:
+    """Waits until the first run is finished."""
+    while not list(workdir.glob("*/*/**/part.json")):
+        assert process.poll() is None, process.communicate()[0].decode()
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The workdir of a study that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("study")
+    write_plan(str(workdir), plan())
+    finish(start(workdir))
+    return workdir
+
+
+def findings(workdir) -> bytes:
+    return (workdir / "findings.json").read_bytes()
+
+
+def test_all_arms_have_equal_trials_and_the_runs_interleave(whole):
+    found = read_object(str(whole / "findings.json"))
+    for arm in ("adamw", "muon"):
+        trials = [trial for trial in found["trials"] if trial["arm"] == arm]
+        assert len(trials) == 5 and sum(trial["stopped_early"] for trial in trials) == 2
+        assert sum(trial["flops"] for trial in trials) == 3 * 80 + 2 * 20
+        assert len([run for run in found["runs"] if run["arm"] == arm]) == 3
+    assert found["chosen"] == {"adamw": {RATE: 3e-3}, "muon": {RATE: 3e-3, ADAM: 3e-4}}
+    assert [len(found["outcomes"]["loss"]["muon"][str(seed)]) for seed in range(3)] == [2] * 3
+    times = {run: (whole / "final" / run / "result.json").stat().st_mtime_ns for run in ("adamw/seed-1", "muon/seed-0")}
+    assert times["muon/seed-0"] < times["adamw/seed-1"]
+
+
+def test_findings_have_no_times(whole):
+    assert "tokens_per_second" not in findings(whole).decode() and '"flops"' in findings(whole).decode()
+
+
+@pytest.mark.parametrize("seed", few(range(20), [0]))
+def test_a_killed_study_continues(seed, whole, tmp_path):
+    write_plan(str(tmp_path), plan())
+    rng = random.Random(seed)
+    process = start(tmp_path)
+    wait_for_a_run(process, tmp_path)
+    time.sleep(rng.uniform(0, 1.5))
+    process.kill()
+    process.wait()
+    finish(start(tmp_path))
+    assert findings(tmp_path) == findings(whole)
+
+
+def test_two_processes_share_a_study(whole, tmp_path):
+    write_plan(str(tmp_path), plan())
+    outputs = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
+    assert all("final/" in output for output in outputs) and findings(tmp_path) == findings(whole)
+
+
+@pytest.mark.slow
+def test_another_order_of_the_jobs_has_the_same_findings(whole, tmp_path):
+    write_plan(str(tmp_path), plan())
+    output = finish(start(tmp_path, **{REVERSED: "1"}))
+    assert output.index("final/muon/seed-2") < output.index("final/adamw/seed-0")
+    assert findings(tmp_path) == findings(whole)
+
+
+def test_deleted_folders_are_computed_again(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "study")
+    for folder in ("final/muon/seed-0", "trials/adamw"):
+        shutil.rmtree(tmp_path / "study" / folder)
+    os.remove(tmp_path / "study" / "findings.json")
+    output = finish(start(tmp_path / "study"))
+    assert "final/muon/seed-0" in output and "final/muon/seed-1" not in output
+    assert findings(tmp_path / "study") == findings(whole)
+
+
+@pytest.mark.slow
+def test_a_study_in_a_store_continues_on_another_machine(whole, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
+    for machine in ("one", "other"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        monkeypatch.setattr(places, "_mirrors", {})
+        with local_workdir("memory://bucket/study") as workdir:
+            if machine == "one":
+                shutil.copytree(whole / "trials", f"{workdir}/trials")
+                write_plan(workdir, plan())
+            else:
+                output = finish(start(workdir))
+                assert "final/muon/seed-2" in output and "trials/" not in output
+                assert pathlib.Path(workdir, "findings.json").read_bytes() == findings(whole)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_study_with_code_75(tmp_path):
+    write_plan(str(tmp_path), plan())
+    process = start(tmp_path)
+    wait_for_a_run(process, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert process.returncode == 75
+
+
+@pytest.mark.slow
+def test_a_run_that_crashes_twice_fails_and_the_study_goes_on(tmp_path):
+    write_plan(str(tmp_path), plan(tuning=None))
+    output = finish(start(tmp_path, **{CRASHING: "final/muon/seed-1"}))
+    assert output.count("the worker ended with exit code 9") == 2
+    found = read_object(str(tmp_path / "findings.json"))
+    assert found["changes"] == [f"final/muon/seed-1 failed: {found['changes'][0].partition('failed: ')[2]}"]
+    assert sorted(found["outcomes"]["loss"]["muon"]) == ["0", "2"] and len(found["runs"]) == 5
+
+
+# --- changes of the file ---------------------------------------------------------------------------------------------
+
+
+def test_seeds_and_arms_may_be_added(tmp_path):
+    write_plan(str(tmp_path), plan())
+    grown = plan(("adamw", "muon", "lion"), final=Final(seeds=5, downstream_seeds=2)).study
+    changes = extended(read_plan(str(tmp_path)), grown).changes
+    assert changes == ("added to arms after the start: lion", "final.seeds increased after the start from 3 to 5")
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"question": "Another?"}, "question"),
+        ({"final": Final(seeds=2, downstream_seeds=2)}, "final"),
+        ({"final": Final(seed=5, seeds=3, downstream_seeds=2)}, "final"),
+        ({"measures": (LastLoss("other"),)}, "measures"),
+    ],
+)
+def test_other_changes_are_refused(change, name, tmp_path):
+    with pytest.raises(UserError, match=f"the study file changed after the start in {name}: only new arms"):
+        extended(plan(), dataclasses.replace(plan().study, **change))
+
+
+def test_another_order_of_the_arms_has_the_same_jobs(tmp_path):
+    folders = [
+        {job.folder for job in Results(plan(arms), str(tmp_path)).next_jobs(range(3))}
+        for arms in (("adamw", "muon"), ("muon", "adamw"))
+    ]
+    assert folders[0] == folders[1]
