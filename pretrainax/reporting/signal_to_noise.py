@@ -1,6 +1,6 @@
 """Computes the signal-to-noise ratio of a metric, which shows if the metric can rank models.
 
-The ratio is that of Heineman et al. (2025, Signal and Noise, arXiv 2508.13144, recalled): the spread between models
+Heineman et al. (2025, Signal and Noise, arXiv 2508.13144, recalled) define the ratio: the spread between models
 over the spread over the last checkpoints of a run. This module also uses the spread over seeds, and tests the ratio.
 """
 
@@ -57,7 +57,7 @@ def last_values(lines: Sequence[Mapping], metric: str) -> list[float]:
 def signal_to_noise(models: Sequence[Sequence[Sequence[float]]]) -> Optional[SignalToNoise]:
     """Computes the signal and the noise of a metric.
 
-    The value of a run is that of its last checkpoint. Noise over checkpoints leaves out what differs between seeds, so
+    The last checkpoint gives the value of a run. Noise over checkpoints leaves out what differs between seeds, so
     it is used only if each model has a single seed.
 
     Args:

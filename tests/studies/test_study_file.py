@@ -1,6 +1,7 @@
 """Study files: what they become, and one line for each mistake, with its place in the file."""
 
 import dataclasses
+import gzip
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from pretrainax.studies.checks import check_study
 from pretrainax.studies.study import Arm, Budget, Contrast, Final, Study, Tuning
 from pretrainax.studies.study_file import read_study, study_from
 from tests.studies.fake_study import LastLoss
-from tests.support.runs import TINY, write_text
+from tests.support.runs import ROOT, TINY, write_text
 
 FILE = """
 question = "GPT or T5?"
@@ -148,3 +149,17 @@ def test_every_rate_of_muon_must_be_tuned(text):
     muon = Arm("other", f"{TINY}:gpt", (text, "--config.optimizer=Muon()"))
     with pytest.raises(UserError, match="tuning.grid lacks optimizer.adam_learning_rate of the arm other"):
         check_study(dataclasses.replace(study, arms=(study.arms[0], muon)), "study.toml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "studies").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_studies_of_the_docs_can_start(path, tmp_path, monkeypatch):
+    for name in ("books/train-0", "books/valid", "books/test"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+            file.write('{"text": "some words"}\n')
+    for name in ("train", "test"):
+        (tmp_path / "tasks" / "sst2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tasks" / "sst2" / f"{name}.jsonl").write_text('{"text": "good", "label": 1}\n')
+    monkeypatch.chdir(tmp_path)
+    study = read_study(str(path))
+    assert [*check_study(study, str(path))] == [arm.name for arm in study.arms]

@@ -278,7 +278,7 @@ def _chunk(
 ):
     """Computes the sums [S] over a chunk of tokens, the values of each target [S, M], and a `LogitGradient`.
 
-    The gradient is that of the chunk's objective with respect to the logits before the cap.
+    `LogitGradient` holds the gradient of the chunk's objective with respect to the logits before the cap.
 
     Args:
       vocabulary: the number of columns of `matrix` that are not padding, V.
