@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pretrainax.config import AUTO, Experiment, UserError, dump
 from pretrainax.config.config_file import read_config_file
+from pretrainax.config.grid import SEED_USES
 from pretrainax.config.overrides import apply_overrides, split_overrides
 from pretrainax.config.validation import complete, validate
 from pretrainax.config.values import fields
 from pretrainax.studies.study import Arm, Final
 
-SEED_USES = ("init", "order", "dropout", "mask")
 VALIDATIONS = 10  # validations of each run, equal for all arms: a run that validates more often finds a better minimum
 # numbers of steps that scale with the length of a run
 _SCALED = (

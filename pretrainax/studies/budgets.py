@@ -15,7 +15,7 @@ from pretrainax.layers.compute import resolve_auto as resolve_compute
 from pretrainax.planning.search import estimate_run
 from pretrainax.planning.topologies import Topology
 from pretrainax.studies.arms import configured, length_flags
-from pretrainax.studies.study import Arm, Budget, Study
+from pretrainax.studies.study import AMOUNTS, Arm, Budget, Study
 from pretrainax.training.work import Work
 
 _TRIAL_STEPS = 1000  # steps of the run whose mean costs give a first estimate of the steps
@@ -92,7 +92,7 @@ class ArmCost:
         Raises:
           UserError: one step costs more than the budget, or the steps cannot use 98 % of it.
         """
-        (name,) = (n for n in ("flops", "tokens", "bytes", "seconds", "dollars") if getattr(self._budget, n))
+        (name,) = (n for n in AMOUNTS if getattr(self._budget, n))
         amount: float = getattr(self._budget, name)
         steps, cost = _TRIAL_STEPS, self._cost(name, _TRIAL_STEPS)
         for _ in range(4):  # with phases or buckets, the mean cost depends on the number of steps

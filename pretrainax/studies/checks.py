@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.planning.topologies import Topology
 from pretrainax.studies.arms import configured, rate_fields, tunable
-from pretrainax.studies.study import Contrast, Study
+from pretrainax.studies.study import AMOUNTS, Contrast, Study
 from pretrainax.studies.study_file import raise_problems
 
-AMOUNTS = ("flops", "tokens", "bytes", "seconds", "dollars")  # fields of `Budget`, of which exactly one is set
 SELECTED_METRIC = "loss"  # the default of `Tuning.measure`: the validation metric that selects checkpoints
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of an arm or a measure, which is the name of a folder
 

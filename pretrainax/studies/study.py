@@ -20,9 +20,12 @@ class Arm:
     flags: tuple[str, ...] = ()  # further flags, such as "--config.train.global_batch_size=16"
 
 
+AMOUNTS = ("flops", "tokens", "bytes", "seconds", "dollars")  # fields of `Budget`, of which exactly one is set
+
+
 @dataclasses.dataclass
 class Budget:
-    """The budget of each run; exactly one of the first five fields is set. It determines the steps of each arm."""
+    """The budget of each run; exactly one of `AMOUNTS` is set. It determines the steps of each arm."""
 
     flops: Optional[float] = None  # training FLOPs, as counted by `training.work.Work`
     tokens: Optional[float] = None

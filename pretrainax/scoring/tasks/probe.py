@@ -30,7 +30,7 @@ class Probe(Task[Labeled]):
     """Classifies texts by a ridge regression on the mean of their last hidden states.
 
     A hash of the text divides the examples into five parts. The classifier of each part is fitted on the other four, so
-    `accuracy` is that of unseen texts. `majority_accuracy` is that of the most frequent label.
+    `accuracy` counts unseen texts. `majority_accuracy` is the share of the most frequent label.
     """
 
     text: str = "{text}"
