@@ -42,6 +42,7 @@ else:  # base classes, which import neither JAX nor NumPy
 
 Remat = Literal["none", "dots", "block"]  # from the fastest to the most memory-efficient
 PipelineSchedule = Literal["gpipe", "1f1b"]  # from the fastest to the most memory-efficient
+SeedUse = Literal["init", "order", "dropout", "mask"]
 PermanentSteps = Annotated[tuple[int, ...], "log"]
 
 
@@ -169,7 +170,7 @@ class TrainConfig:
         first, last = map(int, self.profile_steps.split(":"))
         return range(first, last + 1)
 
-    def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
+    def seed_of(self, use: SeedUse) -> int:
         """Returns the seed for one use of randomness: the field `{use}_seed`, or `seed` if that field is None."""
         override = getattr(self, f"{use}_seed")
         return self.seed if override is None else override

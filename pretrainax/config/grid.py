@@ -10,14 +10,19 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config.choice import Choice
-from pretrainax.config.experiment import Experiment
+from pretrainax.config.experiment import Experiment, SeedUse
 from pretrainax.config.overrides import set_field
 from pretrainax.config.serialization import to_json
 from pretrainax.config.validation import get, validate
 from pretrainax.files.errors import UserError, shortened
 
 # prefix of a seed field in config.train (init_seed, …) -> what the seed randomizes
-SEED_USES = {"init": "fresh parameters", "order": "the order of the data", "dropout": "dropout", "mask": "masks"}
+SEED_USES: dict[SeedUse, str] = {
+    "init": "fresh parameters",
+    "order": "the order of the data",
+    "dropout": "dropout",
+    "mask": "masks",
+}
 _MAX_NAME = 40  # maximum characters of a value in a folder name
 _MAX_RUNS = 1000  # maximum runs of a grid
 
