@@ -13,6 +13,7 @@ import optax
 from pretrainax.config import Experiment, kinds
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.matrices import rms, scale_by_rms_ratio, stacked_axes
+from pretrainax.optim.moments import MomentDtype, in_bfloat16
 from pretrainax.optim.schedules import Rate
 from pretrainax.optim.sharded_stacks import MatrixWork
 from pretrainax.sharding.param_paths import PyTree
@@ -182,7 +183,7 @@ def scale_by_adam(
 
 @dataclasses.dataclass
 class AdamW(Chain):
-    """Adam with decoupled weight decay and float32 moments (Loshchilov and Hutter 2017, algorithm 2).
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, algorithm 2).
 
         m, v = b1 m + (1 - b1) g, b2 v + (1 - b2) g²
         w -= rate(step) · (m̂ / (sqrt(v̂) + epsilon) + weight_decay · w)
@@ -206,13 +207,17 @@ class AdamW(Chain):
     # corrects the "moments", as torch does; the "rate", as TensorFlow and fairseq do; or "none", as the code of BERT,
     # ELECTRA and DeBERTa does
     bias_correction: BiasCorrection = "moments"
+    # bfloat16: both moments are stored in bfloat16 with stochastic rounding (optim/moments.py), 4 bytes per parameter
+    # instead of 8
+    moment_dtype: MomentDtype = "float32"
 
     @property
     def is_scale_invariant(self) -> bool:
         return self.scale_by_parameter_rms
 
     def directions(self, params_shape):
-        yield scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction)
+        adam = scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction)
+        yield adam if self.moment_dtype == "float32" else in_bfloat16(adam)
         yield scale_by_rms_ratio(_parameter_rms) if self.scale_by_parameter_rms else optax.identity()
 
 
