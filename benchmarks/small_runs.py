@@ -1,4 +1,4 @@
-"""Compares a grid of small runs, one process each, with the same runs in one process (`studies.trainer.Trainer`).
+"""Compares small runs, one process each, with the same runs in one process (`studies.trainer.Trainer`).
 
     python benchmarks/small_runs.py --workdir=DIR --books=FOLDER --runs=8
     python benchmarks/small_runs.py --workdir=DIR --books=FOLDER --code=OTHER_CHECKOUT

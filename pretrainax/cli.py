@@ -143,6 +143,12 @@ def run(
     app.run(run_main, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
 
 
+def parse_again(words: Sequence[str]) -> None:
+    """Replaces the arguments of this process, and parses them; flags that they lack keep their values."""
+    sys.argv[1:] = words
+    _parse(sys.argv, (), None, False)
+
+
 @contextlib.contextmanager
 def _local_copies(trains: bool) -> Iterator[None]:
     """Replaces object-store URLs in flags with paths of local copies; uploads new files when the context exits.

@@ -24,6 +24,7 @@ docs/how-to/profile.md.
 Exit codes: 0 done, 1 failed, 2 invalid config or input, 75 preempted after saving (run the same command again).
 """
 
+import gc
 import os
 import sys
 import time
@@ -50,6 +51,9 @@ _SWEEP = flags.DEFINE_multi_string(
     [],
     "Field and values, a run for each: optimizer.learning_rate=1e-5,3e-5,1e-4. Joint fields: a,b=(1,2),(3,4)",
 )
+_SHARE_PROCESS = flags.DEFINE_bool(
+    "share_process", True, "Train all runs of --seeds and --sweep in one process; --noshare_process starts one for each"
+)
 
 
 def main() -> int:
@@ -62,11 +66,28 @@ def main() -> int:
     # Imported after the flags are validated; loader workers must not import JAX.
     if _SEEDS.value is not None or _SWEEP.value:
         return _train_grid(experiment, workdir, request)
+    from pretrainax.runs.grid_runs import next_arguments
+    from pretrainax.runtime import goodput, shared_programs
+
+    with shared_programs.sharing(shared_programs.Programs()):
+        code = _train_run(experiment, workdir, request, goodput.process_age())
+        while code == 0 and (arguments := next_arguments()) is not None:  # the next run of a grid
+            gc.collect()  # frees the arrays of the finished run
+            cli.parse_again(arguments)
+            code = _train_run(cli.experiment(), cli.WORKDIR.value or workdir, request, 0.0)
+    return code
+
+
+def _train_run(experiment: Experiment, workdir: str, request: ProfileRequest, process_age: float) -> int:
+    """Trains a single run. Returns the exit code.
+
+    process_age: seconds since this process started to prepare the run.
+    """
     from pretrainax.planning import current_devices, memory_check
     from pretrainax.profiling import report
     from pretrainax.runs import header, next_steps
     from pretrainax.runs.train import train
-    from pretrainax.runtime import cluster, folders, goodput, host
+    from pretrainax.runtime import cluster, folders, host
     from pretrainax.training import profiles
 
     if not cli.WORKDIR.value and cluster.is_multi_process():
@@ -78,7 +99,7 @@ def main() -> int:
         code = train(
             experiment,
             folder,
-            goodput.process_age(),
+            process_age,
             paper=header.Paper(cli.paper_source(), cli.deviations(), cli.recipe_counts()),
             extend=_EXTEND.value,
             callbacks=[
@@ -111,8 +132,9 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)
     if _SEEDS.value is not None:
         print(f"pretrainax: {grid.describe_seeds(experiment)}", file=sys.stderr)
-    run_arguments = next_steps.remove_flags(arguments, ["workdir", "seeds", "sweep"], ["extend"])
-    code = grid_runs.train_grid(runs, workdir, run_arguments, _EXTEND.value, request, cli.VERBOSE.value)
+    run_arguments = next_steps.remove_flags(arguments, ["workdir", "seeds", "sweep"], ["extend", "share_process"])
+    shares = _SHARE_PROCESS.value
+    code = grid_runs.train_grid(runs, workdir, run_arguments, _EXTEND.value, request, cli.VERBOSE.value, shares)
     if code in (PREEMPTED, RunFailed.exit_code):
         print(f"to resume: {next_steps.resume_command(workdir, sys.argv[1:])}", file=sys.stderr)
     return code

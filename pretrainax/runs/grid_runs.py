@@ -1,8 +1,9 @@
-"""Trains the runs of a grid (--seeds, --sweep) one after the other, in separate processes and separate workdirs.
+"""Trains the runs of a grid (--seeds, --sweep) one after the other in a child process, in separate workdirs.
 
-All workdirs are below one folder. A separate process frees all memory at its end, compiles like a run outside a grid,
-and does not affect other runs if it crashes. The folder contains `run.lock` while the command runs. Its file
-`runs.json` has the results and the own config of each run, and the requested configs of finished runs, which the
+The child starts with the arguments of the first run and reads those of the next runs from stdin, so that runs share the
+imports and the compiled programs. A run that fails ends the child, and the next run starts another one; a crash does
+not affect other runs. All workdirs are below one folder. The folder contains `run.lock` while the command runs. Its
+file `runs.json` has the results and the own config of each run, and the requested configs of finished runs, which the
 command skips. It keeps the results of earlier commands in this folder.
 """
 
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Optional
+from typing import Optional, TextIO
 
 from pretrainax.config import UserError, to_json
 from pretrainax.config.grid import GridRun
@@ -27,6 +28,8 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 
 PROGRAM = (sys.executable, "-m", "pretrainax.main")
 RECORD = "runs.json"
+CHILD = "PRETRAINAX_GRID"  # environment variable of the child process if it may train several runs
+_DONE = "\x1e\n"  # line that the child prints after a run, when it waits for the arguments of the next one
 # Lines that contain one of these strings are printed.
 _NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")
 
@@ -38,6 +41,7 @@ def train_grid(
     extend: bool,
     request: Optional[ProfileRequest] = None,
     verbose: bool = True,
+    share_process: bool = True,
 ) -> int:
     """Trains all unfinished runs, prints the table of results, and returns the command's exit code.
 
@@ -53,13 +57,14 @@ def train_grid(
       request: forwards SIGUSR1, which requests a profile, to the current or next run. If None, it is not forwarded.
       verbose: True prints all output of each run. False prints validations, warnings and errors, and writes all output
         to WORKDIR/NAME.log.
+      share_process: whether runs that succeed leave their process to the next run.
     """
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(
             f"--workdir={workdir} holds a single run; --seeds and --sweep put each run into a folder below the "
             "workdir: set another --workdir"
         )
-    with WorkdirLock(workdir), _Children(request or ProfileRequest()) as children:
+    with WorkdirLock(workdir), _Children(request or ProfileRequest(), share_process) as children:
         record = _Record(runs, workdir)
         for number, run in enumerate(runs, 1):
             directory, run_label = os.path.join(workdir, run.name), f"run {number} of {len(runs)}, {run.name}"
@@ -69,7 +74,8 @@ def train_grid(
             if children.num_signals:
                 return PREEMPTED
             _print_line(f"{run_label}: {' '.join(run.flags) or 'the config without changes'}")
-            extension = ["--extend"] if extend and os.path.exists(os.path.join(directory, "config.json")) else []
+            exists = os.path.exists(os.path.join(directory, "config.json"))
+            extension = ["--extend" if exists else "--noextend"] if extend else []
             log = None if verbose else f"{directory}.log"
             code = children.run([*words, *run.flags, *extension, f"--workdir={directory}"], log)
             if code in (PREEMPTED, UserError.exit_code) or code > 128:
@@ -127,6 +133,18 @@ def _read_record(path: str) -> JsonObject:
     return record if isinstance(record.get("done"), dict) else {}
 
 
+def next_arguments() -> Optional[list[str]]:
+    """Reports the end of a run to the command that started this process, and waits for the arguments of the next run.
+
+    Returns None if there is no further run for this process.
+    """
+    if CHILD not in os.environ:
+        return None
+    print(_DONE, end="", flush=True)
+    line = sys.stdin.readline()
+    return json.loads(line) if line else None
+
+
 class _Children:
     """Runs `pretrainax.main` in one child process at a time, and forwards the signals that end a run.
 
@@ -134,8 +152,9 @@ class _Children:
     with this process. On other systems, it finishes its run and holds its workdir's lock until then.
     """
 
-    def __init__(self, request: ProfileRequest):
+    def __init__(self, request: ProfileRequest, share_process: bool):
         self._request = request
+        self._environment = os.environ | {PARENT: str(os.getpid())} | ({CHILD: "1"} if share_process else {})
 
     def __enter__(self) -> "_Children":
         self.num_signals = 0  # number of received signals
@@ -146,6 +165,8 @@ class _Children:
         return self
 
     def __exit__(self, *_) -> None:
+        if self._child is not None:
+            self._child.communicate()  # closes stdin, which ends a waiting child
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -158,16 +179,14 @@ class _Children:
           log: file for the output of the run; only lines that contain an item of _NEWS are printed. None: all output
             is printed.
         """
-        environment, output = os.environ | {PARENT: str(os.getpid())}, {}
-        if log is not None:
-            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        with blocked_signal():  # SIGUSR1 would kill a run that has no handler for it yet
-            self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0, **output)
-            self._request.forward_to(self._child)
+        child = self._start(words)
         if self.num_signals:  # a signal arrived while the child was starting
-            self._child.send_signal(signal.SIGTERM)
-        last_lines = self._copy_output(log) if log is not None else []
-        code = self._child.wait()
+            child.send_signal(signal.SIGTERM)
+        with open(log or os.devnull, "a", encoding="utf-8") as file:
+            last_lines = self._copy_output(child, file, prints_all=log is None)
+        if last_lines is None:
+            return 0
+        code, self._child = child.wait(), None
         if code not in (0, PREEMPTED):
             print("".join(last_lines), end="", file=sys.stderr, flush=True)
         if self.num_signals == 1 and not 0 <= code <= 128:
@@ -177,21 +196,38 @@ class _Children:
             return 128 - code if self.num_signals else 1
         return code
 
-    def _copy_output(self, log: str) -> Sequence[str]:
-        """Appends the output of the child to the file `log`, and prints lines that contain an item of _NEWS.
+    def _start(self, words: Sequence[str]) -> subprocess.Popen:
+        """Starts a run in the waiting child or, if there is none, in a new one; returns the child."""
+        if self._child is not None and self._child.poll() is None:
+            assert self._child.stdin is not None
+            self._child.stdin.write(json.dumps(list(words)) + "\n")
+            self._child.stdin.flush()
+            self._request.forward_to(self._child)
+            return self._child
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        options = {"env": self._environment, "process_group": 0, "text": True, "errors": "replace"}
+        with blocked_signal():  # SIGUSR1 would kill a run that has no handler for it yet
+            self._child = subprocess.Popen([*PROGRAM, *words], **pipes, **options)
+            self._request.forward_to(self._child)
+        return self._child
 
-        Returns the last lines that were not printed, which may explain a failure.
+    def _copy_output(self, child: subprocess.Popen, log: TextIO, prints_all: bool) -> Optional[Sequence[str]]:
+        """Writes the output of a run to a log, and prints all of it or the lines that contain an item of _NEWS.
+
+        Returns the last lines that were not printed, which may explain a failure; None if the child waits for the next
+        run.
         """
-        assert self._child is not None and self._child.stdout is not None
+        assert child.stdout is not None
         last_lines: collections.deque[str] = collections.deque(maxlen=20)
-        with open(log, "a", encoding="utf-8") as file:
-            for line in self._child.stdout:
-                file.write(line)
-                file.flush()
-                if any(part in line for part in _NEWS):
-                    print(line, end="", file=sys.stderr, flush=True)
-                else:
-                    last_lines.append(line)
+        for line in child.stdout:
+            if line == _DONE:
+                return None
+            log.write(line)
+            log.flush()
+            if prints_all or any(part in line for part in _NEWS):
+                print(line, end="", file=sys.stderr, flush=True)
+            else:
+                last_lines.append(line)
         return last_lines
 
     def _forward_signal(self, number: int, _: Optional[FrameType]) -> None:

@@ -133,6 +133,12 @@ def total(starts: list[dict]) -> dict[str, float]:
     return seconds
 
 
+def seconds_of(workdir: str) -> float:
+    """Returns the seconds of all starts of a run, without the time between them; 0 without a goodput.json."""
+    seconds = total(_read(os.path.join(workdir, "goodput.json"))[0])
+    return sum(seconds.values()) - seconds["down"]
+
+
 def process_age() -> float:
     """Returns the seconds since this process started, read from /proc, or 0 if the system is not Linux."""
     try:

@@ -67,6 +67,11 @@ def length_flags(experiment: Experiment, steps: int) -> list[str]:
     return flags
 
 
+def untrained_flags() -> list[str]:
+    """Returns the flags of a run whose model is the checkpoint before the first update."""
+    return ["--config.checkpoint.keep_at=(0,)"]
+
+
 def value_flags(values: Mapping[str, float]) -> list[str]:
     """Returns the flags that set tuned values, {"optimizer.learning_rate": 1e-3}."""
     return [f"--config.{field}={value!r}" for field, value in values.items()]

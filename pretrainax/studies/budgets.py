@@ -87,11 +87,14 @@ class ArmCost:
         return configured(self._arm, length_flags(self._plain, steps))
 
     def length(self) -> Length:
-        """Computes the largest number of steps whose cost is within the budget.
+        """Computes the largest number of steps whose cost is within the budget; 0 for an untrained arm.
 
         Raises:
           UserError: one step costs more than the budget, or the steps cannot use 98 % of it.
         """
+        if self._arm.untrained:
+            tokenizer = self._prepared.tokenizer
+            return Length(0, 0.0, 0.0, 0.0, 0.0, tokenizer.fingerprint, tokenizer.vocabulary.size)
         (name,) = (n for n in AMOUNTS if getattr(self._budget, n))
         amount: float = getattr(self._budget, name)
         steps, cost = _TRIAL_STEPS, self._cost(name, _TRIAL_STEPS)

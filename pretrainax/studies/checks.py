@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.planning.topologies import Topology
 from pretrainax.studies.arms import configured, rate_fields, tunable
-from pretrainax.studies.study import AMOUNTS, Contrast, Study
+from pretrainax.studies.study import AMOUNTS, Arm, Contrast, Study
 from pretrainax.studies.study_file import raise_problems
 
 SELECTED_METRIC = "loss"  # the default of `Tuning.measure`: the validation metric that selects checkpoints
@@ -29,7 +29,7 @@ def check_study(study: Study, path: str) -> dict[str, Experiment]:
     problems += [*_contrast_problems(study), *_tuning_problems(study, experiments)]
     for i, arm in enumerate(study.arms):
         if (experiment := experiments.get(arm.name)) is not None:
-            lines = (*_length_problems(experiment), *_measure_problems(study, experiment))
+            lines = (*_length_problems(experiment), *_measure_problems(study, arm, experiment))
             problems += [f"arms[{i}] ({arm.name}): {line}" for line in lines]
     if study.budget.tokenizer == "shared":
         problems += _tokenizer_problems(experiments)
@@ -52,6 +52,8 @@ def _name_problems(study: Study) -> Iterator[str]:
 
 def _budget_problems(study: Study) -> Iterator[str]:
     budget = study.budget
+    if not study.trained:
+        yield "arms has only untrained arms: train at least one"
     given = [name for name in AMOUNTS if getattr(budget, name) is not None]
     if len(given) != 1:
         yield f"budget has {' and '.join(given) or 'no amount'}: set exactly one of {', '.join(AMOUNTS)}"
@@ -106,9 +108,10 @@ def _contrast_problems(study: Study) -> Iterator[str]:
 
 
 def _tuning_problems(study: Study, experiments: Mapping[str, Experiment]) -> Iterator[str]:
-    tuning = study.tuning
+    tuning, trained = study.tuning, study.trained
     if tuning is None:
         return
+    experiments = {arm.name: experiments[arm.name] for arm in trained if arm.name in experiments}
     if not 0 <= tuning.stop_share < 1:
         yield f"tuning.stop_share is {tuning.stop_share}, it must be at least 0 and below 1"
     names = [SELECTED_METRIC, *(measure.name for measure in study.measures)]
@@ -120,7 +123,7 @@ def _tuning_problems(study: Study, experiments: Mapping[str, Experiment]) -> Ite
         if len(multiples) < 2 or 1 not in multiples or list(multiples) != sorted({*multiples}) or multiples[0] <= 0:
             yield f"tuning.grid.{field} is {list(multiples)}, it must have 1 and other positive multiples, in order"
         arms = [name for name, experiment in experiments.items() if tunable(experiment).get(field)]
-        if not arms and len(experiments) == len(study.arms):
+        if not arms and len(experiments) == len(trained):
             known = dict.fromkeys(path for experiment in experiments.values() for path in tunable(experiment))
             zero = any(tunable(experiment).get(field) == 0 for experiment in experiments.values())
             reason = "is 0 in all arms, which has no multiples" if zero else f"is in no arm, {nearest(field, known)}"
@@ -141,9 +144,10 @@ def _length_problems(experiment: Experiment) -> Iterator[str]:
         yield "config.train.on_spike=rollback repeats steps, which the budget does not count: set it to stop or ignore"
 
 
-def _measure_problems(study: Study, experiment: Experiment) -> Iterator[str]:
+def _measure_problems(study: Study, arm: Arm, experiment: Experiment) -> Iterator[str]:
     for i, measure in enumerate(study.measures):
-        for line in measure.problems(experiment):
+        lines = ["it measures training steps, which an untrained arm lacks"] * (measure.is_time and arm.untrained)
+        for line in (*lines, *measure.problems(experiment)):
             yield f"measures[{i}] ({measure.name}): {line}"
 
 

@@ -1,6 +1,7 @@
 """Runs a study from its file to its findings."""
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.studies import estimate, measures  # noqa: F401  registers the classes that a study file names
 from pretrainax.studies.budgets import lengths_of
 from pretrainax.studies.checks import check_study
-from pretrainax.studies.findings import findings_of
+from pretrainax.studies.findings import findings_of, without_times
 from pretrainax.studies.jobs import Results
 from pretrainax.studies.outcomes import FinalRun, Findings, Outcome, Trial
 from pretrainax.studies.plan import Plan, extended, has_plan, read_plan, write_plan
@@ -28,6 +29,7 @@ from pretrainax.studies.queue import Interrupted, Worker, measure_speeds, run_jo
 from pretrainax.studies.report import write_report
 from pretrainax.studies.study import Study
 from pretrainax.studies.study_file import raise_problems, read_study
+from pretrainax.studies.times import times_of, write_times
 from pretrainax.studies.verdicts import judge, look_ranges
 
 _FINDINGS = "findings.json"
@@ -64,12 +66,14 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
             return 0
         results = Results(plan, workdir)
         for seeds in look_ranges(study):
-            if code := run_jobs(results, worker, seeds):
+            left = functools.partial(estimate.remaining_seconds, plan, speeds, results)
+            if code := run_jobs(results, worker, seeds, left):
                 return code
             findings = findings_of(results, seeds)
             if judge(study, findings)[0].is_decided:  # a study with one look ends here in any case
                 break
-    write_atomically(os.path.join(workdir, _FINDINGS), findings_json(findings))
+    write_atomically(os.path.join(workdir, _FINDINGS), findings_json(without_times(findings, study)))
+    write_times(workdir, study, findings, times_of(results, findings))
     print(write_report(workdir, study, findings, estimate.facts(study)))
     print(estimate.time_line(plan, speeds, results.seconds()), file=sys.stderr)
     return 0

@@ -11,14 +11,15 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, large_number
 from pretrainax.studies.arms import configured, length_flags
 from pretrainax.studies.contrasts import Noise
+from pretrainax.studies.jobs import Finished, Results
 from pretrainax.studies.plan import Plan
 from pretrainax.studies.power import TARGET, equivalence_power, smallest_effect
-from pretrainax.studies.study import Study, Tuning
+from pretrainax.studies.study import Arm, Study, Tuning
 from pretrainax.studies.verdicts import planned_level
 
 
 class Runs(NamedTuple):
-    """The runs of each arm; equal for all arms."""
+    """The runs of an arm; the trained arms have equally many."""
 
     trials: int  # tuning runs without widening
     trial_runs: float  # their length in whole runs: a trial that stops early is a part of a run
@@ -33,9 +34,9 @@ class ArmEstimate(NamedTuple):
     seconds: float  # of all runs on this machine
 
 
-def runs_of(study: Study) -> Runs:
+def runs_of(study: Study, arm: Arm) -> Runs:
     """Counts the runs of an arm, without those that widen a grid."""
-    trials, share, tuning = 0, 0.0, study.tuning or Tuning()
+    trials, share, tuning = 0, 0.0, Tuning() if study.tuning is None or arm.untrained else study.tuning
     for number, multiples in enumerate(tuning.grid.values()):
         settings = len(multiples) - (number > 0)  # later rounds have the best setting so far
         complete = -(-settings // 2) if tuning.stop_share else settings
@@ -50,14 +51,44 @@ def estimates(plan: Plan, speeds: Mapping[str, JsonObject]) -> dict[str, ArmEsti
     Args:
       speeds: results of `perform.measure_speed` by arm.
     """
-    runs, found = runs_of(plan.study), {}
+    found = {}
     for name, length in plan.lengths.items():
-        speed, whole = speeds[name], runs.trial_runs + runs.finals
+        speed, runs = speeds[name], runs_of(plan.study, plan.arm(name))
+        whole = runs.trial_runs + runs.finals
         updates = whole * length.steps * speed["step_seconds"]
         others = (runs.trials + runs.finals) * speed["fixed_seconds"]
-        seconds = updates + others + runs.finals * speed["measure_seconds"]
+        seconds = updates + others + speed["choose_seconds"] + runs.finals * speed["measure_seconds"]
         found[name] = ArmEstimate(length.steps, whole * length.flops, seconds)
     return found
+
+
+def remaining_seconds(plan: Plan, speeds: Mapping[str, JsonObject], results: Results) -> float:
+    """Estimates the seconds of the unfinished jobs, without those that widen a grid.
+
+    The estimate before the start is multiplied by the ratio of the measured to the estimated time of the finished jobs:
+    those of the arm or, if it has none, of all arms.
+
+    Args:
+      speeds: results of `perform.measure_speed` by arm.
+    """
+    measured, estimated = dict.fromkeys(plan.lengths, 0.0), dict.fromkeys(plan.lengths, 0.0)
+    for job in results.finished():
+        measured[job.arm] += job.seconds
+        estimated[job.arm] += _job_seconds(plan, speeds[job.arm], job)
+    seconds, ratio = 0.0, sum(measured.values()) / (sum(estimated.values()) or 1.0)
+    for name, whole in estimates(plan, speeds).items():
+        own = measured[name] / estimated[name] if estimated[name] else ratio or 1.0
+        seconds += own * max(whole.seconds - estimated[name], 0.0)
+    return seconds
+
+
+def _job_seconds(plan: Plan, speed: JsonObject, job: Finished) -> float:
+    """Estimates the seconds of a job from the speed of its arm."""
+    if job.step in ("choose", "measure"):
+        return speed[f"{job.step}_seconds"]
+    share = plan.study.tuning.stop_share if plan.study.tuning and job.is_tuning else 0.0
+    share = share if job.step == "part" else 1 - share
+    return share * plan.lengths[job.arm].steps * speed["step_seconds"] + speed["fixed_seconds"]
 
 
 def machine_cost(plan: Plan, topology: Topology) -> tuple[float, Optional[float]]:
@@ -66,8 +97,8 @@ def machine_cost(plan: Plan, topology: Topology) -> tuple[float, Optional[float]
     Raises:
       UserError: the mesh of an arm does not fit the machine.
     """
-    runs, rooflines = runs_of(plan.study), []
-    for arm in plan.study.arms:
+    runs, rooflines = runs_of(plan.study, plan.study.trained[0]), []
+    for arm in plan.study.trained:
         length = plan.lengths[arm.name]
         experiment = configured(arm, length_flags(configured(arm), length.steps))
         resolve_auto(experiment, length.vocabulary_size)
@@ -83,19 +114,21 @@ def report(plan: Plan, speeds: Mapping[str, JsonObject], machine: Optional[str])
     Args:
       machine: topology of another machine; None: only this one.
     """
-    study, runs, found = plan.study, runs_of(plan.study), estimates(plan, speeds)
+    study, found = plan.study, estimates(plan, speeds)
+    runs = {arm.name: runs_of(study, arm) for arm in study.arms}
     rows = [("arm", "steps", "FLOPs of a run", "text tokens", "text bytes", "epochs", "trials", "runs", "time here")]
     for name, length in plan.lengths.items():
         text = large_number(length.text_tokens), large_number(length.text_bytes), f"{length.epochs:.2f}"
-        counts = str(runs.trials), str(runs.finals), clock(found[name].seconds)
+        counts = str(runs[name].trials), str(runs[name].finals), clock(found[name].seconds)
         rows.append((name, f"{length.steps:,}", f"{length.flops:.4g}", *text, *counts))
-    arms, seconds = len(found), sum(estimate.seconds for estimate in found.values())
+    seconds = sum(estimate.seconds for estimate in found.values())
+    trials, finals = sum(x.trials for x in runs.values()), sum(x.finals for x in runs.values())
     devices = next(iter(speeds.values()))["devices"]
     lines = [
         f"question: {study.question}",
         f"tokenizer: {'shared by all arms' if study.budget.tokenizer == 'shared' else 'own of each arm'}",
         text_table(rows, indent="  "),
-        f"total: {arms * runs.trials} trials and {arms * runs.finals} final runs, "
+        f"total: {trials} trials and {finals} final runs, "
         f"{sum(estimate.flops for estimate in found.values()):.4g} FLOPs, {seconds / 3600:.2f} hours on this machine "
         f"({devices})",
     ]
@@ -107,7 +140,7 @@ def report(plan: Plan, speeds: Mapping[str, JsonObject], machine: Optional[str])
 
 def facts(study: Study) -> list[str]:
     """Returns the lines of the estimate that do not depend on a machine: the search, and what the seeds can find."""
-    tuning = [] if study.tuning is None else [_tuning_line(study.tuning, len(study.arms))]
+    tuning = [] if study.tuning is None else [_tuning_line(study.tuning, len(study.trained))]
     return [*tuning, *_power_lines(study)]
 
 

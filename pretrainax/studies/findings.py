@@ -8,7 +8,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.studies.jobs import RUN, Job, Results, experiment_of
 from pretrainax.studies.outcomes import FinalRun, Findings, Outcome, Outcomes, Trial
 from pretrainax.studies.perform import context_of, signed
-from pretrainax.studies.study import Measure
+from pretrainax.studies.study import Measure, Study
 from pretrainax.studies.tuning import Search
 from pretrainax.training.metrics import read_metrics
 
@@ -46,6 +46,13 @@ def findings_of(results: Results, seeds: range) -> Findings:
     )
 
 
+def without_times(findings: Findings, study: Study) -> Findings:
+    """Removes the measures of time that no verdict uses, so that the findings do not depend on the machine."""
+    kept = [measure.name for measure in study.measures if measure.name not in study.untested_times]
+    outcomes, baselines = ({name: x[name] for name in kept} for x in (findings.outcomes, findings.baselines))
+    return findings._replace(outcomes=outcomes, baselines=baselines)
+
+
 def _trials(results: Results, state: Search) -> Iterator[Trial]:
     """Yields all trials by arm, in the order of the search; the value of a stopped trial is that of its first part."""
     study = results.plan.study
@@ -64,7 +71,8 @@ def _trials(results: Results, state: Search) -> Iterator[Trial]:
 
 def _final_run(job: Job, result: JsonObject, workdir: str) -> FinalRun:
     folder = os.path.join(job.folder, RUN)
-    lines = [_without_times(line) for line in read_metrics(os.path.join(workdir, folder, "metrics.jsonl"))]
+    path = os.path.join(workdir, folder, "metrics.jsonl")  # an untrained run may have none
+    lines = [_without_times(line) for line in (read_metrics(path) if os.path.exists(path) else ())]
     arm, seed, steps, flops = job.arm, job.seed, result["steps"], result["flops"]
     return FinalRun(arm, seed, folder, result["fingerprint"], result["command"], steps, flops, lines)
 
@@ -79,7 +87,10 @@ def _outcomes(results: Results, measure: Measure, finished: list[Job], arms: lis
     found: dict[str, dict[int, list[Outcome]]] = {arm: {} for arm in arms}
     for job in finished:
         choice = results.choices(job).get(measure.name, {})
-        folder, context = os.path.join(results.workdir, job.folder, RUN), context_of(results.plan.study, choice)
+        folder, context = (
+            os.path.join(results.workdir, job.folder, RUN),
+            context_of(results.plan.study, choice, job.seed),
+        )
         found[job.arm][job.seed] = measure.outcomes(folder, experiment_of(results.plan, job), context)
     return dict(found)
 
@@ -93,4 +104,4 @@ def _baselines(results: Results, measure: Measure, finished: list[Job]) -> dict[
         experiment_of(results.plan, finished[0]),
     )
     choice = results.choices(finished[0]).get(measure.name, {})
-    return measure.baselines(folder, experiment, context_of(results.plan.study, choice))
+    return measure.baselines(folder, experiment, context_of(results.plan.study, choice, finished[0].seed))

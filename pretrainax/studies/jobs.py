@@ -7,12 +7,12 @@ computed again.
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Optional
 
 from pretrainax.config import Experiment
 from pretrainax.files.json_files import JsonObject, read_object
-from pretrainax.studies.arms import configured, length_flags, seed_flags, value_flags
+from pretrainax.studies.arms import configured, length_flags, seed_flags, untrained_flags, value_flags
 from pretrainax.studies.plan import Plan
 from pretrainax.studies.tuning import Request, Search, search
 
@@ -24,6 +24,7 @@ RESULTS: dict[Step, str] = {  # names of the result files
     "measure": "measured.json",
 }
 RUN = "run"  # subfolder of a job's folder: the workdir of its run
+TRIALS = "trials"  # first part of the folders of trials
 
 
 class Job(NamedTuple):
@@ -35,7 +36,8 @@ class Job(NamedTuple):
     seed: int
     values: dict[str, float]  # {tuned field: value}
     is_tuning: bool
-    stop: Optional[int] = None  # number of updates after which a trial pauses; None: the end of the run
+    # number of updates after which the run stops: a part of a trial, or 0 for an untrained arm; None: all updates
+    stop: Optional[int] = None
 
     @property
     def result(self) -> str:
@@ -45,14 +47,24 @@ class Job(NamedTuple):
 
 def run_flags(plan: Plan, job: Job) -> list[str]:
     """Returns the flags of a job's run, in addition to those of its arm."""
-    experiment = configured(plan.arm(job.arm))
-    flags = length_flags(experiment, plan.lengths[job.arm].steps)
+    arm = plan.arm(job.arm)
+    experiment = configured(arm)
+    flags = untrained_flags() if arm.untrained else length_flags(experiment, plan.lengths[job.arm].steps)
     return [*flags, *value_flags(job.values), *seed_flags(experiment, plan.study.final, job.seed)]
 
 
 def experiment_of(plan: Plan, job: Job) -> Experiment:
     """Returns the config of a job's run."""
     return configured(plan.arm(job.arm), run_flags(plan, job))
+
+
+class Finished(NamedTuple):
+    """The time of a finished job."""
+
+    arm: str
+    step: Step
+    is_tuning: bool
+    seconds: float
 
 
 class Results:
@@ -72,23 +84,23 @@ class Results:
         return self._read[job.result]
 
     def search(self) -> Search:
-        """Returns the state of the tuning; without tuning, each arm keeps its own values."""
-        tuning = self.plan.study.tuning
+        """Returns the state of the tuning; without tuning or training, an arm keeps its own values."""
+        tuning, own = self.plan.study.tuning, {arm.name: {} for arm in self.plan.study.arms}
         if tuning is None:
-            return Search([], {}, {arm.name: {} for arm in self.plan.study.arms}, {})
+            return Search([], {}, own, {})
         costs: dict[Request, Optional[float]] = {}
         while True:  # each pass finds the costs of the trials that the previous pass requested
             state = search(tuning, self._defaults, costs)
             found = {r: result["cost"] for r in state.pending if (result := self.of(self.trial(r))) is not None}
             if not found:
-                return state
+                return state._replace(chosen=own | state.chosen)
             costs |= found
 
     def trial(self, request: Request) -> Job:
         """Returns the job of a trial."""
         values = dict(request.setting)
         name = ",".join(f"{field}={value!r}" for field, value in values.items()) or "default"
-        folder = os.path.join("trials", request.arm, name, f"seed-{request.seed}")
+        folder = os.path.join(TRIALS, request.arm, name, f"seed-{request.seed}")
         stop = None
         if request.is_part:
             assert self.plan.study.tuning is not None
@@ -97,7 +109,8 @@ class Results:
 
     def final(self, arm: str, seed: int, step: Step, chosen: Mapping[str, Mapping[str, float]]) -> Job:
         """Returns a job of a final run; `chosen` has the values of each arm, as `Search.chosen`."""
-        return Job(os.path.join("final", arm, f"seed-{seed}"), step, arm, seed, dict(chosen[arm]), False)
+        stop = 0 if self.plan.arm(arm).untrained else None
+        return Job(os.path.join("final", arm, f"seed-{seed}"), step, arm, seed, dict(chosen[arm]), False, stop)
 
     def next_jobs(self, seeds: range) -> list[Job]:
         """Returns the jobs that can run now, seed by seed with arms interleaved; []: the runs are finished.
@@ -131,4 +144,11 @@ class Results:
 
     def seconds(self) -> float:
         """Returns the seconds of all jobs whose results were read."""
-        return sum(result.get("seconds", 0.0) for result in self._read.values())
+        return sum(job.seconds for job in self.finished())
+
+    def finished(self) -> Iterator[Finished]:
+        """Yields the jobs whose results were read."""
+        steps: dict[str, Step] = {name: step for step, name in RESULTS.items()}
+        for path, result in self._read.items():
+            kind, arm, *_, name = path.split(os.sep)
+            yield Finished(arm, steps[name], kind == TRIALS, result.get("seconds", 0.0))

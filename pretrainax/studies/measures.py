@@ -20,7 +20,7 @@ from pretrainax.data.sources import Source
 from pretrainax.files.json_files import JsonObject
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.studies.outcomes import MeasureContext, Outcome
-from pretrainax.studies.study import Measure
+from pretrainax.studies.study import Measure, Timed
 
 
 @dataclasses.dataclass
@@ -90,6 +90,9 @@ class TaskScore(Measure):
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from _module("task_measure").problems(self, experiment)
+
+    def timed(self, folder: str, experiment: Experiment, context: MeasureContext) -> Timed:
+        return _module("task_measure").timed(self, folder, context)
 
     def choose(self, folder: str, experiment: Experiment, context: MeasureContext) -> JsonObject:
         return _module("task_measure").choose(self, folder, context) if self.rate_of == "arm" else {}

@@ -16,7 +16,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
 from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.studies import measures  # noqa: F401  registers the classes that a study file names
-from pretrainax.studies.arms import VALIDATIONS, configured, fingerprint, length_flags
+from pretrainax.studies.arms import VALIDATIONS, configured, fingerprint, length_flags, untrained_flags
 from pretrainax.studies.jobs import RUN, Job, Results, experiment_of, run_flags
 from pretrainax.studies.outcomes import MeasureContext
 from pretrainax.studies.plan import Plan
@@ -40,7 +40,7 @@ def perform(plan: Plan, workdir: str, job: Job, train_run: Train) -> int:
     else:
         result = _measure(plan, workdir, job, experiment, train_run)
     if code == 0:
-        result["seconds"] = time.perf_counter() - started
+        result |= {"seconds": time.perf_counter() - started, "machine": _machine()}
         write_atomically(os.path.join(workdir, job.result), json.dumps(result, indent=1) + "\n")
     return code
 
@@ -50,22 +50,26 @@ def _measure(plan: Plan, workdir: str, job: Job, experiment: Experiment, train_r
     run, choices = os.path.join(workdir, job.folder, RUN), Results(plan, workdir).choices(job)
     chosen, is_first = {}, (job.arm, job.seed) == (plan.study.arms[0].name, plan.study.final.seed)
     for measure in plan.study.measures:
-        context = context_of(plan.study, choices.get(measure.name, {}), train_run=train_run)
+        context = context_of(plan.study, choices.get(measure.name, {}), job.seed, train_run=train_run)
         if job.step == "measure":
+            if is_first:  # before the outcomes: `ValidationLoss` then opens the run once
+                measure.baselines(run, experiment, context)
             measure.outcomes(run, experiment, context)
         elif measure.chooses:
             chosen[measure.name] = measure.choose(run, experiment, context)
-        if job.step == "measure" and is_first:
-            measure.baselines(run, experiment, context)
     return {"failed": "", "choices": chosen}
 
 
 def context_of(
-    study: Study, choice: JsonObject, is_tuning: bool = False, train_run: Optional[Train] = None
+    study: Study, choice: JsonObject, seed: int, is_tuning: bool = False, train_run: Optional[Train] = None
 ) -> MeasureContext:
-    """Returns the context of a measure in a study; a trial has one downstream seed, which no final run has."""
+    """Returns the context of a measure of a run with a pretraining seed.
+
+    Each pretraining seed has downstream seeds of its own, which all arms share. A trial has one downstream seed.
+    """
     final, tuning = study.final, study.tuning
-    seeds = tuple(range(final.downstream_seeds))
+    first = (seed - final.seed) * final.downstream_seeds
+    seeds = tuple(range(first, first + final.downstream_seeds))
     if is_tuning and tuning is not None:
         seeds = (tuning.seed,)
     return MeasureContext(seeds, is_tuning, choice, train_run)
@@ -81,7 +85,7 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     if code == UserError.exit_code:
         raise UserError(f"{job.folder} has an invalid config or input: its log.txt has the reason")
     reason = f"exit code {code}; its log.txt has the reason" if code else ""
-    lines = read_metrics(path) if os.path.exists(path := os.path.join(run, "metrics.jsonl")) else []
+    lines = _lines(run)
     trained = [line for line in lines if line["split"] == "train"]
     arm, flags = plan.arm(job.arm), run_flags(plan, job)
     result = {
@@ -96,6 +100,11 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     return 0, result
 
 
+def _lines(run: str) -> list[JsonObject]:
+    """Returns the lines of metrics.jsonl; an untrained run may have none."""
+    return read_metrics(path) if os.path.exists(path := os.path.join(run, "metrics.jsonl")) else []
+
+
 def _cost(plan: Plan, job: Job, experiment: Experiment, run: str, lines: list[dict], train_run: Train) -> float | None:
     """Returns the value of the tuning measure of a trial, negated if larger values are better.
 
@@ -105,7 +114,7 @@ def _cost(plan: Plan, job: Job, experiment: Experiment, run: str, lines: list[di
     assert plan.study.tuning is not None
     for measure in plan.study.measures:
         if measure.name == plan.study.tuning.measure and job.step == "train":
-            found = measure.outcomes(run, experiment, context_of(plan.study, {}, True, train_run))
+            found = measure.outcomes(run, experiment, context_of(plan.study, {}, job.seed, True, train_run))
             return signed(measure.larger_is_better, sum(outcome.value for outcome in found) / len(found))
     value = next((line[experiment.select_by] for line in reversed(lines) if line["split"] == "valid"), None)
     return None if value is None else signed(larger_is_better(experiment.select_by), value)
@@ -119,34 +128,48 @@ def signed(larger_is_better: bool, value: float) -> float:
 def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
     """Times the second of two short runs of an arm, and its measures, in a temporary folder.
 
-    The first run compiles the programs, which later runs share or read from the compilation cache.
+    The first run compiles the programs, which later runs share or read from the compilation cache. The runs of an
+    untrained arm end before their first update.
 
     Returns:
-      "step_seconds": seconds of an update, without validations and checkpoints.
+      "step_seconds": seconds of an update, without validations and checkpoints; 0 for an untrained arm.
       "fixed_seconds": seconds of a run apart from its updates.
+      "choose_seconds": seconds of choosing the settings of the measures, once for an arm.
       "measure_seconds": seconds of the measures of a run.
       "devices": number and kind of the devices.
 
     Raises:
       RunFailed: a run failed, for example because its loss is not finite.
     """
-    flags = [*length_flags(configured(arm), _SPEED_STEPS), f"--config.train.log_every={_SPEED_LOGS}"]
-    context, run_seconds, measure_seconds, lines = context_of(study, {}, train_run=train_run), 0.0, 0.0, []
+    steps, callbacks = _SPEED_STEPS, ()
+    flags = [*length_flags(configured(arm), steps), f"--config.train.log_every={_SPEED_LOGS}"]
+    if arm.untrained:
+        steps, flags, callbacks = 0, untrained_flags(), (StopAt(0),)
+    run_seconds, choose_seconds, measure_seconds, lines = 0.0, 0.0, 0.0, []
     with tempfile.TemporaryDirectory(prefix="study-speed-") as parent:
         for name in ("first", "second"):
             experiment, folder, started = configured(arm, flags), os.path.join(parent, name), time.perf_counter()
+            experiment.callbacks = (*experiment.callbacks, *callbacks)
             if code := train_run(experiment, folder):
                 raise RunFailed(f"the timed run of the arm {arm.name} ended with exit code {code}")
-            trained = time.perf_counter()
+            run_seconds, choose_seconds, measure_seconds = time.perf_counter() - started, 0.0, 0.0
             for measure in study.measures:
-                measure.outcomes(folder, experiment, context)
-            run_seconds, measure_seconds = trained - started, time.perf_counter() - trained
-            lines = read_metrics(os.path.join(folder, "metrics.jsonl"))
-    timed = sorted(line["step_seconds"] for line in lines if line.get("step_seconds") is not None)
-    step_seconds = timed[len(timed) // 2]
+                context = context_of(study, {}, study.final.seed, train_run=train_run)
+                timed = measure.timed(folder, experiment, context)
+                choose_seconds += timed.choose
+                measure_seconds += timed.outcomes
+            lines = _lines(folder)
+    step_times = sorted(line["step_seconds"] for line in lines if line.get("step_seconds") is not None)
+    step_seconds = step_times[len(step_times) // 2] if steps else 0.0
     return {
         "step_seconds": step_seconds,
-        "fixed_seconds": max(run_seconds - _SPEED_STEPS * step_seconds, 0.0),
+        "fixed_seconds": max(run_seconds - steps * step_seconds, 0.0),
+        "choose_seconds": choose_seconds,
         "measure_seconds": measure_seconds,
-        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "devices": _machine(),
     }
+
+
+def _machine() -> str:
+    """Returns the number and kind of the devices."""
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"

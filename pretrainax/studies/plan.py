@@ -34,9 +34,9 @@ class Plan(NamedTuple):
         return next(arm for arm in self.study.arms if arm.name == name)
 
     def defaults(self) -> dict[str, dict[str, float]]:
-        """Returns {arm: {tuned field: the arm's own value}}; a field that is 0 has no multiples."""
+        """Returns {trained arm: {tuned field: the arm's own value}}; a field that is 0 has no multiples."""
         grid = self.study.tuning.grid if self.study.tuning else {}
-        values = {arm.name: tunable(configured(arm)) for arm in self.study.arms}
+        values = {arm.name: tunable(configured(arm)) for arm in self.study.trained}
         return {name: {field: own[field] for field in grid if own.get(field)} for name, own in values.items()}
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Optional
 
@@ -18,7 +19,7 @@ from pretrainax.config import RunFailed, UserError, to_json
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.reporting.streams import print_progress
-from pretrainax.reporting.units import elapsed
+from pretrainax.reporting.units import clock, elapsed
 from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.studies.jobs import Job, Results
@@ -129,8 +130,11 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
     return speeds
 
 
-def run_jobs(results: Results, worker: Worker, seeds: range) -> int:
+def run_jobs(results: Results, worker: Worker, seeds: range, remaining: Callable[[], float] = lambda: 0.0) -> int:
     """Runs all jobs of the trials and of the final runs with the given seeds; returns 0, or 75 after a signal.
+
+    Args:
+      remaining: estimates the seconds of the unfinished jobs, which are printed after each job; 0: unknown.
 
     Raises:
       UserError: a run has an invalid config or input.
@@ -145,27 +149,28 @@ def run_jobs(results: Results, worker: Worker, seeds: range) -> int:
                     stack.enter_context(WorkdirLock(os.path.join(workdir, job.folder)))
                 except RunFailed:  # another process performs this job
                     continue
-                if results.of(job) is None and (code := _run(job, workdir, worker, len(jobs))):
-                    return code
+                if results.of(job) is None:
+                    started = time.perf_counter()
+                    if code := _run(job, workdir, worker):
+                        return code
+                    if results.of(job) is not None:
+                        left = f" (about {clock(seconds)} of jobs left)" if (seconds := remaining()) else ""
+                        print_progress(f"{job.folder} {job.step}: {elapsed(time.perf_counter() - started)}{left}")
             break
         else:
             time.sleep(_POLL_SECONDS)
     return 0
 
 
-def _run(job: Job, workdir: str, worker: Worker, remaining: int) -> int:
+def _run(job: Job, workdir: str, worker: Worker) -> int:
     """Performs a job in the worker; returns 0, also after a crash, or 75 after a signal."""
-    folder, started = os.path.join(workdir, job.folder), time.perf_counter()
     try:
-        code = worker.ask({"job": job._asdict(), "log": os.path.join(folder, _LOG)})["code"]
+        return worker.ask({"job": job._asdict(), "log": os.path.join(workdir, job.folder, _LOG)})["code"]
     except WorkerEnded as e:
         if worker.num_signals:
             return PREEMPTED
         _note_crash(job, workdir, str(e))
         return 0
-    if code == 0:
-        print_progress(f"{job.folder} {job.step}: {elapsed(time.perf_counter() - started)} ({remaining - 1} to do now)")
-    return code
 
 
 def _note_crash(job: Job, workdir: str, reason: str) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -19,13 +19,14 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.reporting.units import large_number, scientific
 from pretrainax.studies import report_plots
-from pretrainax.studies.outcomes import Findings
+from pretrainax.studies.outcomes import FinalRun, Findings
 from pretrainax.studies.report_tables import Table, arm_table, contrast_table, cost_table, measure_table, run_table
 from pretrainax.studies.study import Study
 from pretrainax.studies.verdicts import Verdict, judge
 
 _TEMPLATE = pathlib.Path(__file__).with_name("report_page.html")
 _CURVES = ("bits_per_byte", "loss")  # metrics to draw; the first that all runs have
+_AXES = ("tokens", "bytes", "flops")  # of the curves
 _LONG = 30  # characters of a cell that may have several lines
 _CURVE_NOTES = (
     "A line is the mean over seeds. A band reaches from the smallest to the largest value of a seed.",
@@ -76,37 +77,65 @@ def write_report(folder: str, study: Study, findings: Findings, plan: Sequence[s
       plan: lines that describe what the study was expected to cost and to find before its start.
     """
     report = build(study, findings, plan)
+    write_files(folder, "report", study, report)
+    return report.verdicts[0].text
+
+
+def write_files(folder: str, name: str, study: Study, report: Report) -> None:
+    """Writes a report as HTML, Markdown and JSON to files with a name in a local folder."""
     os.makedirs(folder, exist_ok=True)
     contents = {"html": render_html(report), "md": render_markdown(report), "json": render_json(study, report)}
     for ending, content in contents.items():
-        write_atomically(os.path.join(folder, f"report.{ending}"), content)
-    return report.verdicts[0].text
+        write_atomically(os.path.join(folder, f"{name}.{ending}"), content)
 
 
 def build(study: Study, findings: Findings, plan: Sequence[str] = ()) -> Report:
     """Builds the contents of a report; arguments as in `write_report`."""
-    verdicts = judge(study, findings)
+    verdicts = [verdict for verdict in judge(study, findings) if verdict.contrast.measure not in study.untested_times]
+    names = {measure.name for measure in study.measures} - study.untested_times
+    contrasts, measures = contrast_sections(study, findings, verdicts, names)
     sections = [
-        Section("Contrasts", table=contrast_table(verdicts), plots=list(_forests(study, verdicts))),
-        Section("Arms", [_budget(study)], arm_table(study, findings)),
-        Section("Measures", table=measure_table(study, findings)),
-        Section("Curves", _CURVE_NOTES if findings.runs else (), plots=list(_curves(findings))),
+        contrasts,
+        Section("Arms", list(_budget(study)), arm_table(study, findings)),
+        measures,
+        Section("Curves", _CURVE_NOTES if findings.runs else (), plots=list(curves_of(findings.runs, _AXES))),
         Section("Tuning", list(_tuning_notes(study, findings)), plots=list(_surfaces(study, findings))),
-        Section("Costs", table=cost_table(study, findings)),
+        Section("Costs", ["The files times.* have the times of the runs."], cost_table(study, findings)),
         Section("Plan before the start", plan),
         Section("Changes after the start", findings.changes),
         Section("Method", _METHOD),
         Section("Runs", table=run_table(findings), is_folded=True),
     ]
-    return Report(study.question, verdicts, [s for s in sections if s.plots or s.notes or (s.table and s.table.rows)])
+    return Report(study.question, verdicts, filled(sections))
 
 
-def _budget(study: Study) -> str:
+def filled(sections: Sequence[Section]) -> list[Section]:
+    """Returns the sections that have contents."""
+    return [s for s in sections if s.plots or s.notes or (s.table and s.table.rows)]
+
+
+def contrast_sections(
+    study: Study, findings: Findings, verdicts: Sequence[Verdict], names: Collection[str]
+) -> tuple[Section, Section]:
+    """Builds the sections with the contrasts and with the values of some measures.
+
+    Args:
+      verdicts: those of the measures.
+      names: names of the measures.
+    """
+    contrasts = Section("Contrasts", table=contrast_table(verdicts), plots=list(_forests(study, verdicts)))
+    return contrasts, Section("Measures", table=measure_table(study, findings, names))
+
+
+def _budget(study: Study) -> Iterator[str]:
+    """Yields what the runs of an arm have in common."""
     names = ("tokens", "bytes", "seconds", "dollars")
     budgets = [f"{large_number(value)} {name}" for name in names if (value := getattr(study.budget, name)) is not None]
     budget = ", ".join(budgets) or f"{scientific(study.budget.flops or 0.0)} FLOPs"
     tokenizer = {"shared": "The arms share a tokenizer.", "own": "Each arm has its own tokenizer."}
-    return f"Each run has a budget of {budget}. {tokenizer[study.budget.tokenizer]}"
+    yield f"Each run has a budget of {budget}. {tokenizer[study.budget.tokenizer]}"
+    if untrained := [arm.name for arm in study.arms if arm.untrained]:
+        yield f"Without training, budget and trials: {', '.join(untrained)}."
 
 
 def _forests(study: Study, verdicts: Sequence[Verdict]) -> Iterator[Plot]:
@@ -117,12 +146,14 @@ def _forests(study: Study, verdicts: Sequence[Verdict]) -> Iterator[Plot]:
             yield Plot(measure.name, report_plots.forest(of_measure, measure.unit, margin))
 
 
-def _curves(findings: Findings) -> Iterator[Plot]:
-    for metric in _CURVES if findings.runs else ():
-        if axes := report_plots.axes_of(findings.runs, metric):
-            for axis in axes:
+def curves_of(runs: Sequence[FinalRun], axes: Sequence[str]) -> Iterator[Plot]:
+    """Yields the curves of the first metric that all trained runs have, on some of the axes in `run_lines.AXES`."""
+    runs = [run for run in runs if run.steps]
+    for metric in _CURVES if runs else ():
+        if found := report_plots.axes_of(runs, metric, axes):
+            for axis in found:
                 caption = f"validation {metric.replace('_', ' ')} by {report_plots.AXES[axis].title}"
-                yield Plot(caption, report_plots.curves(findings.runs, metric, axis))
+                yield Plot(caption, report_plots.curves(runs, metric, axis))
             return
 
 

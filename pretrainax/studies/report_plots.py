@@ -126,10 +126,9 @@ def _few(values: Sequence[float]) -> Sequence[float]:
     return values[:: -(-len(values) // 5) or 1]
 
 
-def axes_of(runs: Iterable[FinalRun], metric: str) -> list[str]:
-    """Returns the x-axes, besides the steps, on which all runs have the metric."""
+def axes_of(runs: Iterable[FinalRun], metric: str, names: Sequence[str]) -> list[str]:
+    """Returns those of some x-axes on which all runs have the metric."""
     lines = [[line for line in run.lines if line["split"] == "valid" and metric in line] for run in runs]
-    names = [name for name in AXES if name != "step"]
     return [n for n in names if all(x and all(line.get(AXES[n].field) is not None for line in x) for x in lines)]
 
 

@@ -1,6 +1,6 @@
 """Builds the tables of a study's report: contrasts, arms, measures with baselines, costs and runs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,13 +50,13 @@ def arm_table(study: Study, findings: Findings) -> Table:
     return Table(["arm", "config", "tuned values", "steps", "seeds", study.primary.measure], rows)
 
 
-def measure_table(study: Study, findings: Findings) -> Table:
-    """Lists the value of each measure for each arm, its baselines, and its signal-to-noise ratio.
+def measure_table(study: Study, findings: Findings, names: Collection[str]) -> Table:
+    """Lists the value of some measures for each arm, their baselines, and their signal-to-noise ratios.
 
     A row is grey if the noise over seeds can explain the differences between the arms.
     """
     arms, rows, grey = [arm.name for arm in study.arms], [], set()
-    for measure in study.measures:
+    for measure in (measure for measure in study.measures if measure.name in names):
         of_arms = findings.outcomes.get(measure.name, {})
         baselines = findings.baselines.get(measure.name, {})
         text = "; ".join(f"{name}: {outcome.value:,.4g}" for name, outcome in baselines.items())
@@ -81,8 +81,8 @@ def cost_table(study: Study, findings: Findings) -> Table:
         totals.append(tuning + final)
         counts = [str(len(trials)), str(stopped), str(failed), scientific(tuning), str(len(runs))]
         rows.append([arm.name, *counts, scientific(final), scientific(tuning + final)])
-    least = min(totals, default=0.0)
-    rows = [[*row, f"{total / least - 1:+.2%}" if least else ""] for row, total in zip(rows, totals, strict=True)]
+    least = min(filter(None, totals), default=0.0)  # an untrained arm has no FLOPs
+    rows = [[*row, f"{total / least - 1:+.2%}" if total else ""] for row, total in zip(rows, totals, strict=True)]
     tuned = ["trials", "stopped early", "failed", "FLOPs of tuning"]
     return Table(["arm", *tuned, "final runs", "FLOPs of final runs", "all FLOPs", "more than the least"], rows)
 

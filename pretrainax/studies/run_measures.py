@@ -17,7 +17,7 @@ from pretrainax.runs.train import open_run
 from pretrainax.scoring.results import leave_one_out
 from pretrainax.studies.measures import ValidationLoss
 from pretrainax.studies.outcomes import MeasureContext, Outcome
-from pretrainax.studies.saved_outcomes import is_chosen, saved_outcomes
+from pretrainax.studies.saved_outcomes import is_chosen, is_saved, saved_outcomes
 from pretrainax.training.metrics import read_metrics
 
 # fields that determine the loss and its records
@@ -48,18 +48,22 @@ def differences(measure: ValidationLoss, experiments: Mapping[str, Experiment]) 
 
 def outcomes(measure: ValidationLoss, folder: str, experiment: Experiment, context: MeasureContext) -> list[Outcome]:
     """Computes the metric of a run; all downstream seeds have the same outcome, because nothing is random."""
-    settings = {"is_tuning": context.is_tuning}
-    found = saved_outcomes(folder, measure, "outcomes", settings, lambda _: _compute(measure, folder, context, False))
-    return [found["model"]] * len(context.downstream_seeds)
+    has_baseline = is_saved(folder, measure, "baselines", {"is_tuning": context.is_tuning})
+    return [_found(measure, folder, context, has_baseline)["model"]] * len(context.downstream_seeds)
 
 
 def baselines(
     measure: ValidationLoss, folder: str, experiment: Experiment, context: MeasureContext
 ) -> dict[str, Outcome]:
     """Computes the metric of a model that knows the frequencies of the training tokens and the form of targets."""
-    settings = {"is_tuning": context.is_tuning}
-    found = saved_outcomes(folder, measure, "baselines", settings, lambda _: _compute(measure, folder, context, True))
+    found = _found(measure, folder, context, True)
     return {name: outcome for name, outcome in found.items() if name != "model"}
+
+
+def _found(measure: ValidationLoss, folder: str, context: MeasureContext, has_baseline: bool) -> dict[str, Outcome]:
+    """Computes the metric of the model and, if `has_baseline`, of the baseline, and opens the run once."""
+    settings, what = {"is_tuning": context.is_tuning}, "baselines" if has_baseline else "outcomes"
+    return saved_outcomes(folder, measure, what, settings, lambda _: _compute(measure, folder, context, has_baseline))
 
 
 def _compute(measure: ValidationLoss, folder: str, context: MeasureContext, has_baseline: bool) -> dict[str, Outcome]:

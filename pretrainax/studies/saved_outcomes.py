@@ -28,15 +28,23 @@ def saved(
       settings: values that determine the result, in addition to the fields of the measure.
       compute: computes the result; receives the path of a folder that it may create for its own files.
     """
-    key = hashlib.blake2b(repr((str(measure), sorted(settings.items()))).encode(), digest_size=6).hexdigest()
-    measures = os.path.join(folder, "measures", re.sub(r"[^\w.-]+", "_", measure.name))
-    scratch = os.path.join(measures, f"{what}-{key}")
+    scratch = _scratch(folder, measure, what, settings)
     path = f"{scratch}.json"
     if not os.path.exists(path):
-        os.makedirs(measures, exist_ok=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         write_atomically(path, json.dumps(compute(scratch)) + "\n")
     with open(path) as file:  # also after `compute`, so that the first call returns what the others do
         return json.load(file)
+
+
+def is_saved(folder: str, measure: Measure, what: str, settings: Settings) -> bool:
+    """Returns True if `saved` would read the result; arguments as in `saved`."""
+    return os.path.exists(f"{_scratch(folder, measure, what, settings)}.json")
+
+
+def _scratch(folder: str, measure: Measure, what: str, settings: Settings) -> str:
+    key = hashlib.blake2b(repr((str(measure), sorted(settings.items()))).encode(), digest_size=6).hexdigest()
+    return os.path.join(folder, "measures", re.sub(r"[^\w.-]+", "_", measure.name), f"{what}-{key}")
 
 
 def saved_outcomes(

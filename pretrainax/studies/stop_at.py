@@ -1,4 +1,4 @@
-"""Pauses a trial after its first part."""
+"""Stops a run before its last update: a trial after its first part, and the run of an untrained arm at step 0."""
 
 import dataclasses
 
@@ -7,13 +7,23 @@ from pretrainax.training.callbacks import Callback
 
 @dataclasses.dataclass
 class StopAt(Callback):
-    """Ends a run after `step` updates, with a validation; a run without this callback continues from there."""
+    """Ends a run after `step` updates, with a validation; a run without this callback continues from there.
+
+    At step 0, config.checkpoint.keep_at must have 0, so that there is a checkpoint.
+    """
 
     step: int
 
     part = ""
 
+    def on_start(self, loop, state, metrics):
+        if loop.step >= self.step:  # also if a killed run had saved its last checkpoint
+            self._stop(loop)
+
     def on_step(self, loop, state, metrics):
         if loop.step == self.step:
             loop.request("evaluation")
-            loop.stop("the tuning compares the trials of this round")
+            self._stop(loop)
+
+    def _stop(self, loop) -> None:
+        loop.stop("the study needs no further updates of this run now")

@@ -2,8 +2,9 @@
 
 import abc
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal, Optional
+from typing import ClassVar, Literal, NamedTuple, Optional
 
 from pretrainax.config import Experiment
 from pretrainax.config.choice import Choice
@@ -16,8 +17,12 @@ class Arm:
     """One of the alternatives that a study compares."""
 
     name: str
-    config: str  # value of --config
+    # value of --config; a study file may give the arms a config and flags at its top level (`studies/study_file.py`)
+    config: str = ""
     flags: tuple[str, ...] = ()  # further flags, such as "--config.train.global_batch_size=16"
+    # True: the runs keep their initial parameters, those of `checkpoint.init_from` if it is set. Such an arm has no
+    # budget and no trials; fine-tuning measures compare it with the pretrained arms
+    untrained: bool = False
 
 
 AMOUNTS = ("flops", "tokens", "bytes", "seconds", "dollars")  # fields of `Budget`, of which exactly one is set
@@ -62,6 +67,13 @@ class Final:
     downstream_seeds: int = 1  # fine-tuning runs of each pretraining run
 
 
+class Timed(NamedTuple):
+    """The estimated seconds of a measure after all programs are compiled."""
+
+    choose: float  # of `Measure.choose`, once for an arm
+    outcomes: float  # of `Measure.outcomes`, for each run
+
+
 @dataclasses.dataclass
 class Measure(Choice):
     """Base class of measures of a pretrained run; subclasses are in `studies/measures.py`.
@@ -83,6 +95,12 @@ class Measure(Choice):
     def unit(self) -> str:
         """Returns the unit of the values, such as "bits per byte"."""
         raise NotImplementedError
+
+    def timed(self, folder: str, experiment: Experiment, context: MeasureContext) -> Timed:
+        """Times the measure; the first call also compiles its programs. Arguments as in `outcomes`."""
+        started = time.perf_counter()
+        self.outcomes(folder, experiment, context)
+        return Timed(0.0, time.perf_counter() - started)
 
     def differences(self, experiments: Mapping[str, Experiment]) -> Iterator[str]:
         """Yields one line for each reason why the values of the arms {name: config} are not comparable."""
@@ -144,3 +162,14 @@ class Study:
     spread: Optional[float] = None  # assumed standard deviation over seeds of a paired difference; None: from a pilot
     declared: tuple[Contrast, ...] = ()  # further contrasts that Holm's method corrects together with the primary one
     stop: Stop = dataclasses.field(default_factory=Stop)
+
+    @property
+    def trained(self) -> tuple[Arm, ...]:
+        """Returns the arms that have a budget and trials."""
+        return tuple(arm for arm in self.arms if not arm.untrained)
+
+    @property
+    def untested_times(self) -> frozenset[str]:
+        """Returns the names of the measures of time that the verdicts do not use; `studies/times.py` reports them."""
+        tested = {contrast.measure for contrast in (self.primary, *self.declared)}
+        return frozenset(measure.name for measure in self.measures if measure.is_time and measure.name not in tested)

@@ -4,13 +4,21 @@ import dataclasses
 import tomllib
 import types
 import typing
-from typing import NoReturn, Union
+from typing import NoReturn, Optional, Union
 
 from pretrainax.config import from_json
 from pretrainax.config.choice import Choice, default_of, fits, type_error_line
 from pretrainax.files.errors import UserError, nearest
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.studies.study import Study
+
+
+@dataclasses.dataclass
+class _File(Study):
+    """A study file; its arms share the config and the flags at the top level."""
+
+    config: Optional[str] = None
+    flags: tuple[str, ...] = ()  # before the flags of each arm
 
 
 def read_study(path: str) -> Study:
@@ -34,10 +42,18 @@ def study_from(table: dict[str, object], path: str) -> Study:
       UserError: as in `read_study`; `path` is the name of the file in the message.
     """
     problems: list[str] = []
-    study = _read(Study, table, "", problems)
+    file = typing.cast(_File, _read(_File, table, "", problems))
     if problems:
         raise_problems(path, problems)
-    return typing.cast(Study, study)
+    arms = [
+        dataclasses.replace(arm, config=arm.config or file.config or "", flags=(*file.flags, *arm.flags))
+        for arm in file.arms
+    ]
+    if problems := [f"arms[{i}].config is missing" for i, arm in enumerate(arms) if not arm.config]:
+        raise_problems(path, problems)
+    fields = {field.name: getattr(file, field.name) for field in dataclasses.fields(Study)}
+    fields["arms"] = tuple(arms)
+    return Study(**fields)
 
 
 def raise_problems(path: str, problems: list[str]) -> NoReturn:

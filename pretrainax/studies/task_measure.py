@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import Optional
 
@@ -24,18 +26,22 @@ from pretrainax.data.sources.base import Record
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.load import load
 from pretrainax.inference.predictions import task_of, task_outputs
+from pretrainax.reporting.run_lines import with_seconds
 from pretrainax.runs.task_baselines import MAX_RECORDS, Answers, Validated
 from pretrainax.runs.train import train
 from pretrainax.scoring.corpus_scores import documents_of
+from pretrainax.studies.arms import length_flags
 from pretrainax.studies.measures import TaskScore
 from pretrainax.studies.outcomes import MeasureContext, Outcome
 from pretrainax.studies.saved_outcomes import saved, saved_outcomes
+from pretrainax.studies.study import Timed
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.tasks.baselines import Baseline
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import read_metrics
 
 _TUNING_SEED = 1_000_000  # of the fine-tuning runs that choose the rate; final seeds are smaller
+_TIMED_STEPS = 30  # updates of a timed fine-tuning run
 _NEVER = 10**9  # steps between validations and between checkpoints: both happen only at the end
 _FLAG = re.compile(r"--(config\.[^=]+)=(.*)", re.DOTALL)
 
@@ -120,6 +126,26 @@ def outcomes(measure: TaskScore, folder: str, context: MeasureContext) -> list[O
         return saved_outcomes(folder, measure, f"seed-{seed}", {"rate": rate, "seed": seed}, compute)["model"]
 
     return [of_seed(seed) for seed in context.downstream_seeds]
+
+
+def timed(measure: TaskScore, folder: str, context: MeasureContext) -> Timed:
+    """Times a fine-tuning run of `_TIMED_STEPS` updates with its test, and adds the time of the other updates.
+
+    A run whose length the data determines is not shortened.
+    """
+    started, rate, full = time.perf_counter(), min(measure.rates), _config(measure, folder)
+    others = max(full.train.steps - _TIMED_STEPS, 0)
+    flags = length_flags(full, _TIMED_STEPS) if others else ()
+    short = dataclasses.replace(measure, flags=(*measure.flags, *flags))
+    with tempfile.TemporaryDirectory(prefix="study-task-") as scratch:
+        _fine_tune(short, folder, scratch, rate, _TUNING_SEED, context)
+        _test_outcome(short, scratch)
+        lines = with_seconds(read_metrics(os.path.join(scratch, "metrics.jsonl")))
+    step_seconds = (lines[-1]["seconds"] or 0.0) / lines[-1]["step"]
+    seconds = time.perf_counter() - started + others * step_seconds
+    rates, seeds = len(measure.rates) + 1, len(context.downstream_seeds)  # the best rate is often at an edge
+    is_shared = measure.rate_of == "arm"
+    return Timed(rates * seconds * is_shared, (seeds + rates * (not is_shared)) * seconds)
 
 
 def baselines(measure: TaskScore, folder: str, context: MeasureContext) -> dict[str, Outcome]:

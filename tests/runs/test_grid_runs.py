@@ -14,14 +14,14 @@ from pretrainax.config.grid import grid_of
 from pretrainax.runs import grid_runs
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from tests.support import tiny
-from tests.support.runs import ENV, ROOT, command, last_line, lines, run, start
+from tests.support.runs import ENV, ROOT, assert_same_run, command, last_line, lines, run, start
 
 # Stands in for pretrainax.main: writes down its words, and ends as the file `codes` beside its workdir says.
 PROGRAM = """
 import json, os, signal, sys, time
 from pretrainax.runtime.signals import end_with_parent
 end_with_parent()
-words = sys.argv[1:]
+words = ARGUMENTS
 folder, name = os.path.split(words[-1].removeprefix("--workdir="))
 os.makedirs(os.path.join(folder, name), exist_ok=True)
 open(os.path.join(folder, name, "config.json"), "w").close()
@@ -39,12 +39,24 @@ if code == "wait":
     while time.monotonic() < until and len(asked) < 2:
         time.sleep(0.01)
     os._exit(75 if len(asked) == 1 else 128 + asked[0])
+with open(os.path.join(folder, "processes"), "a") as f:
+    print(os.getpid(), file=f)
 print("a header", "step 4/8 · loss 2.0", "step 8/8 · validation loss 1.5", "WARNING: text", sep="\\n", flush=True)
 with open(os.path.join(folder, "made"), "a") as f:
     print(json.dumps([name, *words]), file=f)
 if code < 0:
     os.kill(os.getpid(), -code)
-sys.exit(code)
+if code:
+    sys.exit(code)
+"""
+ONE = PROGRAM.replace("ARGUMENTS", "sys.argv[1:]")  # ends after a run
+SEVERAL = f"""
+import sys
+from pretrainax.runs.grid_runs import next_arguments
+arguments = sys.argv[1:]
+while arguments is not None:
+    exec({PROGRAM!r}, {{"ARGUMENTS": arguments}})
+    arguments = next_arguments()
 """
 
 
@@ -54,14 +66,14 @@ class Grid:
     def __init__(self, folder, text):
         self.folder, self.experiment = folder, tiny.get_config("bert")
         self.experiment.data.source.path = str(text)
-        (folder / "program.py").write_text(PROGRAM)
+        (folder / "program.py").write_text(ONE)
 
-    def train(self, seeds, codes=None, words=(), extend=False, verbose=True):
+    def train(self, seeds, codes=None, words=(), **options):
         """Returns the exit code, and the words of each run that was made."""
         (self.folder / "codes").write_text(json.dumps(codes or {}))
         (self.folder / "made").write_text("")
         runs = grid_of(self.experiment, seeds, [])
-        code = grid_runs.train_grid(runs, str(self.folder), list(words), extend, verbose=verbose)
+        code = grid_runs.train_grid(runs, str(self.folder), list(words), **({"extend": False} | options))
         return code, [json.loads(line) for line in (self.folder / "made").read_text().splitlines()]
 
     def names(self, *args, **kwargs):
@@ -119,6 +131,20 @@ def test_a_grid_prints_the_news_of_its_runs_and_writes_the_rest_to_a_file(grid, 
     assert error.count("a header") == 1  # the last lines of the run that failed
 
 
+def test_runs_share_a_process_until_one_fails(grid, capfd):
+    (grid.folder / "program.py").write_text(SEVERAL)
+    assert grid.names(4, {"seed-1": 1}, verbose=False) == (1, [f"seed-{i}" for i in range(4)])
+    first, second, third, fourth = (grid.folder / "processes").read_text().split()
+    assert first == second != third == fourth
+    assert (grid.folder / "seed-3.log").read_text() == (grid.folder / "seed-0.log").read_text()
+    assert "\x1e" not in capfd.readouterr().err
+    (grid.folder / "processes").unlink()
+    grid.experiment.train.steps = 50
+    assert grid.names(2, share_process=False) == (0, ["seed-0", "seed-1"])
+    first, second = (grid.folder / "processes").read_text().split()
+    assert first != second
+
+
 def test_a_run_that_fails_is_tried_again_and_the_others_are_made(grid, capfd):
     assert grid.names(3, {"seed-0": 1, "seed-1": -signal.SIGKILL}) == (1, ["seed-0", "seed-1", "seed-2"])
     told = capfd.readouterr().err
@@ -142,7 +168,7 @@ def test_each_run_is_given_the_flags_of_the_command_and_its_own(grid):
     ]
     grid.experiment.train.steps = 80
     _, made = grid.train(3, extend=True)
-    assert ["--extend" in words for words in made] == [True, True, False]  # the last has nothing to extend
+    assert [words[-2] for words in made] == ["--extend", "--extend", "--noextend"]  # the last has nothing to extend
 
 
 def test_a_folder_that_is_a_run_or_is_in_use_is_refused(grid):
@@ -241,3 +267,24 @@ def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cach
     assert seeds == [0, 1] and content["runs"][0]["value"] != content["runs"][1]["value"]
     assert "2 runs by validation loss, lower is better" in done.stderr
     assert last_line(done) == f"written to {tmp_path}/runs.json"
+
+
+@pytest.mark.slow
+def test_runs_that_share_a_process_equal_runs_with_processes_of_their_own(tmp_path, text, cache):
+    sweep = ["--seeds=2", "--sweep=optimizer.learning_rate=1e-3,3e-3", "--config.train.steps=8", "--config.trackers=()"]
+    for name, flags in (("shared", ()), ("own", ("--noshare_process",))):
+        done = run(command("tests/support/tiny.py:gpt", tmp_path / name, text, cache, *sweep, *flags))
+        assert done.returncode == 0, done.stderr
+    logs = sorted((tmp_path / "shared").glob("*.log"))
+    starting = [
+        [
+            json.loads((tmp_path / name / log.stem / "goodput.json").read_text())[0]["seconds"]["starting"]
+            for log in logs
+        ]
+        for name in ("shared", "own")
+    ]
+    assert len(logs) == 4 and max(starting[0][1:]) < min(starting[1])  # the imports
+    for log in logs:
+        assert_same_run(tmp_path / "shared" / log.stem, tmp_path / "own" / log.stem)
+        other = (tmp_path / "own" / log.name).read_text()
+        assert "health: " in log.read_text() and "health: " in other

@@ -3,10 +3,17 @@
 import pytest
 
 from pretrainax.studies import estimate
+from pretrainax.studies.jobs import Results
 from pretrainax.studies.tuning import search
 from tests.studies.fake_study import plan
 
-SPEED = {"step_seconds": 0.5, "fixed_seconds": 4.0, "measure_seconds": 1.0, "devices": "1 x cpu"}
+SPEED = {
+    "step_seconds": 0.5,
+    "fixed_seconds": 4.0,
+    "choose_seconds": 10.0,
+    "measure_seconds": 1.0,
+    "devices": "1 x cpu",
+}
 SPEEDS = {"adamw": SPEED, "muon": SPEED}
 
 
@@ -16,7 +23,7 @@ def test_the_runs_are_those_of_the_search():
     assert started.study.tuning is not None
     while (state := search(started.study.tuning, defaults, costs)).pending:  # the own values of an arm are the best
         costs |= {r: sum(abs(value - defaults[r.arm][field]) for field, value in r.setting) for r in state.pending}
-    runs = estimate.runs_of(started.study)
+    runs = estimate.runs_of(started.study, started.study.arms[0])
     assert 2 * runs.trials == len(state.requested) and runs.finals == 3
     stopped = sum(state.requested.values())  # after a quarter of the budget
     assert 2 * runs.trial_runs == len(state.requested) - 0.75 * stopped
@@ -24,9 +31,22 @@ def test_the_runs_are_those_of_the_search():
 
 def test_the_time_is_that_of_updates_and_of_what_each_run_adds():
     found = estimate.estimates(plan(), SPEEDS)["adamw"]
-    # 3 final runs, 3 whole trials and 2 quarters of 40 steps; 8 starts; 3 measures
-    assert found.seconds == pytest.approx(6.5 * 40 * 0.5 + 8 * 4.0 + 3 * 1.0)
+    # 3 final runs, 3 whole trials and 2 quarters of 40 steps; 8 starts; the choice of the measures; 3 measures
+    assert found.seconds == pytest.approx(6.5 * 40 * 0.5 + 8 * 4.0 + 10.0 + 3 * 1.0)
     assert found.flops == pytest.approx(6.5 * 80)
+
+
+def test_the_remaining_time_follows_the_measured_times_of_finished_jobs(tmp_path):
+    started, seconds = plan(), estimate.estimates(plan(), SPEEDS)["adamw"].seconds
+    results = Results(started, str(tmp_path))
+    assert estimate.remaining_seconds(started, SPEEDS, results) == pytest.approx(2 * seconds)
+    values = {"adamw": {"optimizer.learning_rate": 3e-3}, "muon": {}}
+    job = results.final("adamw", 0, "train", values)
+    (tmp_path / job.folder).mkdir(parents=True)
+    (tmp_path / job.result).write_text('{"seconds": 48.0}')  # twice the estimate: 40 steps of 0.5 s and 4 s
+    assert results.of(job)
+    # the other arm has no finished job, and has the ratio of all arms
+    assert estimate.remaining_seconds(started, SPEEDS, results) == pytest.approx(2 * (seconds - 24.0) + 2 * seconds)
 
 
 def test_the_report_names_the_smallest_effect_and_the_price_of_a_machine():

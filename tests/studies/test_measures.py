@@ -11,7 +11,7 @@ import pytest
 from pretrainax.config import Experiment
 from pretrainax.data.sources import JsonLines
 from pretrainax.runs.train import train
-from pretrainax.studies import task_measure
+from pretrainax.studies import run_measures, task_measure
 from pretrainax.studies.measures import BitsPerByte, TaskScore, Throughput, ValidationLoss
 from pretrainax.studies.outcomes import MeasureContext
 from pretrainax.studies.study import Measure
@@ -45,7 +45,7 @@ class Pretrained:
         """A measure whose test records are in `folder`."""
         source = JsonLines(path=self.texts.path, valid_path=str(folder / "test.jsonl"))
         cache = f"--config.data.cache_dir={pathlib.Path(self.folder).parent / 'cache'}"
-        return TaskScore("words", source=source, flags=(*FLAGS, cache), **({"rates": (1e-4, 1e-3)} | fields))
+        return TaskScore("words", source=source, **({"flags": (*FLAGS, cache), "rates": (1e-4, 1e-3)} | fields))
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +103,42 @@ def test_the_validation_loss_is_that_of_the_final_documents(pretrained):
     assert baseline.value < final.value and len(baseline.changes) == len(final.changes)
 
 
+def test_the_run_is_opened_once_for_the_baseline_and_the_model(pretrained, monkeypatch):
+    measure, opened, context = ValidationLoss("once"), [], MeasureContext()
+    open_run = run_measures.open_run
+    monkeypatch.setattr(run_measures, "open_run", lambda experiment: opened.append(experiment) or open_run(experiment))
+    measure.baselines(pretrained.folder, pretrained.experiment, context)
+    (outcome,) = measure.outcomes(pretrained.folder, pretrained.experiment, context)
+    assert len(opened) == 1
+    (alone,) = ValidationLoss("alone").outcomes(pretrained.folder, pretrained.experiment, context)
+    assert outcome.value == alone.value and outcome.changes.tobytes() == alone.changes.tobytes()
+
+
 def test_throughput_is_a_time_without_records(pretrained):
     measure = Throughput("speed")
     (outcome,) = measure.outcomes(pretrained.folder, pretrained.experiment, MeasureContext())
     assert outcome.value > 0 and outcome.changes is None and measure.is_time
+
+
+def test_a_timed_fine_tuning_has_30_updates_and_counts_the_others(pretrained, tmp_path, monkeypatch):
+    lengths, lines = [], [{"split": "train", "step": 30, "step_seconds": 0.5}]
+
+    def fine_tune(measure, *_):
+        lengths.append(task_measure._config(measure, pretrained.folder).train.steps)
+
+    for name, value in (
+        ("_fine_tune", fine_tune),
+        ("_test_outcome", lambda *_: None),
+        ("read_metrics", lambda _: lines),
+    ):
+        monkeypatch.setattr(task_measure, name, value)
+    monkeypatch.setattr(task_measure.time, "perf_counter", lambda: 0.0)
+    context = MeasureContext(downstream_seeds=(0, 1))
+    for rate_of, choose, outcomes in (("arm", 3, 2), ("run", 0, 5)):  # fine-tuning runs; a third rate at an edge
+        measure = pretrained.task(tmp_path, flags=(*FLAGS, "--config.train.steps=300"), rate_of=rate_of)
+        timed = measure.timed(pretrained.folder, pretrained.experiment, context)
+        assert timed == (choose * 270 * 0.5, outcomes * 270 * 0.5)
+    assert lengths == [30, 30]
 
 
 @pytest.mark.slow

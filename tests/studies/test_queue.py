@@ -17,6 +17,7 @@ from pretrainax.files.json_files import read_object
 from pretrainax.storage import places
 from pretrainax.studies.command import local_workdir
 from pretrainax.studies.jobs import Results
+from pretrainax.studies.perform import context_of
 from pretrainax.studies.plan import extended, read_plan, write_plan
 from pretrainax.studies.study import Final
 from tests.studies.fake_study import ADAM, CRASHING, RATE, REVERSED, LastLoss, plan
@@ -66,6 +67,10 @@ def test_all_arms_have_equal_trials_and_the_runs_interleave(whole):
     assert [len(found["outcomes"]["loss"]["muon"][str(seed)]) for seed in range(3)] == [2] * 3
     times = {run: (whole / "final" / run / "result.json").stat().st_mtime_ns for run in ("adamw/seed-1", "muon/seed-0")}
     assert times["muon/seed-0"] < times["adamw/seed-1"]
+
+
+def test_downstream_seeds_are_nested_in_pretraining_seeds():
+    assert [context_of(plan().study, {}, seed).downstream_seeds for seed in (0, 2)] == [(0, 1), (4, 5)]
 
 
 def test_findings_have_no_times(whole):

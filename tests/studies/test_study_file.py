@@ -59,9 +59,21 @@ def test_a_file_becomes_a_study_and_json_becomes_the_same(tmp_path):
     assert study_from(json.loads(json.dumps(to_json(study))), "plan.json") == study
 
 
+def test_arms_share_the_config_and_flags_at_the_top_level(tmp_path):
+    """A file in short form and the same file in long form give equal configs, so equal fingerprints of all runs."""
+    flag, batch = "--config.train.steps=50", "--config.train.global_batch_size=4"
+    short = FILE.replace('config = "tests/support/tiny.py:gpt"\n', "")
+    short = short.replace("[[arms]]", f'config = "{TINY}:gpt"\nflags = ["{flag}"]\n[[arms]]', 1)
+    (tmp_path / "study.toml").write_text(short)
+    arms = read_study(str(tmp_path / "study.toml")).arms
+    assert arms == (Arm("gpt", f"{TINY}:gpt", (flag, batch)), Arm("t5", "tests/support/tiny.py:t5", (flag,)))
+
+
 @pytest.mark.parametrize(
     "old, new, message",
     [
+        ("margin = 0.01", "flags = [1]", "flags[0] is 1, it must be of type str"),
+        ('config = "tests/support/tiny.py:t5"\n', "", "arms[1].config is missing"),
         ("seeds = 4", "seed_s = 4", "final.seed_s is no field, did you mean 'seeds' or 'seed'?"),
         ('name = "t5"\n', "", "arms[1].name is missing"),
         ("flops = 1e9", 'flops = "1e9"', "budget.flops is '1e9', it must be of type float"),
@@ -157,9 +169,11 @@ def test_the_studies_of_the_docs_can_start(path, tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
             file.write('{"text": "some words"}\n')
-    for name in ("train", "test"):
-        (tmp_path / "tasks" / "sst2").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tasks" / "sst2" / f"{name}.jsonl").write_text('{"text": "good", "label": 1}\n')
+    for name in ("sst2", "cola", "conll2000"):
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            record = '{"text": "good", "label": 1, "tokens": ["good"], "tags": ["O"]}\n'
+            (tmp_path / "tasks" / name / f"{split}.jsonl").write_text(record)
     monkeypatch.chdir(tmp_path)
     study = read_study(str(path))
     assert [*check_study(study, str(path))] == [arm.name for arm in study.arms]
