@@ -2,11 +2,11 @@
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
-    --law=besiroglu|hoffmann|FILE.json     the loss law; --fit=runs/* fits a law to your own runs and writes FILE.json
+    --law=besiroglu|hoffmann|FILE.json|DIR     the loss law; --fit=runs/* and `pretrainax ladder` write laws
 
 The published laws were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
-so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, run `--fit` on a
-grid of small runs, and set --law to the law that it writes.
+so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, run a ladder
+(docs/how-to/ladder.md) or `--fit` on a grid of small runs, and set --law to the law that it writes.
 
 `--config=FILE --law=…` predicts the loss of a config's run, with its interval if `--fit` wrote the law.
 """
@@ -134,6 +134,7 @@ def _solve(budget: Budget) -> _Solution:
     from pretrainax.planning.topologies import Topology
     from pretrainax.scaling.compute_optimal import RECIPES, make_plan, space_for
     from pretrainax.scaling.power_laws import law_of
+    from pretrainax.scaling.prediction import check_identified
 
     budget.check_range()
     if budget.family not in RECIPES:
@@ -144,8 +145,7 @@ def _solve(budget: Budget) -> _Solution:
             f"--law={budget.law} was measured on runs of the family {law.family}, and --family is {budget.family}: fit "
             "a law to your own runs of this family (--fit=runs/*), and set --law to its law.json"
         )
-    if law.unidentified:
-        raise UserError(f"--law={budget.law} is not identified by its runs: {'; '.join(law.unidentified)}")
+    check_identified(budget.law, law)
     topology = Topology.parse(budget.topology) if budget.topology else None
     flops = budget.flops
     if budget.hours is not None:
@@ -167,7 +167,9 @@ def define_flags() -> dict[str, flags.FlagHolder]:
         "to": define_path("to", Budget.to, "Output folder of --fit"),
         "family": flags.DEFINE_string("family", Budget.family, "Model family: decoder, encoder or encoder_decoder"),
         "law": define_path(
-            "law", Budget.law, "Constants of the loss: besiroglu, hoffmann, or a file that --fit writes"
+            "law",
+            Budget.law,
+            "Constants of the loss: besiroglu, hoffmann, a file that --fit writes, or the folder of a ladder",
         ),
         "mfu": flags.DEFINE_float("mfu", Budget.mfu, "Assumed MFU: share of the peak FLOP/s that the run reaches"),
         "vocab_size": flags.DEFINE_integer(

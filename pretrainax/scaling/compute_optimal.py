@@ -7,6 +7,7 @@ objective adds masks and sentinels.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from typing import NamedTuple, Optional
@@ -92,8 +93,7 @@ class Shape(NamedTuple):
 class Space:
     """The possible models of one family, from thousands of parameters to trillions.
 
-    The number of layers is a function of the width: 12 layers at width 768, 44 at 4,096. This function is a straight
-    line in log-log space, fitted to the zoo's models of all families. Heads have width 64, or 128 in models of width
+    The number of layers is a function of the width, `depth_of`. Heads have width 64, or 128 in models of width
     2,048 and above. The class builds models of increasing width (`ladder`) and interpolates parameters and FLOPs
     between them.
     """
@@ -119,15 +119,9 @@ class Space:
                 f"{self.recipe.objective.shortest}"
             )
         self.lengths: Lengths = self.recipe.objective.lengths(self.sequence_length)
-        pairs = {(c.d_model, c.num_layers) for name in RECIPES for _, c in _zoo_models(name)}
-        self._depth = np.polyfit(*np.log(sorted(pairs)).T, 1)
         narrowest = 8 if self.vocab_size <= _SMALLER[0][0] else 12  # width 16, or 64
         widths = sorted({_round_width(2 ** (i / 2)) for i in range(narrowest, 31)})  # to 32,768
-        self.ladder = [self.build(width, self.depth(width)) for width in widths]
-
-    def depth(self, width: int) -> int:
-        """Returns the number of layers for a model width, at least 2."""
-        return max(2, round(math.exp(np.polyval(self._depth, math.log(width)))))
+        self.ladder = [self.build(width, depth_of(width)) for width in widths]
 
     def build(self, width: int, layers: int) -> Shape:
         """Builds the model with a given width and number of layers, and counts its parameters and FLOPs."""
@@ -137,7 +131,7 @@ class Space:
             vocab_size=self.vocab_size,
             num_layers=layers,
             d_model=width,
-            d_ff=_round_to(width * self.base.d_ff / self.base.d_model, 128 if width >= 64 else 16),
+            d_ff=round_to(width * self.base.d_ff / self.base.d_model, 128 if width >= 64 else 16),
             num_heads=width // head,
             num_kv_heads=self.base.num_kv_heads and width // head,
             head_dim=self.base.head_dim and head,
@@ -198,6 +192,20 @@ class Space:
         return np.log([shape.config.d_model for shape in self.ladder])
 
 
+def depth_of(width: int) -> int:
+    """Returns the number of layers for a model width, at least 2: 12 layers at width 768, 44 at 4,096.
+
+    This function is a straight line in log-log space, fitted to the zoo's models of all families.
+    """
+    return max(2, round(math.exp(np.polyval(_depth_line(), math.log(width)))))
+
+
+@functools.cache
+def _depth_line() -> np.ndarray:
+    pairs = {(c.d_model, c.num_layers) for name in RECIPES for _, c in _zoo_models(name)}
+    return np.polyfit(*np.log(sorted(pairs)).T, 1)
+
+
 def space_for(
     family: str, vocab_size: Optional[int], sequence_length: Optional[int], law: LossLaw, flops: Optional[float], tokens
 ) -> tuple[Space, float]:
@@ -230,13 +238,14 @@ def _head_width(width: float) -> int:
     return min(int(width), 64) if width < 2048 else 128
 
 
-def _round_to(number: float, multiple: int) -> int:
+def round_to(number: float, multiple: int) -> int:
+    """Rounds a number to the nearest positive multiple."""
     return multiple * max(1, round(number / multiple))
 
 
 def _round_width(width: float) -> int:
     """Rounds a width to a multiple of 16 below 64, of 64 below 1,024, and then to one of eight widths per octave."""
-    return _round_to(width, 16 if width < 56 else max(64, 2 ** math.floor(math.log2(width)) // 8))
+    return round_to(width, 16 if width < 56 else max(64, 2 ** math.floor(math.log2(width)) // 8))
 
 
 def published(shape: Shape) -> str:

@@ -4,36 +4,46 @@ L is the last validation loss of a finished run. Losses from the middle of a run
 still high there, so the loss is higher than at the end of a run with a shorter schedule (Hoffmann et al. 2022, section
 3.1). The loss is the metric `config.evaluate.select_by`, for example the discriminator's loss for ELECTRA. N is the
 number of parameters without embeddings. D is the number of text tokens that all steps train on: repeated text counts
-each time, and padding counts as text.
+each time, and padding counts as text. The law has a term for repeated text if the epochs of the runs are known, as in a
+ladder (`pretrainax.ladder`), and the runs determine this term.
 """
 
+import dataclasses
 import glob
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
 
 from pretrainax import config as config_lib
 from pretrainax.config import Experiment, UserError
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
-from pretrainax.scaling.law_fit import COVERAGE, Fit, Run, fit, interval, unidentified
-from pretrainax.scaling.power_laws import CONSTANTS
+from pretrainax.scaling.law_fit import fit, measures_repetition
+from pretrainax.scaling.law_intervals import COVERAGE, Intervals, intervals
+from pretrainax.scaling.power_laws import CONSTANTS, LAW_JSON, REPETITION, LossLaw, Run
+from pretrainax.scaling.prediction import Prediction
 from pretrainax.training.metrics import read_metrics
 
 MIN_RUNS = 6  # minimum number of runs for a fit: the number of constants + 1
 # Fields of the config that must be equal in all runs, so that the losses are comparable.
 _SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
+LAW_PNG = "law.png"
 _LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the metrics that a fit supports
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
+def read_runs(pattern: str, epochs: Mapping[str, float] = {}) -> tuple[list[Run], Experiment, list[str]]:
     """Reads the runs whose workdirs match a glob; returns (finished runs, config of the first run, excluded runs).
 
     Excluded runs are those without a final validation loss. The third item describes each of them in one line.
+
+    Args:
+      epochs: {workdir: passes over the text}; unknown numbers count as 1.
 
     Raises:
       UserError: no workdir matches, the losses of the runs are not comparable, or the selected metric is not a loss.
@@ -55,7 +65,8 @@ def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
                 f"{workdir}: no validation {experiment.select_by} at its last step, {experiment.train.steps:,}"
             )
             continue
-        runs.append(Run(workdir, count_parameters(experiment.model)[1], text_tokens(experiment), loss))
+        sizes = count_parameters(experiment.model)[1], text_tokens(experiment)
+        runs.append(Run(workdir, *sizes, loss, epochs.get(workdir, 1.0)))
     if first is None:
         raise UserError(f"--fit={pattern}: no matching folder has a config.json and a metrics.jsonl")
     if not (metric := first[1].select_by).partition("/")[0].endswith(_LOSSES):
@@ -104,6 +115,45 @@ def check_enough(pattern: str, runs: Sequence[Run]) -> None:
 # --- the report ----------------------------------------------------------------------------------------------------
 
 
+class Fit(NamedTuple):
+    """A law fitted to runs, and the intervals of its constants."""
+
+    law: LossLaw
+    intervals: Intervals
+    left_out: Sequence[str] = ()  # one line per excluded run, with the reason
+    repetition: str = ""  # why the law has no term for repeated text; "": it has one
+
+
+def fit_runs(pattern: str, epochs: Mapping[str, float] = {}) -> Fit:
+    """Fits the law to the runs whose workdirs match a glob; arguments as in `read_runs`.
+
+    Raises:
+      UserError: there are too few runs, or the runs are not comparable.
+    """
+    runs, experiment, left_out = read_runs(pattern, epochs)
+    check_enough(pattern, runs)
+    parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
+    source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {pattern}"
+    return fit_law(runs, experiment.model.family, source, experiment.select_by, left_out)
+
+
+def fit_law(
+    runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric, left_out: Sequence[str] = ()
+) -> Fit:
+    """Fits the law to runs, with a term for repeated text if the runs determine it; arguments as in `law_fit.fit`."""
+    reason = "the runs do not repeat their text, or their epochs are unknown"
+    if measures_repetition(runs):
+        law = fit(runs, family, source, metric, repeats=True)
+        found = intervals(law)
+        if found.of[REPETITION].is_bounded:
+            return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, left_out)
+        most = max(run.epochs for run in runs)
+        reason = f"up to {most:.1f} epochs do not determine R*, whose interval is {found.of[REPETITION]}"
+    law = fit(runs, family, source, metric)
+    found = intervals(law)
+    return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, left_out, reason)
+
+
 def fit_report(pattern: str, directory: str) -> str:
     """Fits the law to runs, writes law.json and law.png to `directory`, and returns tables that describe the fit.
 
@@ -113,64 +163,68 @@ def fit_report(pattern: str, directory: str) -> str:
     Raises:
       UserError: there are too few runs, the runs are not comparable, or `directory` cannot be written.
     """
-    runs, experiment, left_out = read_runs(pattern)
-    check_enough(pattern, runs)
-    parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
-    largest = f"{parameters} parameters and {tokens} tokens"
-    source = f"fit of {len(runs)} runs of up to {largest}, {pattern}"
-    law, resampled = fit(runs, experiment.model.family, source)
-    law_fit = Fit(law, resampled, runs, left_out, experiment.select_by, unidentified(resampled, runs))
+    law_fit = fit_runs(pattern)
     try:
-        os.makedirs(directory, exist_ok=True)
-        path = os.path.join(directory, "law.json")
-        write_atomically(path, json.dumps(_law_json(law_fit), indent=1) + "\n")
-        from pretrainax.scaling.picture import draw_law  # a late import, because matplotlib imports slowly
-
-        draw_law(os.path.join(directory, "law.png"), law, resampled, runs)
+        write_law(law_fit, directory)
     except OSError as e:
         raise UserError(f"--to={directory} cannot be written: {e.strerror}") from e
+    path = os.path.join(directory, LAW_JSON)
     use = f"To use this law for a budget: --flops=… --law={path}"
-    if law_fit.unidentified:
+    if law_fit.law.unidentified:
         use = f"THE LAW IS NOT IDENTIFIED, so that --flops=… --law={path} does not use it:\n  "
-        use += "\n  ".join(law_fit.unidentified)
-    return f"{_tables(law_fit)}\n\nWrote {path} and law.png. {use}\n"
+        use += "\n  ".join(law_fit.law.unidentified)
+    return f"{tables(law_fit)}\n\nWrote {path} and {LAW_PNG}. {use}\n"
 
 
-def _law_json(law_fit: Fit) -> dict[str, object]:
+def write_law(
+    law_fit: Fit, directory: str, prediction: Optional[Prediction] = None, measured: Optional[float] = None
+) -> None:
+    """Writes law.json and law.png to a folder; `prediction` and `measured` as in `picture.draw_law`."""
+    os.makedirs(directory, exist_ok=True)
+    write_atomically(os.path.join(directory, LAW_JSON), json.dumps(law_json(law_fit), indent=1) + "\n")
+    from pretrainax.scaling.picture import draw_law  # a late import, because matplotlib imports slowly
+
+    draw_law(os.path.join(directory, LAW_PNG), law_fit.law, law_fit.intervals.extremes, prediction, measured)
+
+
+def law_json(law_fit: Fit) -> JsonObject:
     """Builds the contents of law.json (see `power_laws.law_of`): the law's constants and intervals, and the runs."""
-    law = law_fit.law
+    law, found = law_fit.law, law_fit.intervals
     return {
         "source": law.source,
         "family": law.family,
         "with_embeddings": law.with_embeddings,
-        "metric": law_fit.metric,
-        "constants": {name: getattr(law, name) for name in CONSTANTS},
-        "intervals": {
-            name: interval([getattr(x, name) for x in law_fit.resampled]) for name in (*CONSTANTS, "exponent")
-        },
+        "metric": law.metric,
+        "constants": {name: getattr(law, name) for name in found.of if name != "exponent"},
+        "repetition": law_fit.repetition or "a constant of the law",
+        "intervals": {name: interval._asdict() for name, interval in found.of.items()},
         "interval": COVERAGE,
-        "unidentified": law_fit.unidentified,
-        "runs": [run._asdict() for run in law_fit.runs],
+        "noise": found.noise,
+        "unidentified": law.unidentified,
+        "runs": [run._asdict() for run in law.runs],
         "left_out": law_fit.left_out,
-        "resamples": [[float(f"{getattr(x, name):.6g}") for name in CONSTANTS] for x in law_fit.resampled],
     }
 
 
-def _tables(law_fit: Fit) -> str:
+def tables(law_fit: Fit) -> str:
     """Formats one table of the runs with their predicted losses and one of the law's constants with their intervals."""
-    law, width = law_fit.law, max(len(run.workdir) for run in law_fit.runs)
-    loss_width = max(len(law_fit.metric), 8)
-    lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {law_fit.metric:>{loss_width}} {'law':>8}   error"]
-    for run in law_fit.runs:
-        predicted = law.loss(run.parameters, run.tokens)
+    law, width = law_fit.law, max(len(run.workdir) for run in law_fit.law.runs)
+    loss_width = max(len(law.metric), 8)
+    lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {'epochs':>6} {law.metric:>{loss_width}} {'law':>8}   error"]
+    for run in law.runs:
+        predicted = law.loss(run.parameters, run.tokens, run.epochs)
         lines.append(
             f"{run.workdir:<{width}}  {large_number(run.parameters):>8} {large_number(run.tokens):>8} "
-            f"{run.loss:{loss_width}.4f} {predicted:8.4f} {100 * (run.loss / predicted - 1):+5.2f} %"
+            f"{run.epochs:6.2f} {run.loss:{loss_width}.4f} {predicted:8.4f} {100 * (run.loss / predicted - 1):+5.2f} %"
         )
     lines += [f"left out: {line}" for line in law_fit.left_out]
     lines += ["", "L(N, D) = E + A / N^alpha + B / D^beta; N: parameters without embeddings, D: tokens of text"]
-    for name in (*CONSTANTS, "exponent"):
-        low, high = interval([getattr(x, name) for x in law_fit.resampled])
+    if law.repetition is not None:
+        lines[-1] += f"; epochs after the first count as in Muennighoff et al. 2023, R* = {REPETITION}"
+    else:
+        lines.append(f"no term for repeated text: {law_fit.repetition}")
+    for name, interval in law_fit.intervals.of.items():
         label = "N_opt ∝ C^a, a" if name == "exponent" else name
-        lines.append(f"  {label:<14} {getattr(law, name):10.4g}   {COVERAGE:.0%} of resamples: {low:.4g} to {high:.4g}")
+        lines.append(f"  {label:<14} {getattr(law, name):10.4g}   {COVERAGE:.0%} interval: {interval}")
+    lines.append(f"  standard deviation of a run: {100 * law_fit.intervals.noise:.2g} % of its loss")
     return "\n".join(lines)

@@ -1,101 +1,132 @@
 """Fits the constants of L(N, D) = E + A / N^alpha + B / D^beta to the final losses of runs.
 
-The method is approach 3 of Hoffmann et al. 2022 (appendix D.2): it minimizes the Huber loss of the errors in log L,
-with a delta of 1e-3, from a grid of initial points.
+The method is approach 3 of Hoffmann et al. 2022 (appendix D.2): it minimizes the Huber loss of the errors in log L from
+a grid of initial points. E is free. If runs repeat their text, D is the effective number of tokens, with a sixth
+constant (`power_laws.effective_tokens`).
 
-NOTE The paper uses L-BFGS. This module uses Levenberg-Marquardt with reweighted residuals, which minimizes the same
-cost, for all initial points and all resamples at once. L-BFGS may stop too early if the cost is not scaled, as happened
-in the paper's own fit (Besiroglu et al. 2024, section 4.1; recalled).
+NOTE The paper uses L-BFGS and a delta of 1e-3. This module uses Levenberg-Marquardt with reweighted residuals, which
+minimizes the same cost, for all initial points at once. L-BFGS may stop too early if the cost is not scaled, as
+happened in the paper's own fit (Besiroglu et al. 2024, section 4.1; recalled). A delta of 1e-3 is below the differences
+between seeds; the fit would then minimize absolute errors, and pass through as many runs as it has constants.
 """
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.reporting.units import large_number
-from pretrainax.scaling.power_laws import CONSTANTS, LossLaw
+from pretrainax.scaling.power_laws import CONSTANTS, REPETITION, LossLaw, Run, effective_tokens
 
-DELTA = 1e-3  # delta of the Huber loss, in log L
+DELTA = 1e-2  # delta of the Huber loss, in log L: three standard deviations if the losses of seeds differ by 0.3 %
 STARTS = 64  # number of initial points, the best of 225 in the grid; nearly all of them lead to the same minimum
-RESAMPLES = 400  # number of laws that the bootstrap fits
-COVERAGE = 0.95  # coverage of the intervals of the law's constants
 EXPONENTS = (0.01, 3.0)  # bounds of alpha and beta; a term with a smaller exponent is indistinguishable from E
-_MIN_SHARE = 1e-3  # a term below this fraction of the loss in every run is not measured
+REPETITIONS = (0.1, 1000.0)  # bounds of R*; Muennighoff et al. 2023 found 15.4
+MIN_EPOCHS = 2.0  # epochs of a run that measures the value of repeated text
+_PULL = 30.0  # weight of a constraint: its error is then below 1e-5 of an interval
 _MAX_STEPS = 400  # updates of a fit; half of the fits need fewer than 60
 
 
-class Run(NamedTuple):
-    """A finished run: its workdir, its numbers of parameters and tokens, and its last validation loss."""
+class Pull(NamedTuple):
+    """A constraint `direction` · t = `target` of each problem, with the cost (_PULL · error)² / 2."""
 
-    workdir: str
-    parameters: int  # number of parameters without embeddings
-    tokens: float  # number of tokens of text that all steps train on
-    loss: float  # value of the metric `Fit.metric` in the last validation
-
-
-class Fit(NamedTuple):
-    """A law fitted to runs, the laws fitted to bootstrap resamples, and the runs themselves."""
-
-    law: LossLaw
-    resampled: list[LossLaw]  # laws fitted to resampled residuals (bootstrap)
-    runs: list[Run]  # the runs to which the law was fitted
-    left_out: list[str]  # one line per excluded run, with the reason
-    metric: str = "loss"  # the fitted metric: `config.evaluate.select_by` of the runs
-    unidentified: tuple[str, ...] = ()  # one line per term of the law that the runs do not determine
+    direction: np.ndarray  # [problems, constants]
+    target: np.ndarray  # [problems]
 
 
 class Problem:
     """The minimization problem: min over t of sum Huber(log(exp(e) + exp(a - alpha n) + exp(b - beta d)) - log L).
 
-    The variables are t = (e, a, alpha, b, beta). The method `constants` converts them to the law's constants. n is
-    log N minus its mean over the runs, and d is log D minus its mean. If the means were not subtracted, a and alpha
-    would be nearly collinear. All methods work on many problems at once: arrays `t` are [..., 5].
+    The variables are t = (e, a, alpha, b, beta), and log R* if there is a repetition term. The method `constants`
+    converts them to the law's constants. n is log N minus its mean over the runs, and d is the log of the effective
+    tokens minus the mean of log D. If the means were not subtracted, a and alpha would be nearly collinear. All methods
+    work on many problems at once: arrays `t` are [..., constants].
     """
 
-    def __init__(self, parameters: np.ndarray, tokens: np.ndarray):
-        n, d = np.log(parameters), np.log(tokens)
-        self.n_mean, self.d_mean = n.mean(), d.mean()
+    def __init__(self, runs: Sequence[Run], repeats: bool):
+        """Prepares the runs.
+
+        Args:
+          repeats: whether the law has a repetition term.
+        """
+        n, d, self.log_loss = (np.log([getattr(r, k) for r in runs]) for k in ("parameters", "tokens", "loss"))
+        self.n_mean, self.d_mean, self.repeats = float(n.mean()), float(d.mean()), repeats
         self.n, self.d = n - self.n_mean, d - self.d_mean
+        self.epochs = np.maximum([r.epochs for r in runs], 1.0)
+        self.deltas = np.full(len(runs), DELTA)
+        self.size = len(CONSTANTS) + repeats  # number of constants
+
+    def with_run(self, parameters: float, tokens: float, epochs: float) -> "Problem":
+        """Returns the problem with one more run, whose error has a squared cost; callers append its log L."""
+        more = copy.copy(self)
+        more.n = np.append(self.n, np.log(parameters) - self.n_mean)
+        more.d = np.append(self.d, np.log(tokens) - self.d_mean)
+        more.epochs = np.append(self.epochs, max(epochs, 1.0))
+        more.deltas = np.append(self.deltas, 1e6)
+        return more
+
+    def _log_data(self, t: np.ndarray) -> np.ndarray:
+        """Computes log D, or the log of the effective tokens, minus the mean of log D; [..., runs]."""
+        if not self.repeats:
+            return self.d
+        return self.d + np.log(effective_tokens(1.0, self.epochs, np.exp(t[..., -1:])))
 
     def terms(self, t: np.ndarray) -> np.ndarray:
         """Computes the logs of the law's three terms for each run, [..., runs, 3]."""
-        e, a, alpha, b, beta = np.moveaxis(t[..., None], -2, 0)
-        return np.stack(np.broadcast_arrays(e, a - alpha * self.n, b - beta * self.d), axis=-1)
+        e, a, alpha, b, beta = np.moveaxis(t[..., : len(CONSTANTS), None], -2, 0)
+        return np.stack(np.broadcast_arrays(e, a - alpha * self.n, b - beta * self._log_data(t)), axis=-1)
 
     def predict(self, t: np.ndarray) -> np.ndarray:
         """Computes the log L that the variables `t` predict for each run, [..., runs]."""
         return np.logaddexp.reduce(self.terms(t), axis=-1)
 
     def slope(self, t: np.ndarray) -> np.ndarray:
-        """Computes the derivatives [..., runs, 5] of the predicted log L with respect to the variables `t`."""
+        """Computes the derivatives [..., runs, constants] of the predicted log L with respect to the variables `t`."""
         terms = self.terms(t)
         e, a, b = np.moveaxis(np.exp(terms - np.logaddexp.reduce(terms, axis=-1)[..., None]), -1, 0)
-        return np.stack([e, a, -a * self.n, b, -b * self.d], axis=-1)
+        columns = [e, a, -a * self.n, b, -b * self._log_data(t)]
+        if self.repeats:
+            limit, repetitions = np.exp(t[..., -1:]), self.epochs - 1
+            left = np.exp(-repetitions / limit)
+            change = (limit * (1 - left) - repetitions * left) / (1 + limit * (1 - left))  # d log D' / d log R*
+            columns.append(-b * t[..., 4:5] * change)
+        return np.stack(columns, axis=-1)
 
-    def cost(self, t: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
-        """Computes the sum of the Huber losses over the runs, [...]."""
+    def cost(self, t: np.ndarray, log_loss: np.ndarray, pull: Optional[Pull] = None) -> np.ndarray:
+        """Computes the sum of the Huber losses over the runs, and of the constraints' costs; [...]."""
         errors = np.abs(self.predict(t) - log_loss)
-        return np.where(errors < DELTA, errors**2 / 2, DELTA * (errors - DELTA / 2)).sum(axis=-1)
+        huber = np.where(errors < self.deltas, errors**2 / 2, self.deltas * (errors - self.deltas / 2)).sum(axis=-1)
+        return huber if pull is None else huber + (_PULL * _pull_errors(t, pull)) ** 2 / 2
 
-    def descend(self, starts: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
-        """Minimizes the costs of several problems, and returns the variables [problems, 5] of a local minimum of each.
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the lower and upper bounds of the variables, each [constants]."""
+        median = float(np.median(self.log_loss))
+        rows = [
+            (median - 30, median + 30),
+            (median - 30, median + 30),
+            EXPONENTS,
+            (median - 30, median + 30),
+            EXPONENTS,
+        ]
+        low, high = np.array([*rows, np.log(REPETITIONS)] if self.repeats else rows).T
+        return low, high
+
+    def descend(self, starts: np.ndarray, log_loss: np.ndarray, pull: Optional[Pull] = None) -> np.ndarray:
+        """Minimizes the costs of several problems; returns the variables [problems, constants] of their local minima.
 
         Args:
-          starts: initial values of the variables, [problems, 5].
+          starts: initial values of the variables, [problems, constants].
           log_loss: each run's log L, [problems, runs].
         """
-        median = float(np.median(log_loss))
-        low = np.array([median - 30, median - 30, EXPONENTS[0], median - 30, EXPONENTS[0]])
-        high = np.array([median + 30, median + 30, EXPONENTS[1], median + 30, EXPONENTS[1]])
+        low, high = self.bounds()
         t = np.clip(starts, low, high)
-        cost, damping, stalled = self.cost(t, log_loss), np.full(len(t), 1e-2), np.zeros(len(t), int)
+        cost, damping, stalled = self.cost(t, log_loss, pull), np.full(len(t), 1e-2), np.zeros(len(t), int)
         live = np.arange(len(t))  # problems that have not converged
         for _ in range(_MAX_STEPS):
-            step = self._step(t[live], log_loss[live], damping[live], low, high)
-            moved = np.clip(t[live] - step, low, high)
-            gain = cost[live] - (moved_cost := self.cost(moved, log_loss[live]))
+            pulled = pull and Pull(pull.direction[live], pull.target[live])
+            moved = np.clip(t[live] - self._step(t[live], log_loss[live], damping[live], pulled), low, high)
+            gain = cost[live] - (moved_cost := self.cost(moved, log_loss[live], pulled))
             better = gain >= 0
             t[live[better]], cost[live[better]] = moved[better], moved_cost[better]
             damping[live] = np.clip(damping[live] * np.where(better, 0.2, 5), 1e-9, 1e12)
@@ -106,36 +137,53 @@ class Problem:
                 break
         return t
 
-    def _step(self, t: np.ndarray, log_loss: np.ndarray, damping: np.ndarray, low, high) -> np.ndarray:
-        """Computes the damped Gauss-Newton steps [problems, 5] to subtract; variables at a bound that they push stay.
+    def _step(self, t: np.ndarray, log_loss: np.ndarray, damping: np.ndarray, pull: Optional[Pull]) -> np.ndarray:
+        """Computes damped Gauss-Newton steps [problems, constants] to subtract; variables that push a bound stay.
 
-        An error above DELTA has the weight DELTA / |error|, so that its gradient is the Huber loss's.
+        An error above delta has the weight delta / |error|, so that its gradient is the Huber loss's.
         """
-        errors, slope = self.predict(t) - log_loss, self.slope(t)
-        weighted = (DELTA / np.maximum(np.abs(errors), DELTA))[..., None] * slope
-        gradient = np.einsum("pri,pr->pi", weighted, errors)
+        errors, slope, (low, high) = self.predict(t) - log_loss, self.slope(t), self.bounds()
+        weighted = (self.deltas / np.maximum(np.abs(errors), self.deltas))[..., None] * slope
+        gradient, matrix = np.einsum("pri,pr->pi", weighted, errors), np.einsum("pri,prj->pij", weighted, slope)
+        if pull is not None:
+            gradient = gradient + _PULL**2 * _pull_errors(t, pull)[:, None] * pull.direction
+            matrix = matrix + _PULL**2 * np.einsum("pi,pj->pij", pull.direction, pull.direction)
         free = ~((t <= low) & (gradient > 0) | (t >= high) & (gradient < 0))
-        matrix = np.einsum("pri,prj->pij", weighted, slope) * free[:, :, None] * free[:, None, :]
+        matrix = matrix * free[:, :, None] * free[:, None, :]
         diagonal = np.einsum("pii->pi", matrix)
         added = np.where(free, damping[:, None] * np.maximum(diagonal, 1e-9), 1.0)
-        return np.linalg.solve(matrix + np.eye(5) * added[:, :, None], (gradient * free)[..., None])[..., 0]
+        return np.linalg.solve(matrix + np.eye(self.size) * added[:, :, None], (gradient * free)[..., None])[..., 0]
 
-    def solve(self, log_loss: np.ndarray) -> np.ndarray:
+    def solve(self) -> np.ndarray:
         """Finds the variables `t` with the lowest cost, by minimizing from each of the STARTS best initial points."""
-        points = np.array(list(_initial_points(float(np.median(log_loss)))))
-        points = points[np.argsort(np.abs(self.predict(points) - log_loss).sum(axis=-1), kind="stable")[:STARTS]]
-        t = self.descend(points, np.tile(log_loss, (len(points), 1)))
-        return t[np.argmin(self.cost(t, log_loss))]
+        points = np.array(list(_initial_points(float(np.median(self.log_loss)), self.repeats)))
+        points = points[np.argsort(np.abs(self.predict(points) - self.log_loss).sum(axis=-1), kind="stable")[:STARTS]]
+        t = self.descend(points, np.tile(self.log_loss, (len(points), 1)))
+        return t[np.argmin(self.cost(t, self.log_loss))]
 
     def constants(self, t: np.ndarray) -> dict[str, float]:
-        """Converts the variables `t`, [5], to the law's constants: a dict with the keys CONSTANTS."""
-        e, a, alpha, b, beta = t
+        """Converts the variables `t`, [constants], to the law's constants: a dict with the keys CONSTANTS, REPETITION.
+
+        REPETITION is missing if there is no repetition term.
+        """
+        e, a, alpha, b, beta = t[: len(CONSTANTS)]
         values = np.exp(e), np.exp(a + alpha * self.n_mean), alpha, np.exp(b + beta * self.d_mean), beta
-        return dict(zip(CONSTANTS, map(float, values), strict=True))
+        found = dict(zip(CONSTANTS, map(float, values), strict=True))
+        return found | ({REPETITION: float(np.exp(t[-1]))} if self.repeats else {})
+
+    def variables(self, law: LossLaw) -> np.ndarray:
+        """Converts a law's constants to the variables `t`, [constants]; the inverse of `constants`."""
+        logs = np.log([law.E, law.A, law.B])
+        t = [logs[0], logs[1] - law.alpha * self.n_mean, law.alpha, logs[2] - law.beta * self.d_mean, law.beta]
+        return np.array([*t, np.log(law.repetition)] if law.repetition is not None else t)
 
 
-def _initial_points(median: float) -> Iterator[list[float]]:
-    """Yields the initial points: a grid over four properties of the law.
+def _pull_errors(t: np.ndarray, pull: Pull) -> np.ndarray:
+    return np.einsum("...i,...i->...", t, pull.direction) - pull.target
+
+
+def _initial_points(median: float, repeats: bool) -> Iterator[list[float]]:
+    """Yields the initial points: a grid over four properties of the law; R* starts at the value of the paper.
 
     The properties are the fraction of the median loss that is due to E, the fraction of the rest that is due to N,
     alpha, and beta.
@@ -143,67 +191,23 @@ def _initial_points(median: float) -> Iterator[list[float]]:
     exponents = (0.1, 0.3, 0.5, 0.8, 1.2)
     for e_fraction, fraction, alpha, beta in itertools.product((0.2, 0.5, 0.8), (0.2, 0.5, 0.8), exponents, exponents):
         e, a, b = np.log([e_fraction, (1 - e_fraction) * fraction, (1 - e_fraction) * (1 - fraction)]) + median
-        yield [e, a, alpha, b, beta]
+        yield [e, a, alpha, b, beta, *([np.log(15.4)] if repeats else [])]
 
 
-def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[LossLaw, list[LossLaw]]:
-    """Fits the law to runs; returns (the law, RESAMPLES laws from a bootstrap of the residuals).
-
-    The bootstrap keeps each run's N and D, because the user chose these values, and adds normal noise to the
-    predicted log L. The noise variance of each resample is the sum of squared residuals divided by a draw from the
-    chi-squared distribution with n - 5 degrees of freedom, for n runs and five constants. For a linear model, the
-    intervals of such resamples are those of the t distribution. In simulations with known laws and 0.3 % noise, the
-    95 % intervals contained the true constants in 94 to 97 % of ladders of 8 to 20 runs, and in 92 to 94 % of ladders
-    of 6 or 7 runs.
+def fit(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric, repeats: bool = False) -> LossLaw:
+    """Fits the law to runs.
 
     Args:
       family: model family of the runs.
       source: description of the runs, stored in the law.
-      seed: random seed of the bootstrap.
+      metric: the validation metric that the losses are.
+      repeats: whether the law has a repetition term (`measures_repetition`).
     """
-    parameters, tokens, losses = (np.array([getattr(r, k) for r in runs], float) for k in Run._fields[1:])
-    problem, log_loss = Problem(parameters, tokens), np.log(losses)
-    best = problem.solve(log_loss)
-    predicted = problem.predict(best)
-    rng, spare = np.random.default_rng(seed), len(runs) - len(CONSTANTS)
-    deviations = np.sqrt(np.square(log_loss - predicted).sum() / rng.chisquare(spare, (RESAMPLES, 1)))
-    noise = deviations * rng.standard_normal((RESAMPLES, len(runs)))
-    resampled = problem.descend(np.tile(best, (RESAMPLES, 1)), predicted + noise)
-
-    def law(t: np.ndarray) -> LossLaw:
-        return LossLaw(**problem.constants(t), source=source, with_embeddings=False, family=family)
-
-    return law(best), [law(t) for t in resampled]
+    problem = Problem(runs, repeats)
+    constants = problem.constants(problem.solve())
+    return LossLaw(**constants, source=source, with_embeddings=False, family=family, metric=metric, runs=tuple(runs))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Computes the (lower, upper) bounds of the interval that contains the central 95 % of the values."""
-    low, high = np.quantile(values, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
-    return float(low), float(high)
-
-
-def unidentified(resampled: Sequence[LossLaw], runs: Sequence[Run]) -> tuple[str, ...]:
-    """Lists the terms of the law that the runs do not determine, one line each, with the runs that would.
-
-    A term is not determined if the interval of its exponent reaches a bound of the fit (EXPONENTS), or if it may be
-    less than _MIN_SHARE of the loss in every run.
-    """
-    lines = []
-    rows = (
-        ("A", "alpha", "N", "parameters", "sizes with equal tokens"),
-        ("B", "beta", "D", "tokens", "amounts of text with equal sizes"),
-    )
-    for constant, exponent, variable, name, wanted in rows:
-        values = [getattr(run, name) for run in runs]
-        low, high = interval([getattr(law, exponent) for law in resampled])
-        largest = min(values)  # the term is largest there
-        shares = [getattr(law, constant) / largest ** getattr(law, exponent) for law in resampled]
-        share, _ = interval(np.array(shares) / np.median([run.loss for run in runs]))
-        if low > 1.01 * EXPONENTS[0] and high < 0.99 * EXPONENTS[1] and share > _MIN_SHARE:
-            continue
-        extent = f"{large_number(min(values))} to {large_number(max(values))} {name}"
-        lines.append(
-            f"{constant} / {variable}^{exponent}: the interval of {exponent} is {low:.2g} to {high:.2g}; the runs have "
-            f"{extent}: add runs below and above, {wanted}, or more seeds"
-        )
-    return tuple(lines)
+def measures_repetition(runs: Sequence[Run]) -> bool:
+    """Returns True if the runs repeat their text so often that a repetition term can be fitted."""
+    return len(runs) > len(CONSTANTS) + 1 and sum(run.epochs >= MIN_EPOCHS for run in runs) >= 2

@@ -1,47 +1,62 @@
 """Draws law.png, which shows a fitted law and its runs, in the style of curves.png (the plot of a run's metrics)."""
 
 from collections.abc import Sequence
+from typing import Optional
 
 import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
 from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
-from pretrainax.scaling.law_fit import Run
 from pretrainax.scaling.power_laws import LossLaw
+from pretrainax.scaling.prediction import Prediction
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 
 
-def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Run]) -> None:
+def draw_law(
+    path: str,
+    law: LossLaw,
+    extremes: Sequence[LossLaw],
+    prediction: Optional[Prediction] = None,
+    measured: Optional[float] = None,
+) -> None:
     """Draws two panels in a PNG file: the loss over tokens, and contours of the loss over parameters and tokens.
 
     The first panel uses one color per model size. The second also shows the optimal N and D for each number of FLOPs.
 
     Args:
       path: the file to write.
-      resampled: the laws fitted to bootstrap resamples. The plot shades the central 95 % of their optima.
-      runs: the runs that the law was fitted to, drawn as points.
+      law: the law, whose runs are drawn as points.
+      extremes: the laws at the ends of the constants' intervals; the plot shades the range of their optima.
+      prediction: of a held-out run, drawn with its interval. measured: the loss of this run, if it is known.
     """
     sizes, tokens, losses = (
-        np.array([getattr(r, name) for r in runs], float) for name in ("parameters", "tokens", "loss")
+        np.array([getattr(r, name) for r in law.runs], float) for name in ("parameters", "tokens", "loss")
     )
-    token_grid = np.geomspace(tokens.min() / 2, tokens.max() * 4, 400)
+    token_grid = np.geomspace(tokens.min() / 2, max(tokens.max(), prediction.tokens if prediction else 0) * 4, 400)
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 5.6), dpi=150)
         grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
         loss_panel, plane_panel = (picture.add_subplot(grid[0, i]) for i in range(2))
         picture.text(
-            LEFT, 0.93, f"Loss by parameters and tokens, {len(runs)} runs", fontsize=16, fontweight="bold", va="center"
+            LEFT,
+            0.93,
+            f"Loss by parameters and tokens, {len(law.runs)} runs",
+            fontsize=16,
+            fontweight="bold",
+            va="center",
         )
         by_size, by_text = (
             rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
         )
         formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N: parameters without embeddings, D: tokens of text"
-        formula += "; shaded: 95 % of resamples"
+        formula += "; shaded: laws at the ends of the 95 % intervals"
         picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
         _draw_losses(loss_panel, law, sizes, tokens, losses, token_grid)
-        _draw_plane(plane_panel, law, resampled, sizes, tokens, token_grid)
+        if prediction is not None:
+            _draw_prediction(loss_panel, law, prediction, measured, token_grid)
+        _draw_plane(plane_panel, law, extremes, sizes, tokens, token_grid)
         for panel in (loss_panel, plane_panel):
             panel.set_xscale("log")
             panel.set_xlabel("tokens")
@@ -63,8 +78,20 @@ def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None
     panel.grid(axis="x", visible=False)
 
 
-def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> None:
-    """Draws contours of the loss over tokens and parameters, the optimal N and D with their interval, and the runs."""
+def _draw_prediction(panel, law: LossLaw, prediction: Prediction, measured: Optional[float], token_grid) -> None:
+    """Draws the law at the size of a held-out run, the predicted loss with its interval, and the measured loss."""
+    panel.plot(token_grid, law.loss(prediction.parameters, token_grid), color=FAINT, linewidth=1.2, linestyle="dotted")
+    if prediction.interval is not None:
+        panel.plot([prediction.tokens] * 2, prediction.interval, color=INK, linewidth=2.5, solid_capstyle="butt")
+    text = f"held out, {_count(prediction.parameters)}: {prediction.loss:.3f} predicted"
+    if measured is not None:
+        panel.plot([prediction.tokens], [measured], "D", color=VALIDATION, markersize=6, markeredgecolor="white")
+        text += f", {measured:.3f} measured"
+    panel.text(0.02, 0.04, text, color=INK, transform=panel.transAxes, fontsize=9)
+
+
+def _draw_plane(panel, law: LossLaw, extremes, sizes, tokens, token_grid) -> None:
+    """Draws contours of the loss over tokens and parameters, the optimal N and D with their range, and the runs."""
     panel.set_title("parameters; grey: equal loss, blue: lowest loss for 6 N D FLOPs")
     size_grid = np.geomspace(sizes.min() / 2, sizes.max() * 4, 400)
     panel.set_xscale("log")  # scales must be set before the contours, because the labels depend on them
@@ -75,9 +102,10 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, token_grid) -> No
     lines = panel.contour(token_grid, size_grid, loss, levels=10, colors="#9aa5b1", linewidths=0.9)
     panel.clabel(lines, fmt="%.2f", fontsize=8, inline_spacing=2)
     flops = np.geomspace(6 * size_grid[0] * token_grid[0] / 1e3, 6 * size_grid[-1] * token_grid[-1] * 1e3, 200)
-    log_optima = [resampled_law.log_optimum(flops) for resampled_law in resampled]  # (N, D), each [C]
+    log_optima = [extreme.log_optimum(flops) for extreme in (law, *extremes)]  # (N, D), each [C]
     log_tokens = np.log(token_grid)
-    low, high = np.quantile([np.interp(log_tokens, d, n) for n, d in log_optima], [0.025, 0.975], axis=0)
+    optima = [np.interp(log_tokens, d, n) for n, d in log_optima]
+    low, high = np.min(optima, axis=0), np.max(optima, axis=0)
     size_limits, token_limits = (np.log([grid[0] / 10, 10 * grid[-1]]) for grid in (size_grid, token_grid))
     low, high = np.exp(np.clip([low, high], *size_limits))
     panel.fill_between(token_grid, low, high, color=TRAINING, alpha=0.2, linewidth=0)

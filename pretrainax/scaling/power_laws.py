@@ -8,7 +8,9 @@ between papers; differences between losses are.
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -17,6 +19,31 @@ from pretrainax.files.json_files import read_object
 
 PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
 CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of LossLaw
+REPETITION = "repetition"  # name of the optional sixth constant
+LAW_JSON = "law.json"  # the file in which --fit and ladders write a law
+
+
+class Run(NamedTuple):
+    """A finished run: its workdir, its numbers of parameters and tokens, and its last validation loss."""
+
+    workdir: str
+    parameters: int  # number of parameters without embeddings
+    tokens: float  # number of tokens of text that all steps train on; repeated text counts each time
+    loss: float  # value of the fitted metric in the last validation
+    epochs: float = 1.0  # passes over the text; below 1: a part of the text
+
+
+def effective_tokens(tokens, epochs, repetition):
+    """Computes the number of new tokens that are worth as much as `tokens` tokens of repeated text.
+
+    D' = U + U R* (1 - exp(-R / R*)), where U = `tokens` / `epochs` is the amount of different text, R = `epochs` - 1
+    the number of repetitions, and R* = `repetition` the number of repetitions after which further ones are worth little
+    (Muennighoff et al. 2023, arXiv 2305.16264, equation 5; recalled).
+
+    NOTE The paper also discounts parameters in excess of what the different text supports; this term is not used here.
+    """
+    repetitions = np.maximum(epochs, 1.0) - 1
+    return tokens / (repetitions + 1) * (1 + repetition * -np.expm1(-repetitions / repetition))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +62,18 @@ class LossLaw:
     with_embeddings: bool = True  # whether N includes the embedding tables (Hoffmann et al. 2022, appendix F)
     family: str = "decoder"  # model family of the runs to which the law was fitted
     metric: str = "loss"  # the validation metric that L is
-    resampled: tuple["LossLaw", ...] = ()  # laws from the bootstrap of --fit; (): a published law
-    unidentified: tuple[str, ...] = ()  # one line per term that the runs of --fit do not determine
+    repetition: Optional[float] = None  # R* of `effective_tokens`; None: repeated text counts as new text
+    runs: tuple[Run, ...] = ()  # the runs to which --fit or a ladder fitted the law; (): a published law
+    unidentified: tuple[str, ...] = ()  # one line per term that these runs do not determine
 
-    def loss(self, parameters, tokens):
-        """Computes the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast."""
+    def loss(self, parameters, tokens, epochs=1.0):
+        """Computes the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast.
+
+        Args:
+          epochs: passes over the text that the tokens are.
+        """
+        if self.repetition is not None:
+            tokens = effective_tokens(tokens, epochs, self.repetition)
         return self.E + self.A / np.power(parameters, self.alpha) + self.B / np.power(tokens, self.beta)
 
     @property
@@ -99,10 +133,10 @@ LAWS: Mapping[str, LossLaw | Frontier] = {
 
 
 def law_of(name: str) -> LossLaw:
-    """Loads a law for the loss, by its name in LAWS or from a JSON file that `--fit` wrote.
+    """Loads a law for the loss, by its name in LAWS or from a JSON file that `--fit` or a ladder wrote.
 
     Args:
-      name: a name such as "besiroglu", or a path that ends in ".json".
+      name: a name such as "besiroglu", a path that ends in ".json", or a folder that contains law.json.
 
     Raises:
       UserError: the name or the file does not exist, or the file does not contain a law.
@@ -110,10 +144,11 @@ def law_of(name: str) -> LossLaw:
     law_names = {key for key, law in LAWS.items() if isinstance(law, LossLaw)}
     if name in law_names:
         return LAWS[name]
-    if not name.endswith(".json"):
+    path = os.path.join(name, LAW_JSON) if os.path.isdir(name) else name
+    if not path.endswith(".json"):
         raise UserError(f"--law={name}: {nearest(name, law_names)}; or a .json file that --fit writes")
     try:
-        return _law(read_object(name))
+        return _law(read_object(path))
     except UserError as e:
         raise UserError(f"--law={name} cannot be read: {e}") from e
     except (ValueError, KeyError, TypeError, AttributeError) as e:
@@ -121,16 +156,16 @@ def law_of(name: str) -> LossLaw:
 
 
 def _law(values: dict) -> LossLaw:
-    """Parses the contents of a JSON file that `--fit` wrote."""
-    constants = {key: float(values["constants"][key]) for key in CONSTANTS}
-    resamples = [[float(x) for x in row] for row in values.get("resamples", ())]
-    for row in (constants.values(), *resamples):
-        if len(row) != len(CONSTANTS) or not all(math.isfinite(x) and x > 0 for x in row):
-            raise ValueError(f"constants must be positive and finite, but are {[*row]}")
+    """Parses the contents of a JSON file that `--fit` or a ladder wrote."""
+    names = [*CONSTANTS, *([REPETITION] if REPETITION in values["constants"] else [])]
+    constants = {key: float(values["constants"][key]) for key in names}
+    runs = tuple(Run(**run) for run in values.get("runs", ()))
+    numbers = [*constants.values(), *(x for run in runs for x in run[1:])]
+    if not all(math.isfinite(x) and x > 0 for x in numbers):
+        raise ValueError(f"constants and runs must be positive and finite, but are {numbers}")
     fields = {key: values[key] for key in ("source", "with_embeddings", "family")}
     fields["metric"] = str(values.get("metric", LossLaw.metric))
-    resampled = tuple(LossLaw(*row, **fields) for row in resamples)
-    return LossLaw(**constants, **fields, resampled=resampled, unidentified=tuple(values.get("unidentified", ())))
+    return LossLaw(**constants, **fields, runs=runs, unidentified=tuple(values.get("unidentified", ())))
 
 
 # --- Kaplan et al. 2020 --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
-from pretrainax.scaling.law_fit import COVERAGE, interval
+from pretrainax.scaling.law_intervals import PREDICTION_COVERAGE, prediction_interval
 from pretrainax.scaling.power_laws import LossLaw, law_of
 
 
@@ -18,8 +18,9 @@ class Prediction(NamedTuple):
     parameters: int  # N, as the law defines it
     tokens: float  # D, tokens of text that all steps train on
     loss: float
-    interval: Optional[tuple[float, float]]  # None: the law has no resamples
+    interval: Optional[tuple[float, float]]  # of one more run, with its noise; None: the law has no runs
     uniform: float  # loss of a uniform distribution over the vocabulary
+    epochs: float = 1.0  # passes over the text
 
     def values(self) -> JsonObject:
         """Returns the numbers that `plan --json` prints."""
@@ -28,36 +29,37 @@ class Prediction(NamedTuple):
             "metric": self.law.metric,
             "parameters": self.parameters,
             "tokens": self.tokens,
+            "epochs": self.epochs,
             "loss": self.loss,
             "interval": self.interval and list(self.interval),
-            "unidentified": list(self.law.unidentified),
+            "coverage": PREDICTION_COVERAGE,
         }
 
     def __str__(self) -> str:
         without = "" if self.law.with_embeddings else " without embeddings"
-        bounds = "no interval, because the law has no resamples"
+        bounds = "no interval, because the law has no runs"
         if self.interval is not None:
-            bounds = f"{COVERAGE:.0%} interval {self.interval[0]:.3f} to {self.interval[1]:.3f}"
+            bounds = f"{PREDICTION_COVERAGE:.0%} interval of one run {self.interval[0]:.3f} to {self.interval[1]:.3f}"
         note = f"  NOTE the uniform distribution has loss {self.uniform:.3f}: the law does not hold at this size"
         lines = [
             f"predicted validation {self.law.metric}: {self.loss:.3f} nats per token; {bounds}",
             f"  {large_number(self.parameters)} parameters{without}, {large_number(self.tokens)} tokens",
             f"  law: {self.law.source}",
             *([note] if self.loss > self.uniform else []),
-            *(f"  NOT IDENTIFIED by the law's runs: {line}" for line in self.law.unidentified),
         ]
         return "\n".join(lines)
 
 
 def predict_loss(experiment: Experiment, name: str) -> Prediction:
-    """Predicts the last validation loss of a run; the interval is that of the law, without the noise of single runs.
+    """Predicts the last validation loss of a run; its text counts as new.
 
     Args:
       experiment: the config, with numbers of steps and sizes.
       name: the law, as in `law_of`.
 
     Raises:
-      UserError: the law does not exist, or it was measured on another model family or metric.
+      UserError: the law does not exist, its runs do not determine it, or it was measured on another model family or
+        metric.
     """
     law, family = law_of(name), experiment.model.family
     if law.family != family:
@@ -70,9 +72,25 @@ def predict_loss(experiment: Experiment, name: str) -> Prediction:
             f"--law={name} predicts {law.metric}, and the run selects by {experiment.select_by}: set "
             f"--config.evaluate.select_by={law.metric}, or another --law"
         )
+    check_identified(name, law)
+    return predict(law, experiment)
+
+
+def check_identified(name: str, law: LossLaw) -> None:
+    """Raises UserError, in one line, if the runs of a law do not determine it."""
+    if law.unidentified:
+        raise UserError(f"--law={name} is not identified by its runs: {'; '.join(law.unidentified)}")
+
+
+def predict(law: LossLaw, experiment: Experiment, epochs: float = 1.0) -> Prediction:
+    """Predicts the last validation loss of a run by a law of its family and metric.
+
+    Args:
+      experiment: the config, with numbers of steps and sizes.
+      epochs: passes over the text.
+    """
     parameters = count_parameters(experiment.model)[0 if law.with_embeddings else 1]
     tokens = text_tokens(experiment)
-    losses = [float(one.loss(parameters, tokens)) for one in law.resampled]
+    interval = prediction_interval(law, parameters, tokens, epochs) if law.runs else None
     uniform = math.log(experiment.model.vocab_size)
-    loss = float(law.loss(parameters, tokens))
-    return Prediction(law, parameters, tokens, loss, interval(losses) if losses else None, uniform)
+    return Prediction(law, parameters, tokens, float(law.loss(parameters, tokens, epochs)), interval, uniform, epochs)

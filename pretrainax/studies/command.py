@@ -54,7 +54,7 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
     os.makedirs(workdir, exist_ok=True)
     with Worker(workdir) as worker:
         try:
-            with _planning(workdir):
+            with planning_lock(workdir):
                 plan = _plan(study, workdir, lambda: measure_speeds(study, workdir, worker))
                 speeds = measure_speeds(study, workdir, worker)
                 if go:
@@ -67,7 +67,7 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
         results = Results(plan, workdir)
         for seeds in look_ranges(study):
             left = functools.partial(estimate.remaining_seconds, plan, speeds, results)
-            if code := run_jobs(results, worker, seeds, left):
+            if code := run_jobs(functools.partial(results.next_jobs, seeds), workdir, worker, left):
                 return code
             findings = findings_of(results, seeds)
             if judge(study, findings)[0].is_decided:  # a study with one look ends here in any case
@@ -96,8 +96,8 @@ def local_workdir(workdir: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _planning(workdir: str) -> Iterator[None]:
-    """Locks the workdir while this process times runs and writes the plan; waits for other processes."""
+def planning_lock(workdir: str) -> Iterator[None]:
+    """Locks a workdir while this process times runs and writes the plan; waits for other processes."""
     while True:
         lock = WorkdirLock(os.path.join(workdir, "planning"))
         try:

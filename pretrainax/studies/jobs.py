@@ -44,6 +44,16 @@ class Job(NamedTuple):
         """Returns the path of the result file, below the study's workdir."""
         return os.path.join(self.folder, RESULTS[self.step])
 
+    @property
+    def label(self) -> str:
+        """Returns the name of the job in messages."""
+        return f"{self.folder} {self.step}"
+
+    @property
+    def request(self) -> JsonObject:
+        """Returns the request to the worker that performs the job."""
+        return {"job": self._asdict()}
+
 
 def run_flags(plan: Plan, job: Job) -> list[str]:
     """Returns the flags of a job's run, in addition to those of its arm."""

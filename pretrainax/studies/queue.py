@@ -1,6 +1,6 @@
-"""Runs the jobs of a study in a worker process, until the trials and the final runs are finished.
+"""Runs the jobs of a study or of a ladder in a worker process, until all are finished.
 
-Several processes, also on machines that share the workdir, can run the same study: each job's folder is locked while a
+Several processes, also on machines that share the workdir, can run the same jobs: each job's folder is locked while a
 worker performs the job. A job whose worker crashes twice counts as failed.
 """
 
@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Optional
+from typing import Optional, Protocol
 
 from pretrainax.config import RunFailed, UserError, to_json
 from pretrainax.files.atomic_files import write_atomically
@@ -22,13 +22,38 @@ from pretrainax.reporting.streams import print_progress
 from pretrainax.reporting.units import clock, elapsed
 from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
 from pretrainax.runtime.workdir_lock import WorkdirLock
-from pretrainax.studies.jobs import Job, Results
 from pretrainax.studies.study import Study
 
 _PROGRAM = (sys.executable, "-c", "from pretrainax.studies import worker; worker.main()")
 _ATTEMPTS = 2  # crashes after which a job counts as failed
 _POLL_SECONDS = 1.0  # between two looks for results of other processes
 _LOG, _CRASHES = "log.txt", "crashes.json"
+# the result of a job that crashed, in addition to the reason
+FAILED = {"steps": 0, "flops": 0.0, "fingerprint": "", "command": "", "seconds": 0.0, "cost": None}
+
+
+class QueuedJob(Protocol):
+    """A job: `studies.jobs.Job` or `studies.ladder.jobs.LadderJob`."""
+
+    @property
+    def folder(self) -> str:
+        """Returns the folder of the job, below the workdir."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """Returns the name of the job in messages."""
+        ...
+
+    @property
+    def result(self) -> str:
+        """Returns the path of the result file, below the workdir; the job is finished when the file exists."""
+        ...
+
+    @property
+    def request(self) -> JsonObject:
+        """Returns the request to the worker that performs the job and writes its result file."""
+        ...
 
 
 class WorkerEnded(Exception):
@@ -130,17 +155,22 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
     return speeds
 
 
-def run_jobs(results: Results, worker: Worker, seeds: range, remaining: Callable[[], float] = lambda: 0.0) -> int:
-    """Runs all jobs of the trials and of the final runs with the given seeds; returns 0, or 75 after a signal.
+def run_jobs(
+    next_jobs: Callable[[], Sequence[QueuedJob]],
+    workdir: str,
+    worker: Worker,
+    remaining: Callable[[], float] = lambda: 0.0,
+) -> int:
+    """Runs jobs until there are none; returns 0, or 75 after a signal.
 
     Args:
+      next_jobs: returns the jobs that can run now; []: all are finished.
       remaining: estimates the seconds of the unfinished jobs, which are printed after each job; 0: unknown.
 
     Raises:
       UserError: a run has an invalid config or input.
     """
-    workdir = results.workdir
-    while jobs := results.next_jobs(seeds):
+    while jobs := next_jobs():
         if worker.num_signals:
             return PREEMPTED
         for job in jobs:
@@ -149,23 +179,24 @@ def run_jobs(results: Results, worker: Worker, seeds: range, remaining: Callable
                     stack.enter_context(WorkdirLock(os.path.join(workdir, job.folder)))
                 except RunFailed:  # another process performs this job
                     continue
-                if results.of(job) is None:
+                result = os.path.join(workdir, job.result)
+                if not os.path.exists(result):
                     started = time.perf_counter()
                     if code := _run(job, workdir, worker):
                         return code
-                    if results.of(job) is not None:
+                    if os.path.exists(result):
                         left = f" (about {clock(seconds)} of jobs left)" if (seconds := remaining()) else ""
-                        print_progress(f"{job.folder} {job.step}: {elapsed(time.perf_counter() - started)}{left}")
+                        print_progress(f"{job.label}: {elapsed(time.perf_counter() - started)}{left}")
             break
         else:
             time.sleep(_POLL_SECONDS)
     return 0
 
 
-def _run(job: Job, workdir: str, worker: Worker) -> int:
+def _run(job: QueuedJob, workdir: str, worker: Worker) -> int:
     """Performs a job in the worker; returns 0, also after a crash, or 75 after a signal."""
     try:
-        return worker.ask({"job": job._asdict(), "log": os.path.join(workdir, job.folder, _LOG)})["code"]
+        return worker.ask(job.request | {"log": os.path.join(workdir, job.folder, _LOG)})["code"]
     except WorkerEnded as e:
         if worker.num_signals:
             return PREEMPTED
@@ -173,20 +204,11 @@ def _run(job: Job, workdir: str, worker: Worker) -> int:
         return 0
 
 
-def _note_crash(job: Job, workdir: str, reason: str) -> None:
+def _note_crash(job: QueuedJob, workdir: str, reason: str) -> None:
     """Counts a crash of a job; after `_ATTEMPTS` crashes, writes a result file that says why the job failed."""
     path = os.path.join(workdir, job.folder, _CRASHES)
     count = 1 + (read_object(path)["count"] if os.path.exists(path) else 0)
-    print_progress(f"{job.folder} {job.step}: {reason}")
+    print_progress(f"{job.label}: {reason}")
     write_atomically(path, json.dumps({"count": count}) + "\n")
     if count >= _ATTEMPTS:
-        result = {
-            "failed": reason,
-            "steps": 0,
-            "flops": 0.0,
-            "fingerprint": "",
-            "command": "",
-            "seconds": 0.0,
-            "cost": None,
-        }
-        write_atomically(os.path.join(workdir, job.result), json.dumps(result, indent=1) + "\n")
+        write_atomically(os.path.join(workdir, job.result), json.dumps(FAILED | {"failed": reason}, indent=1) + "\n")

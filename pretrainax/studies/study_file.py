@@ -1,4 +1,4 @@
-"""Reads study files: TOML tables that have the fields of `study.Study`."""
+"""Reads study files and ladder files: TOML tables that have the fields of a dataclass, such as `study.Study`."""
 
 import dataclasses
 import tomllib
@@ -12,6 +12,8 @@ from pretrainax.files.errors import UserError, nearest
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.studies.study import Study
 
+T = typing.TypeVar("T")
+
 
 @dataclasses.dataclass
 class _File(Study):
@@ -22,29 +24,13 @@ class _File(Study):
 
 
 def read_study(path: str) -> Study:
-    """Reads a study file; `checks.check_study` checks the values.
-
-    Raises:
-      UserError: the file is missing or not TOML, or fields are unknown, missing or of the wrong type. The message lists
-        all of them, each with its place in the file, such as "arms[1].flags".
-    """
-    try:
-        table = tomllib.loads(read_bytes(path).decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise UserError(f"{path} is not a TOML file: {e}") from e
-    return study_from(table, path)
+    """Reads a study file; `checks.check_study` checks the values. Errors as in `read_file`."""
+    return study_from(_table(path), path)
 
 
 def study_from(table: dict[str, object], path: str) -> Study:
-    """Converts the tables of a study file to a `Study`; also the output of `config.to_json`.
-
-    Raises:
-      UserError: as in `read_study`; `path` is the name of the file in the message.
-    """
-    problems: list[str] = []
-    file = typing.cast(_File, _read(_File, table, "", problems))
-    if problems:
-        raise_problems(path, problems)
+    """Converts the tables of a study file to a `Study`; arguments and errors as in `from_table`."""
+    file = from_table(_File, table, path)
     arms = [
         dataclasses.replace(arm, config=arm.config or file.config or "", flags=(*file.flags, *arm.flags))
         for arm in file.arms
@@ -52,8 +38,38 @@ def study_from(table: dict[str, object], path: str) -> Study:
     if problems := [f"arms[{i}].config is missing" for i, arm in enumerate(arms) if not arm.config]:
         raise_problems(path, problems)
     fields = {field.name: getattr(file, field.name) for field in dataclasses.fields(Study)}
-    fields["arms"] = tuple(arms)
-    return Study(**fields)
+    return Study(**fields | {"arms": tuple(arms)})
+
+
+def read_file(kind: type[T], path: str) -> T:
+    """Reads a TOML file that has the fields of a dataclass.
+
+    Raises:
+      UserError: the file is missing or not TOML, or fields are unknown, missing or of the wrong type. The message lists
+        all of them, each with its place in the file, such as "arms[1].flags".
+    """
+    return from_table(kind, _table(path), path)
+
+
+def from_table(kind: type[T], table: dict[str, object], path: str) -> T:
+    """Converts the tables of a file to a dataclass; also the output of `config.to_json`.
+
+    Raises:
+      UserError: as in `read_file`; `path` is the name of the file in the message.
+    """
+    problems: list[str] = []
+    found = _read(kind, table, "", problems)
+    if problems:
+        raise_problems(path, problems)
+    return typing.cast(T, found)
+
+
+def _table(path: str) -> dict[str, object]:
+    """Reads a TOML file; errors as in `read_file`."""
+    try:
+        return tomllib.loads(read_bytes(path).decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise UserError(f"{path} is not a TOML file: {e}") from e
 
 
 def raise_problems(path: str, problems: list[str]) -> NoReturn:

@@ -1,8 +1,9 @@
-"""A process that performs jobs of a study: it reads requests from stdin and writes replies to stdout, as JSON lines.
+"""A process that performs jobs of a study or of a ladder, on requests from stdin, and replies on stdout, as JSON lines.
 
-Requests are {"job": fields of `Job`, "log": path}, and {"speed": name of an arm, "study": contents of the study file,
-"log": path}. Replies are {"code": exit code}, {"speed": result of `perform.measure_speed`}, and {"error": message} for
-an invalid config or input. All other output goes to the log file of the request.
+Requests are {"job": fields of `Job`, "log": path}, {"rung": fields of `LadderJob`, "log": path}, and {"speed": name of
+an arm, "study": contents of the study file, "log": path}. Replies are {"code": exit code}, {"speed": result of
+`perform.measure_speed`}, and {"error": message} for an invalid config or input. All other output goes to the log file
+of the request.
 """
 
 import json
@@ -18,8 +19,10 @@ from pretrainax.runtime import host
 from pretrainax.runtime.signals import PREEMPTED, end_with_parent
 from pretrainax.studies.arms import configured
 from pretrainax.studies.jobs import Job
+from pretrainax.studies.ladder.jobs import LadderJob, perform_rung
 from pretrainax.studies.perform import Train, measure_speed, perform
 from pretrainax.studies.plan import read_plan
+from pretrainax.studies.study import Arm
 from pretrainax.studies.study_file import study_from
 from pretrainax.studies.trainer import Trainer
 
@@ -53,6 +56,10 @@ def _reply(request: JsonObject, workdir: str, train_run: Train) -> JsonObject:
             (arm,) = (arm for arm in study.arms if arm.name == request["speed"])
             host.start_jax(configured(arm))
             return {"speed": measure_speed(study, arm, train_run)}
+        if "rung" in request:
+            rung = LadderJob(**request["rung"])
+            host.start_jax(configured(Arm("", rung.config, tuple(rung.flags))))
+            return {"code": perform_rung(rung, workdir, train_run)}
         plan, job = read_plan(workdir), Job(**request["job"])
         host.start_jax(configured(plan.arm(job.arm)))
         return {"code": perform(plan, workdir, job, train_run)}

@@ -6,11 +6,11 @@ import pytest
 
 from pretrainax.config import UserError
 from pretrainax.scaling import prediction
-from pretrainax.scaling.power_laws import LossLaw
+from pretrainax.scaling.power_laws import LossLaw, Run
 from tests.support import tiny
 
 LAW = LossLaw(1.5, 300.0, 0.3, 400.0, 0.3, "mine", with_embeddings=False)
-LAWS = tuple(dataclasses.replace(LAW, E=1 + i / 100) for i in range(101))
+RUNS = tuple(Run("", n, d, LAW.loss(n, d)) for n in (10**6, 10**7, 10**8) for d in (1e8, 1e9, 1e10))
 
 
 def predict(monkeypatch, law, variant="gpt"):
@@ -24,10 +24,16 @@ def test_the_loss_is_the_laws_at_the_runs_n_and_d(monkeypatch):
     assert found.interval is None and "no interval" in str(found)
 
 
-def test_the_interval_is_that_of_the_resamples(monkeypatch):
-    found = predict(monkeypatch, dataclasses.replace(LAW, resampled=LAWS))
+def test_the_interval_is_that_of_one_more_run(monkeypatch):
+    noisy = tuple(run._replace(loss=run.loss * (1.003, 0.997)[i % 2]) for i, run in enumerate(RUNS))
+    found = predict(monkeypatch, dataclasses.replace(LAW, runs=noisy))
     low, high = found.interval
-    assert high - low == pytest.approx(0.95) and f"95% interval {low:.3f} to {high:.3f}" in str(found)
+    assert low < found.loss < high and f"90% interval of one run {low:.3f} to {high:.3f}" in str(found)
+
+
+def test_a_law_that_its_runs_do_not_determine_is_refused(monkeypatch):
+    with pytest.raises(UserError, match="--law=law.json is not identified by its runs: E: its interval is 0 to 1$"):
+        predict(monkeypatch, dataclasses.replace(LAW, unidentified=("E: its interval is 0 to 1",)))
 
 
 def test_a_law_of_another_family_or_metric_is_refused(monkeypatch):

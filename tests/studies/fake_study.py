@@ -1,6 +1,7 @@
 """A study whose runs take no time: `python -m tests.studies.fake_study WORKDIR`, the queue of `pretrainax study`."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -100,7 +101,7 @@ def main(workdir: str) -> int:
     final = results.plan.study.final
     seeds = range(final.seed, final.seed + final.seeds)
     with queue.Worker(workdir) as child:
-        if code := queue.run_jobs(results, child, seeds):
+        if code := queue.run_jobs(functools.partial(results.next_jobs, seeds), workdir, child):
             return code
     write_atomically(os.path.join(workdir, "findings.json"), findings_json(findings_of(results, seeds)))
     return 0

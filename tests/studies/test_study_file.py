@@ -8,6 +8,7 @@ import pytest
 
 from pretrainax.config import UserError, to_json
 from pretrainax.studies.checks import check_study
+from pretrainax.studies.ladder.ladder import read_ladder
 from pretrainax.studies.study import Arm, Budget, Contrast, Final, Study, Tuning
 from pretrainax.studies.study_file import read_study, study_from
 from tests.studies.fake_study import LastLoss
@@ -175,5 +176,8 @@ def test_the_studies_of_the_docs_can_start(path, tmp_path, monkeypatch):
             record = '{"text": "good", "label": 1, "tokens": ["good"], "tags": ["O"]}\n'
             (tmp_path / "tasks" / name / f"{split}.jsonl").write_text(record)
     monkeypatch.chdir(tmp_path)
+    if path.stem.startswith("ladder-"):
+        assert read_ladder(str(path))[0].held_out is not None
+        return
     study = read_study(str(path))
     assert [*check_study(study, str(path))] == [arm.name for arm in study.arms]

@@ -1,0 +1,202 @@
+"""Ladders: the sizes and branches of a file, the registered prediction, and runs that resume."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from pretrainax.config import UserError, dump, resolve_auto
+from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
+from pretrainax.scaling.power_laws import LossLaw, law_of
+from pretrainax.studies.arms import configured
+from pretrainax.studies.ladder import command, registration
+from pretrainax.studies.ladder.jobs import LadderJob, leave_trunk, perform_rung
+from pretrainax.studies.ladder.ladder import read_ladder
+from pretrainax.studies.ladder.rungs import size_arm
+from pretrainax.studies.trainer import Trainer
+from tests.support.runs import TINY, assert_same_run, write_text
+
+PLANTED = LossLaw(1.5, 30.0, 0.3, 60.0, 0.25, "planted", with_embeddings=False)
+FILE = """
+config = "{config}"
+flags = ["--config.data.source.path={text}", "--config.data.cache_dir={text}/../cache"]
+widths = [32, 48, 64]
+tokens = [26400, 52800, 105600]
+rate = {{parameters = 1e5}}
+held_out = {{width = 128, tokens = 330000}}
+{more}
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("ladder") / "text")
+
+
+def write_file(folder, text, family="gpt", more="", **changes) -> str:
+    content = FILE.format(config=f"{TINY}:{family}", text=text, more=more)
+    for before, after in changes.values():
+        assert before in content
+        content = content.replace(before, after)
+    path = folder / "ladder.toml"
+    path.write_text(content)
+    return str(path)
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert", "t5"])
+def test_sizes_and_rates_follow_the_width(family, text, tmp_path):
+    ladder, base = read_ladder(write_file(tmp_path, text, family))
+    sizes = {}
+    for width in (32, 64, 128):
+        experiment = configured(size_arm(ladder, base, width))
+        resolve_auto(experiment, 400)
+        sizes[width] = count_parameters(experiment.model)[1]
+        assert experiment.model.num_heads == width // 16 and experiment.model.d_ff == 2 * width
+        # four digits of the rate
+        expected = base.optimizer.learning_rate * (sizes[width] / 1e5) ** (-1 / 3)
+        assert experiment.optimizer.learning_rate == pytest.approx(expected, rel=1e-3)
+    # width² or more layers too; biases and norms grow with the width
+    assert 3.8 <= sizes[64] / sizes[32] <= 6 and 3.8 <= sizes[128] / sizes[64] <= 8
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (("[32, 48, 64]", "[32, 64]"), "widths is"),
+        (("[32, 48, 64]", "[32, 40, 64]"), "head_width is 16, it must be a divisor"),
+        (("parameters = 1e5", "parameters = 0.0"), r"rate.parameters is 0.0"),
+        (("[26400, 52800", "[52800, 26400"), "tokens is"),
+        (("widths", "width"), "width is no field"),
+        (("32, 48, 64", "32, 48, 64.5"), "widths"),
+        (('cache"]', "cache\", '--config.evaluate.patience=3']"), "config.evaluate.patience would end"),
+    ],
+)
+def test_mistakes_in_a_file_are_errors(change, problem, text, tmp_path):
+    with pytest.raises(UserError, match=problem):
+        read_ladder(write_file(tmp_path, text, change=change))
+
+
+# --- branches -------------------------------------------------------------------------------------------------------
+
+
+def trained(text, folder, steps, decay, keep=()):
+    flags = [f"--config.data.source.path={text}", f"--config.data.cache_dir={text}/../cache", "--config.trackers=()"]
+    flags += [
+        f"--config.train.steps={steps}",
+        f"--config.checkpoint.keep_at={keep}",
+        "--config.evaluate.every=12",
+        "--config.checkpoint.every=12",
+    ]
+    flags += [f"--config.schedule=WarmupStableDecay(warmup_steps=2, decay_steps={decay})"]
+    return LadderJob(folder, f"{TINY}:gpt", tuple(flags))
+
+
+def test_a_branch_equals_a_run_of_its_length(text, tmp_path):
+    trainer = Trainer()
+    trunk, whole = trained(text, "trunk", 12, 3, keep=(6,)), trained(text, "whole", 8, 2, keep=(6,))
+    branch = whole._replace(folder="branch", start=("trunk", 6))
+    for job in (trunk, whole, branch):
+        assert perform_rung(job, str(tmp_path), trainer.train) == 0
+    assert_same_run(tmp_path / "branch" / "run", tmp_path / "whole" / "run")
+
+
+def test_a_copy_that_was_killed_starts_again(tmp_path):
+    for name in ("checkpoints/6", "tokenizer"):
+        (tmp_path / "trunk" / name).mkdir(parents=True)
+    (tmp_path / "trunk" / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "run.copying" / "checkpoints").mkdir(parents=True)
+    leave_trunk(str(tmp_path / "trunk"), 6, str(tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoints" / "6").is_dir() and not (tmp_path / "run.copying").exists()
+
+
+# --- a whole ladder, whose runs take no time --------------------------------------------------------------------------
+
+
+class FakeWorker:
+    """Answers the requests of the queue in this process; `fail` is the number of runs after which it is interrupted."""
+
+    fail, done = 10**9, 0
+
+    def __init__(self, workdir):
+        self.workdir, self.num_signals = workdir, 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ask(self, request):
+        if "speed" in request:
+            return {"speed": {"step_seconds": 0.1, "fixed_seconds": 1.0, "devices": "1 x cpu"}}
+        if FakeWorker.done >= FakeWorker.fail:
+            raise KeyboardInterrupt
+        FakeWorker.done += 1
+        return {"code": perform_rung(LadderJob(**request["rung"]), self.workdir, self.train)}
+
+    @staticmethod
+    def train(experiment, folder):
+        """Writes the files of a run, whose loss is the planted law's with noise of 0.1 %."""
+        resolve_auto(experiment, 400)
+        os.makedirs(os.path.join(folder, "tokenizer"), exist_ok=True)
+        for step in experiment.checkpoint.keep_at:
+            os.makedirs(os.path.join(folder, "checkpoints", str(step)))
+        size, tokens = count_parameters(experiment.model)[1], text_tokens(experiment)
+        noise = np.random.default_rng([size, int(tokens)]).standard_normal()
+        loss = PLANTED.loss(size, tokens) * np.exp(0.001 * noise)
+        line = {"step": experiment.train.steps, "split": "valid", "loss": loss}
+        for name, content in (("config.json", dump(experiment)), ("metrics.jsonl", json.dumps(line) + "\n")):
+            with open(os.path.join(folder, name), "w") as f:
+                f.write(content)
+        return 0
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(command, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "done", 0)
+    return monkeypatch
+
+
+def test_a_ladder_predicts_its_held_out_run_and_continues_after_a_kill(fake, text, tmp_path, capsys):
+    path, workdir = write_file(tmp_path, text), str(tmp_path / "ladder")
+    assert command.run(path, workdir, go=False) == 0
+    assert "held-out/steps-1250" in capsys.readouterr().out and not os.path.exists(f"{workdir}/rungs")
+    fake.setattr(FakeWorker, "fail", 9)  # the ninth run is the last of the rungs
+    with pytest.raises(KeyboardInterrupt):
+        command.run(path, workdir, go=True)
+    registered = (tmp_path / "ladder" / "prediction.json").read_bytes()
+    assert not os.path.exists(f"{workdir}/held-out/steps-1250/run")
+    fake.setattr(FakeWorker, "fail", 10)
+    assert command.run(path, workdir, go=True) == 0 and FakeWorker.done == 10
+    assert (tmp_path / "ladder" / "prediction.json").read_bytes() == registered
+    score = json.loads((tmp_path / "ladder" / "score.json").read_text())
+    # 0.1 % noise of the rungs and of the run, extrapolated
+    assert abs(score["error"]) < 0.01 and score["prediction_sha256"] in capsys.readouterr().out
+    report = (tmp_path / "ladder" / "report.md").read_text()
+    assert "The held-out run has loss" in report and (tmp_path / "ladder" / "law.png").exists()
+    assert len(law_of(workdir).runs) == 9
+    with pytest.raises(UserError, match="changed after the start in widths"):
+        command.run(write_file(tmp_path, text, change=("[32, 48, 64]", "[32, 64, 96]")), workdir, go=True)
+    write_file(tmp_path, text)
+    (tmp_path / "ladder" / "prediction.json").write_bytes(registered.replace(b'"loss"', b'"loss" ', 1))
+    with pytest.raises(UserError, match="changed after its registration"):
+        command.run(path, workdir, go=True)
+
+
+def test_a_held_out_run_without_a_prediction_is_refused(fake, text, tmp_path):
+    path = write_file(tmp_path, text)
+    os.makedirs(tmp_path / "ladder" / "held-out" / "steps-1250")
+    with pytest.raises(UserError, match="no prediction was registered before it"):
+        command.run(path, str(tmp_path / "ladder"), go=True)
+    assert not registration.is_registered(str(tmp_path / "ladder"))
+
+
+def test_a_held_out_run_of_another_size_is_refused(fake, text, tmp_path):
+    path = write_file(tmp_path, text, change=("330000", "105600"))
+    with pytest.raises(UserError, match="times the FLOPs of the largest run, it must have 8 to 16 times"):
+        command.run(path, str(tmp_path / "ladder"), go=False)
