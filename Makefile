@@ -68,7 +68,7 @@ install: $(VENV)/installed$(addprefix -,$(EXTRAS))
 
 # Stamp files: .venv/installed, or with extras .venv/installed-test, .venv/installed-test,tpu
 $(VENV)/install%: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing into $(VENV): 1.2 GB on disk (more with extras), a few minutes"
+	@echo "installing into $(VENV): 0.9 GB on disk (more with extras), a few minutes"
 	$(PIP) install $(if $(UV),--python $(BIN)/python) --quiet --constraint constraints.txt \
 		--editable ".$(addprefix [,$(addsuffix ],$(patsubst ed-%,%,$(filter ed-%,$*))))"
 	touch $@

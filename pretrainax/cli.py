@@ -67,7 +67,7 @@ _OPEN_FILE_ERRORS = (errno.EMFILE, errno.ENFILE)
 _GC_THRESHOLDS = (50_000, 20, 50)  # arguments of gc.set_threshold
 _MAX_MESSAGE_LENGTH = 4000  # maximum number of characters of an error message
 _CLEANUP_SECONDS = 20  # seconds until a failed command exits, even if threads are still running
-_HELP = ("-h", "-?", "-help", "--help", "--helpshort")
+HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of an error in the config or input instead of one line")
 QUIET = flags.DEFINE_bool("quiet", False, "Print only results and errors")
 VERBOSE = flags.DEFINE_bool(
@@ -356,13 +356,13 @@ def _parse(
                 raise UserError(f"{word} is not UTF-8: rename the file or folder")
         arguments, settings = split_overrides(flags.FLAGS.read_flags_from_files(argv))
         _CONFIG_PARSER.init_from = dict(settings).get("config.checkpoint.init_from")
-        wants_help = any(word in _HELP for word in arguments)
+        wants_help = any(word in HELP for word in arguments)
         if COMPLETE in arguments:
             from pretrainax.completion import flag_words  # local import, because only shells need it
 
             print(*commands, *flag_words(), sep="\n")
             sys.exit(0)
-        remaining = flags.FLAGS([word for word in arguments if word not in _HELP], known_only=True)
+        remaining = flags.FLAGS([word for word in arguments if word not in HELP], known_only=True)
         if _VERSION.value:
             print(f"pretrainax {pretrainax.__version__}")
             sys.exit(0)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pretrainax.config import UserError
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.files.extras import import_extra
 
 
 class Pipeline:
@@ -56,10 +57,7 @@ def main() -> None:
     sys.argv = [a for a in sys.argv if a not in beam_flags]
 
     def run() -> int:
-        try:
-            import apache_beam  # noqa: F401
-        except ImportError as e:
-            raise UserError("Apache Beam is not installed: pip install 'pretrainax[beam]'") from e
+        import_extra("apache_beam", "beam", "prepare_beam")
         _check_beam_flags(beam_flags)
         print(prepare(cli.experiment(), elsewhere=Pipeline(beam_flags)).summary)
         return 0

@@ -117,10 +117,11 @@ def test_every_make_target_that_is_named_exists():
     assert "check" in named
 
 
-def test_the_changelog_begins_with_this_version():
-    """Behind what is not released yet."""
-    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert next(name for name in sections if name != "Unreleased") == pretrainax.__version__
+def test_the_citation_is_that_of_the_last_release():
+    """The release workflow compares both with the tag."""
+    release = re.search(r"^## (\d+\.\d+\.\d+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {release[1]}\ndate-released: {release[2]}\n" in citation
 
 
 def test_what_the_changelog_says_to_import_is_there():

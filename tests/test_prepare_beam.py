@@ -80,4 +80,4 @@ def test_without_beam_a_line_says_what_to_install(folder):
     (folder / "apache_beam.py").write_text("raise ImportError('as if it were not there')")
     done = command(folder, "prepare_beam", "--runner=DirectRunner")
     assert done.returncode == 2
-    assert done.stderr == "pretrainax: Apache Beam is not installed: pip install 'pretrainax[beam]'\n"
+    assert done.stderr == "pretrainax: prepare_beam needs the package apache-beam: pip install 'pretrainax[beam]'\n"

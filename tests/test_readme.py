@@ -51,7 +51,7 @@ def test_make_quickstart_and_make_test_run_what_the_readme_says():
 def test_make_quickstart_says_what_it_installs_and_how_long_it_takes():
     said = run(["make", "--dry-run", "--always-make", "quickstart"], ROOT)
     assert (
-        said.index("1.2 GB on disk")
+        said.index("0.9 GB on disk")
         < said.index("--constraint constraints.txt")
         < said.index("about 3 minutes on 2 cores")
     )

@@ -1,5 +1,6 @@
 """A wheel is all that a user needs: it trains and loads without a repository, with the configs inside it."""
 
+import importlib.util
 import pathlib
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ SMALL = (
     "--config.tokenizer.vocab_size=400 --config.train.steps=2 --config.schedule.warmup_steps=1 "
     "--config.evaluate.batches=1 --config.model.num_layers=1 --config.data.prepare_workers=1"
 ).split()
+VERSION = "9.8.7"
 LOADING = """
 import pretrainax
 model = pretrainax.load("run@best")
@@ -27,7 +29,7 @@ print(pretrainax.__file__, model.origin, model(model.encode(["a text"])).logits.
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> pathlib.Path:
     """What `pip install` of the wheel puts into an environment."""
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed: pip install 'pretrainax[test]'")
     root = tmp_path_factory.mktemp("wheel")
     (root / "source").mkdir()
     for name in SOURCE:  # a copy, as building leaves its traces
@@ -37,11 +39,13 @@ def installed(tmp_path_factory) -> pathlib.Path:
         else:
             shutil.copy(ROOT / name, root / "source")
     code = "from setuptools import build_meta; build_meta.build_wheel('..')"
-    subprocess.run([sys.executable, "-c", code], cwd=root / "source", check=True, capture_output=True)
+    env = ENV | {"SETUPTOOLS_SCM_PRETEND_VERSION": VERSION}  # the tag, as the copy has no .git
+    subprocess.run([sys.executable, "-c", code], cwd=root / "source", check=True, capture_output=True, env=env)
     (wheel,) = root.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(root / "site")
     shutil.rmtree(root / "source")
+    wheel.rename(root / "site" / wheel.name)
     return root / "site"
 
 
@@ -67,6 +71,41 @@ def test_every_file_of_the_package_and_every_config_is_in_it(installed):
     for source, target in folders:
         files = [f.relative_to(source) for f in source.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
         assert [str(file) for file in files if not (target / file).is_file()] == []
+
+
+def test_its_version_is_the_tag(python):
+    done = python("-m", "pretrainax", "--version")
+    assert done.stdout == f"pretrainax {VERSION}\n", done.stderr
+
+
+def test_a_copy_of_the_files_without_git_has_a_version(tmp_path):
+    pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed: pip install 'pretrainax[test]'")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    code = "import setuptools_scm; print(setuptools_scm.Configuration.from_file('pyproject.toml').fallback_version)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "0.0+unknown\n", done.stderr
+
+
+def test_an_empty_environment_trains_the_quickstart(installed, tmp_path):
+    """Installs the wheel and its requirements from PyPI; docs/how-to/install.md has the time and the bytes."""
+    if importlib.util.find_spec("uv") is None:
+        pytest.skip("uv is not installed: pip install uv")
+    uv, bare = [sys.executable, "-m", "uv"], {name: ENV[name] for name in ("PATH", "JAX_PLATFORMS", "XLA_FLAGS")}
+    (wheel,) = installed.glob("*.whl")
+
+    def run(*words, env):
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900)
+
+    done = run(*uv, "venv", "--python", sys.executable, "env", env=ENV)
+    assert done.returncode == 0, done.stderr
+    done = run(*uv, "pip", "install", "--python", "env", wheel, env=ENV | {"UV_LINK_MODE": "copy"})
+    if "error sending request" in done.stderr or "dns error" in done.stderr:
+        pytest.skip("PyPI cannot be reached")
+    assert done.returncode == 0, done.stderr
+    bare["HOME"] = str(tmp_path)
+    assert run("env/bin/pretrainax", "--version", env=bare).stdout == f"pretrainax {VERSION}\n"
+    done = run("env/bin/pretrainax", "quickstart", "--workdir=run", *SMALL, env=bare)
+    assert done.returncode == 0 and "unigram baseline" in done.stderr, done.stderr
 
 
 def test_it_trains_and_loads_where_there_is_nothing_else(python, installed, text):

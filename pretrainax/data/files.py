@@ -6,7 +6,6 @@ import contextlib
 import glob
 import gzip
 import hashlib
-import importlib
 import io
 import json
 import lzma
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, Optional, Union, cast
 import numpy as np
 
 from pretrainax.config import Choice, UserError, to_json
+from pretrainax.files.extras import import_extra
 from pretrainax.files.paths import is_url
 from pretrainax.files.regular_files import check_regular
 from pretrainax.storage.places import local_path
@@ -42,15 +42,6 @@ class FileShard(NamedTuple):
 def digest(*parts: Any) -> str:
     """Computes a hash (BLAKE2b, 128 bits, hexadecimal) of values that JSON can represent."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def import_extra(module: str) -> Any:
-    """Imports a module from a package of the `data` extra; raises UserError if the package is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        package = module.partition(".")[0]
-        raise UserError(f"the package {package} is not installed: pip install 'pretrainax[data]'") from e
 
 
 def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
@@ -250,7 +241,7 @@ def _zstandard_frames(path: str) -> Iterator[bytes]:
 
     The reader in the `zstandard` package does not detect truncated files.
     """
-    zstandard = import_extra("zstandard")
+    zstandard = import_extra("zstandard", "data", f"{path} is compressed and")
     decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # supports zstd --long=31
     frame, unused = None, b""
     with open(path, "rb") as f:

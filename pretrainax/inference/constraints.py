@@ -5,7 +5,6 @@ converted to an automaton over tokens, using the bytes of each token.
 """
 
 import base64
-import importlib.util
 import os
 import zlib
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.files.errors import shortened
+from pretrainax.files.extras import missing, needs
 from pretrainax.inference.prompts import ids_of
 from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
@@ -143,8 +143,8 @@ def matching(
       UserError: the expression is invalid, the tokens cannot match it, it exceeds a limit, the vocabulary has no end
         token, or the library outlines-core is not installed.
     """
-    if importlib.util.find_spec("outlines_core") is None:
-        raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'")
+    if absent := missing(["outlines_core"]):
+        raise UserError(needs("regex", absent, "regex"))
     if not ends:
         raise UserError("regex needs a vocabulary with an end token, and this vocabulary has none: leave regex out")
     ids: dict[str, list[int]] = {}

@@ -23,6 +23,7 @@ import numpy as np
 from pretrainax import models
 from pretrainax.checkpoints.params import Index
 from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, Recurrent, UserError
+from pretrainax.files.extras import import_extra
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.layers.recurrent import recurrent_of
 from pretrainax.sharding.param_paths import flat
@@ -131,10 +132,7 @@ def _find_file(directory: str, pattern: str) -> str:
 
 
 def _open_hdf5(path: str) -> "h5py.File":
-    try:
-        import h5py
-    except ImportError as e:
-        raise UserError(f"{path} needs the library h5py: pip install 'pretrainax[elmo]'") from e
+    h5py = import_extra("h5py", "elmo", path)
     try:
         return h5py.File(path, "r")
     except OSError as e:

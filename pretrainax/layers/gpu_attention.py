@@ -25,7 +25,7 @@ _BROKEN = ("9.10.0", "9.10.1", "9.14.0")
 
 
 @functools.cache
-def _cudnn_version() -> Optional[str]:
+def cudnn_version() -> Optional[str]:
     """Returns the version of the cuDNN library that computes attention in this process, such as "9.15.1".
 
     Returns None if this process has no GPU, or if the major version is not 9.
@@ -63,7 +63,7 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
     if obstacle := kernel_obstacle(spec):
         return obstacle
-    if (version := _cudnn_version()) in _BROKEN:
+    if (version := cudnn_version()) in _BROKEN:
         return f"needs another cuDNN than {version}, which has errors in attention: install 9.15.1 or newer"
     if spec.dtype not in ("bfloat16", "float16"):
         return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"

@@ -15,6 +15,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import topologies
 
 from pretrainax.config import UserError, nearest
+from pretrainax.files.extras import needs
 from pretrainax.planning import cloud_names
 from pretrainax.runtime.chips import CHIPS, Chip
 from pretrainax.runtime.libtpu import overlap_gathers
@@ -186,7 +187,7 @@ class Topology:
         extra, modules = ("tpu", ("libtpu",)) if self.chip.is_tpu else ("cuda13", _GPU_COMPILERS)
         module = next(filter(_is_installed, modules), None)
         if module is None:
-            raise UserError(f"compiling for {self} needs {modules[0]}: pip install 'pretrainax[{extra}]'")
+            raise UserError(needs(f"compiling for {self}", modules[:1], extra))
         try:
             description = self._tpu() if self.chip.is_tpu else self._gpu()
         except Exception as e:  # the plugins raise exceptions of many types

@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 import re
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -21,14 +21,57 @@ _TEMPLATE = pathlib.Path(__file__).with_name("overlay_page.html")
 _MAX_POINTS = 400  # points per curve, few enough for a phone to draw without delay
 
 
-def render(report: Report, picture: bytes) -> str:
+class Live(NamedTuple):
+    """The additional content of a page that updates itself during a run, as that of `pretrainax watch` does."""
+
+    status: Table  # a row for each run
+    seconds: float  # interval between two updates
+
+
+def render(report: Report, picture: bytes, live: Optional[Live] = None) -> str:
     """Renders the page as HTML.
 
     Args:
       picture: a PNG image that is shown when scripts are disabled.
+      live: the additional content of a live page. Its script reads the result of `update` from the relative URL "data".
     """
+    meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in report.metrics if name in METRICS]
+    explanations = [
+        f"{SMOOTHING}. Curves with more than {_MAX_POINTS} points are averaged over neighboring points.",
+        "k, M, B and T are 10^3, 10^6, 10^9 and 10^12.",
+        *meanings,
+    ]
+    values = _fragments(report, live) | {
+        "TITLE": html.escape(report.title),
+        "EXPLANATIONS": _list(explanations),
+        "PICTURE": base64.b64encode(picture).decode(),
+        "DATA": json.dumps(_data(report), allow_nan=False).replace("<", "\\u003c"),  # a name cannot end the script
+        "CONNECT": "'self'" if live else "'none'",
+        "SECONDS": str(live.seconds if live else 0),
+    }
+    # A single pass, so that a placeholder in the name of a run is not replaced.
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: values[match[1]], _TEMPLATE.read_text(encoding="utf-8"))
+
+
+def update(report: Report, live: Live) -> str:
+    """Returns the content of a live page that changes during a run, as JSON."""
+    return json.dumps({"data": _data(report), "fragments": _fragments(report, live)}, allow_nan=False)
+
+
+def _fragments(report: Report, live: Optional[Live]) -> dict[str, str]:
+    """Renders the status of the runs, the notes and the tables as HTML."""
+    colors = [style.color for style in line_styles([run.name for run in report.runs], report.settings)]
+    return {
+        "STATUS": _table(live.status, colors) if live else "",
+        "NOTES": _list(report.notes),
+        "TABLES": "".join(_tables(report, colors)),
+    }
+
+
+def _data(report: Report) -> dict:
+    """Returns the axes, the panels and the curves, for the script of the page."""
     runs, styles = report.runs, line_styles([run.name for run in report.runs], report.settings)
-    data = {
+    return {
         "by": report.by,
         "axes": [[name, axis.title] for name, axis in AXES.items() if any(run.has(axis.field) for run in runs)],
         "panels": [
@@ -41,22 +84,6 @@ def render(report: Report, picture: bytes) -> str:
             for run, style in zip(runs, styles, strict=True)
         ],
     }
-    meanings = [f"{name.replace('_', ' ')}: {METRICS[name].meaning}" for name in report.metrics if name in METRICS]
-    explanations = [
-        f"{SMOOTHING}. Curves with more than {_MAX_POINTS} points are averaged over neighboring points.",
-        "k, M, B and T are 10^3, 10^6, 10^9 and 10^12.",
-        *meanings,
-    ]
-    values = {
-        "TITLE": html.escape(report.title),
-        "TABLES": "".join(_tables(report, [style.color for style in styles])),
-        "NOTES": _list(report.notes),
-        "EXPLANATIONS": _list(explanations),
-        "PICTURE": base64.b64encode(picture).decode(),
-        "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # a run's name cannot end the script
-    }
-    # A single pass, so that a placeholder in the name of a run is not replaced.
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: values[match[1]], _TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _curves(run: RunLines, figure: str) -> dict[str, dict]:

@@ -120,6 +120,14 @@ class Goodput:
         )
 
 
+def read_goodput(workdir: str) -> tuple[Optional[float], bool]:
+    """Reads the goodput of a run at its last log (None if it is not known), and whether the run is complete."""
+    starts, _ = _read(os.path.join(workdir, "goodput.json"))
+    if not starts or not (seconds := total(starts)) or not (all_seconds := sum(seconds.values())):
+        return None, False
+    return seconds["steps"] / all_seconds, starts[-1]["done"]
+
+
 def total(starts: list[dict]) -> dict[str, float]:
     """Sums the seconds in each part over all starts (processes), and adds the time between starts as "down".
 

@@ -25,6 +25,7 @@ from typing import NamedTuple, NoReturn, Optional, TypeVar
 
 from pretrainax.config import RunFailed, UserError
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.extras import import_extra
 from pretrainax.files.json_files import read_object
 from pretrainax.files.object_names import path_below
 from pretrainax.files.paths import HUB, HubName, hub_name, path_problem
@@ -491,9 +492,5 @@ def show_client_log() -> Iterator[None]:
 
 def _library(path: str) -> ModuleType:
     """Imports huggingface_hub, which only hub models require; raises UserError if it is not installed."""
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-    except ImportError as e:
-        raise UserError(f"{path}: {e.name or e} is not installed: pip install 'pretrainax[hub]'") from e
-    return huggingface_hub
+    import_extra("huggingface_hub.errors", "hub", path)
+    return import_extra("huggingface_hub", "hub", path)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pretrainax.files.errors import RunFailed, UserError, printable, shortened
+from pretrainax.files.extras import needs
 from pretrainax.files.object_names import name_problem
 from pretrainax.files.paths import STORES, path_problem
 
@@ -75,7 +76,7 @@ class Store:
             self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
         except ImportError as e:
             extra = STORES[self.url.partition(":")[0]]
-            raise UserError(f"{url}: {e.name or e} is not installed: pip install 'pretrainax[{extra}]'") from e
+            raise UserError(needs(url, [e.name or str(e)], extra)) from e
         self._root = root.rstrip("/")
 
     def objects(self, folder: str = "") -> dict[str, Stamp]:

@@ -20,10 +20,12 @@ from pretrainax.data.parts import first_half
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
+from pretrainax.files.extras import missing, needs
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
 from pretrainax.tasks.baselines import Baseline, Predicted
 from pretrainax.tasks.chunks import TRUNCATED, Chunks
+from pretrainax.tasks.label_metrics import METRICS
 from pretrainax.tasks.labels import label_number, unused_label_warnings  # noqa: F401  for tasks of other packages
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
@@ -62,6 +64,7 @@ class Task(Objective):
     watched: ClassVar[Optional[str]] = "loss"  # `select_by` of a task is usually a different metric
     shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
+    packages: ClassVar[tuple[str, ...]] = ()  # packages of the extra `metrics` that metrics and baselines import
     has_head: ClassVar[bool] = True  # True if the task adds a head; False: the model keeps its vocabulary head
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`
@@ -341,6 +344,8 @@ class Task(Objective):
             yield f"config.model.head is {head}, but {name} generates with the vocabulary head: set it to None"
         elif head is not None:
             yield from self.head_problems(head)
+        if absent := missing(self.packages):
+            yield needs(f"config.objective is {name}, which", absent, METRICS)
         if len(data.source.components()) > 1:
             yield f"config.data.source is {type(data.source).__name__}, but {name} supports only one source"
         for field in ("quality", "near_duplicates"):

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pretrainax.data.sources.base import Note
+from pretrainax.files.extras import import_extra
 from pretrainax.tasks.chunks import WINDOW, record_indices
+from pretrainax.tasks.label_metrics import METRICS
 
 _MAX_WORDS = 50_000  # maximum number of words and pairs of words that a bag of words knows: the most frequent ones
 # Inverse regularization of the linear models on TF-IDF features. Not tuned per task; with words and pairs of words, 10
@@ -59,9 +61,8 @@ class BagOfWords:
 
     def __init__(self, texts: Sequence[Sequence[str]]):
         """Learns the vocabulary from the texts of the training records."""
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        self._vectorizer = TfidfVectorizer(
+        sklearn = import_extra("sklearn.feature_extraction.text", METRICS, "the bag-of-words baseline")
+        self._vectorizer = sklearn.TfidfVectorizer(
             ngram_range=(1, 2), sublinear_tf=True, max_features=_MAX_WORDS, token_pattern=r"(?u)\b\w+\b"
         )
         self._vectorizer.fit([text for row in texts for text in row])
@@ -90,14 +91,13 @@ def bag_of_words_classifier(
     Raises:
       ValueError: the training records have no word, or all of them have the same label.
     """
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.multiclass import OneVsRestClassifier
-
     words = BagOfWords(train)
-    model = LogisticRegression(C=_INVERSE_REGULARIZATION, solver="liblinear")
+    linear_model = import_extra("sklearn.linear_model", METRICS, "a baseline")
+    multiclass = import_extra("sklearn.multiclass", METRICS, "a baseline")
+    model = linear_model.LogisticRegression(C=_INVERSE_REGULARIZATION, solver="liblinear")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a label of no or of all training records has a constant prediction
-        classifier = OneVsRestClassifier(model).fit(
+        classifier = multiclass.OneVsRestClassifier(model).fit(
             words.features(train), labels if is_multi_label else labels.argmax(1)
         )
         predicted = classifier.predict_proba(words.features(valid))
@@ -111,10 +111,9 @@ def bag_of_words_regression(
     train: Sequence[Sequence[str]], numbers: np.ndarray, valid: Sequence[Sequence[str]]
 ) -> np.ndarray:
     """Trains a ridge regression on a bag of words; returns the predicted numbers for `valid`, [records]."""
-    from sklearn.linear_model import Ridge
-
     words = BagOfWords(train)
-    model = Ridge(alpha=1 / _INVERSE_REGULARIZATION, solver="lsqr").fit(words.features(train), numbers)
+    linear_model = import_extra("sklearn.linear_model", METRICS, "a baseline")
+    model = linear_model.Ridge(alpha=1 / _INVERSE_REGULARIZATION, solver="lsqr").fit(words.features(train), numbers)
     return model.predict(words.features(valid))
 
 

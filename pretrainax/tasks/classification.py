@@ -43,6 +43,7 @@ class Classification(TextTask):
     multi_label: bool = False  # True if a text can have any number of labels
     numbered: tuple[str, ...] = ()  # the labels of the numbers 0, 1, … in the records; (): the order of `labels`
 
+    packages = ("sklearn",)
     select_by = "accuracy"
 
     @property

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pretrainax.files.extras import import_extra
+
+METRICS = "metrics"  # the extra of setup.cfg that installs the libraries
 OF_CLASSES = ("accuracy", "f1", "matthews", "accuracy_f1", "macro_f1")
 OF_LABELS = ("accuracy", "f1", "f1_micro")
 OF_SPANS = ("accuracy", "precision", "recall", "f1", "strict_f1")
@@ -29,13 +32,12 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
       said, truth: [n] indices of the predicted and the correct classes.
       classes: the number of classes.
     """
-    from sklearn.metrics import f1_score, matthews_corrcoef
-
-    by_class = f1_score(truth, said, labels=range(classes), average=None, zero_division=0.0)
+    sklearn = import_extra("sklearn.metrics", METRICS, "F1")
+    by_class = sklearn.f1_score(truth, said, labels=range(classes), average=None, zero_division=0.0)
     macro_f1 = float(np.mean(by_class))
     f1 = float(by_class[1]) if classes == 2 else macro_f1
     accuracy = float((said == truth).mean())
-    matthews = float(matthews_corrcoef(truth, said))
+    matthews = float(sklearn.matthews_corrcoef(truth, said))
     scores = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
     return scores | {"macro_f1": macro_f1}
 
@@ -48,12 +50,11 @@ def multi_label_metrics(said: np.ndarray, truth: np.ndarray) -> dict[str, float]
     Args:
       said, truth: bool [n, labels], True for the predicted and the correct labels.
     """
-    from sklearn.metrics import f1_score
-
+    sklearn = import_extra("sklearn.metrics", METRICS, "F1")
     # scikit-learn interprets a single column as two classes. Class 1 is the label.
     label_indices = [1] if truth.shape[1] == 1 else None
     scores = {
-        f"f1_{kind}": float(f1_score(truth, said, labels=label_indices, average=kind, zero_division=0.0))
+        f"f1_{kind}": float(sklearn.f1_score(truth, said, labels=label_indices, average=kind, zero_division=0.0))
         for kind in ("macro", "micro")
     }
     return {"accuracy": float((said == truth).all(1).mean()), "f1": scores["f1_macro"], "f1_micro": scores["f1_micro"]}
@@ -69,12 +70,10 @@ def span_metrics(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], 
       said, truth: predicted and correct tags, one list per sentence.
       scheme: "iob1" or "iob2".
     """
-    from seqeval import scheme as schemes
-    from seqeval.metrics import f1_score
-    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
-
-    precision, recall, f1, _ = precision_recall_fscore_support(truth, said, average="micro", zero_division=0)
-    strict = f1_score(truth, said, mode="strict", scheme=getattr(schemes, scheme.upper()), zero_division=0)
+    seqeval = import_extra("seqeval.metrics.sequence_labeling", METRICS, "F1 of spans")
+    schemes = import_extra("seqeval.scheme", METRICS, "F1 of spans")
+    precision, recall, f1, _ = seqeval.precision_recall_fscore_support(truth, said, average="micro", zero_division=0)
+    strict = seqeval.f1_score(truth, said, mode="strict", scheme=getattr(schemes, scheme.upper()), zero_division=0)
     return {"precision": float(precision), "recall": float(recall), "f1": float(f1), "strict_f1": float(strict)}
 
 
@@ -83,9 +82,8 @@ def span_sums(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]]) -> 
 
     F1 = 2 * correct / (predicted + labeled), with the numbers of spans in all sentences.
     """
-    from seqeval.metrics.sequence_labeling import get_entities
-
-    predicted, labeled = ([set(get_entities(list(tags))) for tags in sentences] for sentences in (said, truth))
+    seqeval = import_extra("seqeval.metrics.sequence_labeling", METRICS, "F1 of spans")
+    predicted, labeled = ([set(seqeval.get_entities(list(tags))) for tags in sentences] for sentences in (said, truth))
     correct = np.array([2.0 * len(a & b) for a, b in zip(predicted, labeled, strict=True)])
     return correct, np.array([float(len(a) + len(b)) for a, b in zip(predicted, labeled, strict=True)])
 

@@ -54,6 +54,7 @@ class MultipleChoice(Task):
     answer_field: str = "answer"  # the field of the correct choice: its text, letter, number from 0, or field name
     choices: int = 4  # number of choices per record
 
+    packages = ("sklearn",)
     separates_rows: ClassVar[bool] = True
     select_by = "accuracy"
     metric_names = ("accuracy",)  # pyright: ignore[reportAssignmentType]

@@ -29,6 +29,7 @@ class Regression(TextTask):
     low: Optional[float] = None  # a record with a smaller number is invalid; None: no limit
     high: Optional[float] = None  # a record with a larger number is invalid; None: no limit
 
+    packages = ("sklearn",)
     select_by = "pearson"
     metric_names = label_metrics.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
 

@@ -12,8 +12,10 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.extras import import_extra
 from pretrainax.tasks.base import Task, concatenate_segments, text_in
 from pretrainax.tasks.baselines import Baseline
+from pretrainax.tasks.label_metrics import METRICS
 
 _RECALL_AT = (1, 10, 100)
 _CHANCE_WIDTH = 64  # width of the random vectors of a baseline
@@ -48,6 +50,7 @@ class Retrieval(Task):
     query_length: int = 32  # maximum number of tokens of a query, special tokens included
 
     families: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    packages = ("sklearn",)
     separates_rows: ClassVar[bool] = True
     metric_names = (*(f"recall@{k}" for k in _RECALL_AT), "mrr")  # pyright: ignore[reportAssignmentType]
     select_by = "mrr"
@@ -155,14 +158,14 @@ class Retrieval(Task):
         return {name: (values, np.ones(len(values))) for name, values in scores.items()}
 
     def baselines(self, train, valid, notes):
-        from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
-
+        sklearn = import_extra("sklearn.feature_extraction.text", METRICS, "the TF-IDF baseline")
         texts = [text for record in valid for text in record.texts]
         shape = len(valid), self.max_texts
         random = np.random.default_rng(0).standard_normal((*shape, _CHANCE_WIDTH), np.float32)
         yield Baseline("chance", random, is_constant=True, has_loss=False)
         width = 2 ** int(np.log2(np.clip(_MAX_NUMBERS / len(texts), 2**8, 2**14)))
-        vectorizer, weights = HashingVectorizer(n_features=width, alternate_sign=False, norm=None), TfidfTransformer()
+        vectorizer = sklearn.HashingVectorizer(n_features=width, alternate_sign=False, norm=None)
+        weights = sklearn.TfidfTransformer()
         weights.fit(vectorizer.transform([text for record in train for text in record.texts]))
         vectors = weights.transform(vectorizer.transform(texts)).toarray().astype(np.float32)
         yield Baseline("TF-IDF", vectors.reshape(*shape, width), has_loss=False)

@@ -59,6 +59,10 @@ class TextGeneration(WritingTask):
         return (*(name for _, name, _, _ in string.Formatter().parse(self.input) if name), self.target_field)
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        return (*super().packages, *(("sklearn",) if self.labels else ()))
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         label_metrics = ("label_accuracy", "no_label") if self.labels and self.answers != 0 else ()
         return (*label_metrics, *super().metric_names)

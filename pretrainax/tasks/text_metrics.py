@@ -4,8 +4,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pretrainax.files.extras import import_extra
+from pretrainax.tasks.label_metrics import METRICS
+
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 SCORES = {"exact_match": ("exact_match",), "rouge": _ROUGE, "bleu": ("bleu",), "chrf": ("chrf",)}  # -> metrics
+PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu", "chrf": "sacrebleu"}  # score -> package that it needs
 
 
 def names(scores: Iterable[str]) -> tuple[str, ...]:
@@ -43,20 +47,17 @@ def _exact_match(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, fl
 
 
 def _rouge(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, float]:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(list(_ROUGE), use_stemmer=True)
+    rouge_scorer = import_extra("rouge_score.rouge_scorer", METRICS, "rouge")
+    scorer = rouge_scorer.RougeScorer(list(_ROUGE), use_stemmer=True)
     scores = [scorer.score(b, a) for a, b in zip(predicted, truth, strict=True)]
     return {name: float(np.mean([score[name].fmeasure for score in scores])) for name in _ROUGE}
 
 
 def _bleu(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, float]:
-    from sacrebleu.metrics import BLEU
-
-    return {"bleu": BLEU().corpus_score(list(predicted), [list(truth)]).score}
+    sacrebleu = import_extra("sacrebleu.metrics", METRICS, "bleu")
+    return {"bleu": sacrebleu.BLEU().corpus_score(list(predicted), [list(truth)]).score}
 
 
 def _chrf(predicted: Sequence[str], truth: Sequence[str]) -> dict[str, float]:
-    from sacrebleu.metrics import CHRF
-
-    return {"chrf": CHRF().corpus_score(list(predicted), [list(truth)]).score}
+    sacrebleu = import_extra("sacrebleu.metrics", METRICS, "chrf")
+    return {"chrf": sacrebleu.CHRF().corpus_score(list(predicted), [list(truth)]).score}

@@ -68,6 +68,10 @@ class TokenClassification(Task):
         return "iob2" if any(is_span) and len(self.labels) - sum(is_span) == self.labels.count("O") else ""
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        return ("seqeval",) if self.spans else ()
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         return (*(label_metrics.OF_SPANS if self.spans else ("accuracy",)), "unread")
 

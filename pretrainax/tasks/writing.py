@@ -66,6 +66,10 @@ class WritingTask(Task):
         raise NotImplementedError
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text_metrics.PACKAGES[x] for x in self.scores if x in text_metrics.PACKAGES))
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         return () if self.answers == 0 else text_metrics.names(self.scores)
 

@@ -6,7 +6,6 @@ is logged once and the run continues without the tracker.
 
 import abc
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -14,6 +13,7 @@ from typing import ClassVar
 from pretrainax.config import Experiment, UserError, kinds
 from pretrainax.config.choice import format_value
 from pretrainax.config.values import leaf_fields
+from pretrainax.files.extras import missing, needs
 from pretrainax.trackers.secrets import masked, masked_field
 
 Value = bool | int | float | str
@@ -86,11 +86,9 @@ class Tracker(kinds.Tracker, abc.ABC):
 def check_trackers(trackers: Sequence[Tracker]) -> None:
     """Raises UserError if a package that a tracker needs is not installed."""
     for tracker in trackers:
-        if missing := [name for name in tracker.packages if importlib.util.find_spec(name) is None]:
-            raise UserError(
-                f"config.trackers has {type(tracker).__name__}, which needs {' and '.join(missing)}: pip install "
-                f"'pretrainax[{tracker.extra}]', or leave it out"
-            )
+        if absent := missing(tracker.packages):
+            use = f"config.trackers has {type(tracker).__name__}, which"
+            raise UserError(f"{needs(use, absent, tracker.extra)}, or leave it out")
 
 
 def config_values(experiment: Experiment) -> dict[str, Value]:

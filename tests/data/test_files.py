@@ -72,7 +72,9 @@ def test_file_that_is_no_archive_is_named(tmp_path, kind):
 def test_missing_package_is_named_with_what_installs_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     path = written(tmp_path, "zst", COMPRESS["zst"](b"x"))
-    with pytest.raises(UserError, match=r"the package zstandard is not installed: pip install 'pretrainax\[data\]'"):
+    with pytest.raises(
+        UserError, match=r"is compressed and needs the package zstandard: pip install 'pretrainax\[data\]'"
+    ):
         content_of(path)
 
 

@@ -382,7 +382,7 @@ def test_auto_is_the_fastest_that_fits(platform, options, expected):
 
 @pytest.mark.parametrize("version, is_taken", [("9.10.1", False), ("9.14.0", False), ("9.15.1", True), (None, True)])
 def test_a_cudnn_whose_attention_errs_is_not_taken(version, is_taken, monkeypatch):
-    monkeypatch.setattr(gpu_attention, "_cudnn_version", lambda: version)
+    monkeypatch.setattr(gpu_attention, "cudnn_version", lambda: version)
     name, warning = choose("auto", "gpu")
     assert (name, warning) == ("cudnn" if is_taken else "tiled", None)
 

@@ -193,7 +193,7 @@ def test_what_is_no_store_is_refused(url, said):
 
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "adlfs", None)
-    with pytest.raises(UserError, match=r"az://b/a: .* is not installed: pip install 'pretrainax\[azure\]'"):
+    with pytest.raises(UserError, match=r"az://b/a needs the package .*: pip install 'pretrainax\[azure\]'"):
         Store("az://b/a")
 
 

@@ -183,6 +183,6 @@ def test_mistakes_are_named(trackers, said):
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"config.trackers has WandB, which needs wandb: pip install 'pretrainax\[wandb"
+        UserError, match=r"config.trackers has WandB, which needs the package wandb: pip install 'pretrainax\[wandb"
     ):
         check_trackers([TensorBoard(), WandB()])

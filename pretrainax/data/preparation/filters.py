@@ -7,7 +7,6 @@ filter.
 import collections
 import dataclasses
 import functools
-import importlib.util
 import os
 import resource
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 from pretrainax.config import Choice, Experiment, kinds
 from pretrainax.data.preparation.shards import BATCH, split_text
 from pretrainax.data.sources.base import Document
+from pretrainax.files.extras import missing, needs
 
 _REQUIRED_PACKAGES = ("datatrove", "spacy")
 
@@ -29,9 +29,8 @@ class Filter(Choice):
     language: str  # language of datatrove's word tokenizer, as an ISO 639-3 code
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            yield f"{self.config_path} requires {' and '.join(missing)}: pip install 'pretrainax[filters]'"
+        if absent := missing(_REQUIRED_PACKAGES):
+            yield needs(self.config_path, absent, "filters")
         elif problem := _language_problem(self.language):
             yield f"{self.config_path}.language is {self.language!r}: {problem}"
 

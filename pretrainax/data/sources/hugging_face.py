@@ -14,6 +14,7 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, class_name_decoder, equal_ranges, row_location
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.extras import import_extra
 from pretrainax.storage import hub
 
 
@@ -110,7 +111,7 @@ class HuggingFace(RecordSets, Source):
     @contextlib.contextmanager
     def _converted_errors(self) -> Iterator[Any]:
         """Yields the `datasets` module, and turns its exceptions into one-line UserErrors."""
-        datasets = files.import_extra("datasets")
+        datasets = import_extra("datasets", "data", f"{self.config_path} is HuggingFace, which")
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as exceptions too
         datasets.disable_progress_bars()
         try:
@@ -127,4 +128,5 @@ class HuggingFace(RecordSets, Source):
 
 @functools.lru_cache(maxsize=8)  # a worker reads many shards of one dataset
 def _load_dataset(arguments: str, streaming: bool) -> Any:
-    return files.import_extra("datasets").load_dataset(**json.loads(arguments), streaming=streaming)
+    datasets = import_extra("datasets", "data", "HuggingFace")
+    return datasets.load_dataset(**json.loads(arguments), streaming=streaming)

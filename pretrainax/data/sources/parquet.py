@@ -10,6 +10,7 @@ from pretrainax.config import UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, row_location, rows_per_chunk
+from pretrainax.files.extras import import_extra
 
 _BATCH_BYTES = 1 << 22  # encoded bytes of the rows in memory at a time
 _DECODED_BYTES = 1 << 29  # limit of the decoded bytes of these rows, even if each row is as large as its row group
@@ -72,7 +73,7 @@ def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
 @contextlib.contextmanager
 def _open_file(path: str) -> Iterator[Any]:
     """Opens a Parquet file, turning pyarrow's exceptions into UserErrors."""
-    arrow, parquet = files.import_extra("pyarrow"), files.import_extra("pyarrow.parquet")
+    arrow, parquet = (import_extra(name, "data", path) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         # NOTE: without buffer_size, or with pre_buffer, pyarrow reads the columns of a whole row group at once.
         with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:

@@ -12,6 +12,7 @@ from pretrainax.config import UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, class_name_decoder, equal_ranges, row_location, rows_per_chunk
+from pretrainax.files.extras import import_extra
 
 _BATCH, _BATCH_BYTES = 100, 1 << 22  # maximum number and total size (bytes) of the records per read
 
@@ -56,8 +57,7 @@ class TFDS(RecordSets, Source):
 
     def _builder(self) -> Any:
         """Returns the TFDS builder of the dataset; raises UserError if the dataset is unknown or not prepared."""
-        import tensorflow_datasets as tfds
-
+        tfds = import_extra("tensorflow_datasets", "tfds", f"{self.config_path} is TFDS, which")
         not_found = tfds.core.registered.DatasetNotFoundError
         folder = str(tfds.core.constants.DATA_DIR if self.data_dir is None else os.path.expanduser(self.data_dir))
         builder = None

@@ -80,7 +80,7 @@ def test_different_documents_are_no_near_duplicates(tmp_path):
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setattr(filters, "_REQUIRED_PACKAGES", ("no_such_package",))
     (problem,) = QualityFilter().problems(None)
-    assert problem == "config.data.quality requires no_such_package: pip install 'pretrainax[filters]'"
+    assert problem == "config.data.quality needs the package no-such-package: pip install 'pretrainax[filters]'"
 
 
 def test_fields_out_of_range_are_named():

@@ -318,5 +318,5 @@ def test_hugging_face_fields_that_need_others_are_problems():
 
 def test_hugging_face_missing_package_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"the package datasets is not installed: pip install 'pretrainax\[data\]'"):
+    with pytest.raises(UserError, match=r"which needs the package datasets: pip install 'pretrainax\[data\]'"):
         HuggingFace("json").fingerprint()

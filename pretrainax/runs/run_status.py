@@ -1,0 +1,66 @@
+"""Describes the progress of runs from the files in their folders: steps, remaining time, goodput and health."""
+
+import os
+import time
+from collections.abc import Sequence
+
+from pretrainax.config.metric import reported
+from pretrainax.reporting.run_lines import RunLines
+from pretrainax.reporting.runs_table import Report, Table
+from pretrainax.reporting.units import elapsed
+from pretrainax.runs.health import collapses, health_line
+from pretrainax.runs.run_reports import METRICS_FILE
+from pretrainax.runtime.goodput import read_goodput
+
+_NORM = "gradient_norm/stack="
+_SILENT_LOGS = 10  # a run that has written nothing for the time of so many logs has probably stopped
+_SILENT_SECONDS = 120.0  # the least such time: a validation or a checkpoint may take minutes
+
+
+def status_table(report: Report, folders: Sequence[str]) -> Table:
+    """Returns a row for each run of a report.
+
+    Args:
+      folders: the folders of the runs, in the order of the report.
+    """
+    rows = [["", "run", "state", "step", "train loss", "validation loss", "remaining", "goodput", "health"]]
+    for i, (run, folder) in enumerate(zip(report.runs, folders, strict=True)):
+        experiment = report.records[i].experiment
+        rows.append([str(i + 1), run.name, *_cells(run, folder, experiment and experiment.train.steps)])
+    return rows
+
+
+def _cells(run: RunLines, folder: str, steps: int | None) -> list[str]:
+    step = run.lines[-1]["step"]
+    goodput, is_complete = read_goodput(folder)
+    losses = [run.last(split, "loss") for split in ("train", "valid")]
+    state, remaining = _state(run, folder, is_complete), "unknown"
+    if steps and (seconds := run.last("train", "step_seconds")) is not None:
+        remaining = "" if state == "complete" else elapsed(max(steps - step, 0) * seconds)
+    return [
+        state,
+        f"{step:,} of {steps:,}" if steps else f"{step:,}",
+        *("none" if loss is None else reported("loss", loss) for loss in losses),
+        remaining,
+        "unknown" if goodput is None else f"{goodput:.1%}",
+        _health(run, step / steps if steps else 0.0),
+    ]
+
+
+def _state(run: RunLines, folder: str, is_complete: bool) -> str:
+    """Returns "complete", "running", or the time since the last line of metrics.jsonl if that is long ago."""
+    if is_complete:
+        return "complete"
+    silent = time.time() - os.path.getmtime(os.path.join(folder, METRICS_FILE))
+    steps = [line["step"] for line in run.lines if line["split"] == "train"][-2:]
+    log_seconds = (run.last("train", "step_seconds") or 0.0) * (steps[-1] - steps[0] if steps else 0)
+    return "running" if silent < max(_SILENT_SECONDS, _SILENT_LOGS * log_seconds) else f"no line for {elapsed(silent)}"
+
+
+def _health(run: RunLines, progress: float) -> str:
+    """Returns the health line of the last validation, after a warning if the model has collapsed."""
+    valid = next((line for line in reversed(run.lines) if line["split"] == "valid"), {})
+    train = next((line for line in reversed(run.lines) if line["split"] == "train"), {})
+    norms = {name.removeprefix(_NORM): x for name, x in train.items() if name.startswith(_NORM) and x is not None}
+    warning = "COLLAPSED, " if collapses(valid, progress) else ""
+    return warning + health_line(valid, norms).removeprefix("health: ")
