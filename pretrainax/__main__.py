@@ -15,8 +15,8 @@ from pretrainax.reporting.tables import text_table
 MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
     for name in (
-        "quickstart tokenizer prepare prepare_beam inspect recipe plan profile study ladder report watch evaluate generate "
-        "predict huggingface verify_resume zoo doctor completion"
+        "quickstart tokenizer prepare prepare_beam inspect recipe plan profile study ladder report watch evaluate "
+        "generate predict huggingface verify_resume zoo doctor completion"
     ).split()
 }
 

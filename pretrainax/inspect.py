@@ -4,6 +4,10 @@ Prints the first rows of a run. Symbols show the effect of the objective on each
 compares the rates measured in the batches with the rates that the config implies. `--at=STEP` shows the rows of a later
 step; in a run with config.phases, these are the rows of the phase that contains the step. The exit code is 1 if a
 measured rate is out of range, otherwise 0.
+
+`--widths=64,128,256` checks instead whether the config transfers to other widths: it trains each width for a few steps
+and compares the sizes of activations and updates (`pretrainax.scaling.coordinates`). The exit code is 1 if a size
+depends on the width. `--picture=FILE` draws the sizes.
 """
 
 import os
@@ -27,9 +31,16 @@ _COUNT = flags.DEFINE_integer("count", 4, "Number of rows to show", lower_bound=
 _AT = flags.DEFINE_integer("at", 1, "Step whose rows are shown; the first step is 1", lower_bound=1)
 _HTML = define_path("html", None, "HTML file to write, with the same rows and table")
 
+_WIDTHS = flags.DEFINE_list("widths", None, "Widths (d_model) of a coordinate check, such as 64,128,256,512,1024")
+_PICTURE = define_path("picture", None, "PNG file to write, with --widths")
+
 
 def main() -> int:
     """Prints training rows, and a table of measured and expected statistics of the rows. Returns the exit code."""
+    if _WIDTHS.value:
+        return _check_widths(_WIDTHS.value)
+    if _PICTURE.value:
+        raise UserError("--picture draws a coordinate check: set --widths=64,128,256 too")
     experiment = cli.experiment()
     if _HTML.value:
         cli.folder("html", os.path.dirname(_HTML.value) or ".")
@@ -52,6 +63,26 @@ def main() -> int:
         _print_tables(phase_name, views, measurement)
     check.check(measurement, phase.experiment.objective)
     return 0
+
+
+def _check_widths(flag: Sequence[str]) -> int:
+    """Prints, and with --picture draws, the sizes of activations and updates in all widths. Returns the exit code."""
+    from pretrainax.scaling import coordinates, coordinates_report  # import JAX
+
+    if len(flag) < 2 or not all(word.isdecimal() and int(word) > 0 for word in flag):
+        raise UserError(f"--widths={','.join(flag)} is not a list of at least two widths, such as 64,128,256")
+    if _PICTURE.value:
+        cli.folder("picture", os.path.dirname(_PICTURE.value) or ".")
+    widths = sorted(map(int, flag))
+    sizes = coordinates.measure(cli.experiment(files=False), widths)
+    if cli.prints_json():
+        cli.print_json({"config": cli.config_name(), "widths": widths, "sizes": [x.values() for x in sizes]})
+    else:
+        print(coordinates_report.table(widths, sizes))
+    if _PICTURE.value:
+        coordinates_report.draw(_PICTURE.value, widths, sizes)
+        print(with_urls(f"wrote {_PICTURE.value}"), file=sys.stderr)
+    return 0 if all(x.is_flat for x in sizes) else 1
 
 
 def _print_tables(phase_name: Optional[str], views: Sequence[View], measurement: check.Measurement) -> None:

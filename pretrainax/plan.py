@@ -7,7 +7,8 @@ step for the topology and prints the compiler's values next to the estimates; `-
 `--prove` prints a certificate of the compiled step instead: its bytes over the floor, the types and sizes of its
 products, fused attention, recomputation, collectives, memory and more (`pretrainax.planning.certificate`).
 `--law` also predicts the run's validation loss, and needs no topology. `--flops`, `--hours`, `--tokens` and `--fit`
-size a model for a budget: see `pretrainax.scaling.budget`.
+size a model for a budget: see `pretrainax.scaling.budget`. `--transfer_from=RUN` transfers learning rate, weight decay
+and batch size of a small, tuned run to the config, and prints the flags.
 """
 
 import sys
@@ -18,6 +19,7 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import Experiment, TrainConfig, UserError, resolve_auto
 from pretrainax.config.budget import RunBudget
+from pretrainax.files.paths import define_path
 from pretrainax.scaling import budget
 from pretrainax.scaling.budget import Budget
 
@@ -34,6 +36,7 @@ _PROVE = flags.DEFINE_bool("prove", False, "Compile the step and print its certi
 _SEARCH = flags.DEFINE_bool("search", False, "List the best meshes, each with the fastest rematerialization that fits")
 _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step if the compiler for the chip is installed")
 _TABLE = flags.DEFINE_bool("table", False, "Print docs/plans.md, the plans of all configs, and exit")
+_TRANSFER_FROM = define_path("transfer_from", None, "Run whose hyperparameters are transferred to the config")
 _BUDGET = budget.define_flags()
 
 
@@ -63,6 +66,8 @@ def main() -> int:
     tokenizer = experiment.tokenizer
     resolve_auto(experiment, tokenizer.size if tokenizer.path is None else None)
     _set_steps(experiment)
+    if _TRANSFER_FROM.value:
+        return _print_transfer(experiment, _TRANSFER_FROM.value)
     prediction = predict_loss(experiment, budget_flags["law"]) if "law" in budget_flags else None
     if prediction is not None and not cli.prints_json():
         print(prediction)
@@ -94,6 +99,18 @@ def main() -> int:
     print(report.run_report(cli.config_name(), candidate, topology, compiled, compile_status))
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))
+    return 0
+
+
+def _print_transfer(experiment: Experiment, base_run: str) -> int:
+    """Prints the hyperparameters of `experiment`, transferred from the run `base_run`. Returns the exit code."""
+    from pretrainax.scaling.transfer_plan import plan_transfer
+
+    transferred = plan_transfer(experiment, base_run)
+    if cli.prints_json():
+        cli.print_json({"transfer": transferred.values()})
+    else:
+        print(transferred)
     return 0
 
 

@@ -25,8 +25,8 @@ PACKAGES = (
     "training tasks adapt distill zoo interop inference scoring runs planning profiling scaling evaluation studies"
 ).split()
 COMMANDS = (
-    "__main__ api cli main quickstart prepare prepare_beam tokenizer inspect recipe plan profile study ladder report watch "
-    "evaluate generate predict verify_resume huggingface doctor completion"
+    "__main__ api cli main quickstart prepare prepare_beam tokenizer inspect recipe plan profile study ladder report "
+    "watch evaluate generate predict verify_resume huggingface doctor completion"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.

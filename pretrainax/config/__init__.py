@@ -43,6 +43,7 @@ from pretrainax.config.positions import (
 from pretrainax.config.recurrent import NUM_CHARACTERS, WORD_LENGTH, Recurrent
 from pretrainax.config.serialization import differences, differing_fields, dump, from_json, load, to_json
 from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, SparseAttention
+from pretrainax.config.transfer import Transfer, resized
 from pretrainax.files.errors import RunFailed, UserError, nearest
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "SparseAttention",
     "Tag",
     "TrainConfig",
+    "Transfer",
     "UserError",
     "YarnScaling",
     "differences",
@@ -97,6 +99,7 @@ __all__ = [
     "nearest",
     "phase_at",
     "phases_of",
+    "resized",
     "resolve_auto",
     "to_json",
     "config_at_checkpoint",

@@ -8,6 +8,7 @@ from pretrainax.config.choice import optional_in_json, resumable_field
 from pretrainax.config.metric import SELECTION_HALF
 from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
+from pretrainax.config.transfer import Transfer
 
 if TYPE_CHECKING:  # the implementations
     from pretrainax.adapt import Tuning
@@ -282,6 +283,8 @@ class Experiment:
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # parallelism over devices
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numerics, faults
     layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # layer-wise learning rates
+    # transfer of hyperparameters from a small base model: Transfer(base_width=256); None: the values are for this model
+    transfer: Optional[Transfer] = optional_in_json(None, is_free=False)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # checkpoints
     # parameter-efficient tuning of the model of `checkpoint.init_from`: trains few parameters and freezes the others;

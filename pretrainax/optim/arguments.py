@@ -77,13 +77,16 @@ def rate_in(rates: jax.Array) -> Rate:
     return lambda step: jax.lax.dynamic_index_in_dim(rates, step, keepdims=False)  # clamps the index
 
 
-def build_optimizer(chosen: Optimizer, layers: LayersConfig, params: PyTree) -> optax.GradientTransformationExtraArgs:
+def build_optimizer(
+    chosen: Optimizer, layers: LayersConfig, params: PyTree, multipliers: Optional[PyTree] = None
+) -> optax.GradientTransformationExtraArgs:
     """Builds the optimizer of a config, whose numbers are an argument of its `update`.
 
     `update` takes `arguments`: the fields of `arguments_of` and "rates", the learning rates [N] of all steps.
 
     Args:
       params: arrays or shapes.
+      multipliers: with config.transfer, the result of `optim.transfer.multipliers_of`.
 
     Raises:
       UserError: `layers` leaves no parameter to train.
@@ -91,7 +94,8 @@ def build_optimizer(chosen: Optimizer, layers: LayersConfig, params: PyTree) -> 
 
     def built(fields: Mapping[str, jax.Array], schedule: Rate) -> optax.GradientTransformationExtraArgs:
         optimizer = dataclasses.replace(chosen, **fields)
-        return with_layer_rates(layers, optimizer, optimizer.build(schedule, params), params)
+        transfer = () if multipliers is None else (multipliers,)  # other optimizers have no such argument
+        return with_layer_rates(layers, optimizer, optimizer.build(schedule, params, *transfer), params)
 
     def update(
         updates: PyTree, state: PyTree, params: Optional[PyTree] = None, *, arguments: Mapping[str, jax.Array], **extra

@@ -1,7 +1,7 @@
 """Implements the optimizers whose second moment is factored into rows and columns: Adafactor and SM3."""
 
 import dataclasses
-from typing import Optional
+from typing import ClassVar, Optional
 
 import optax
 
@@ -20,6 +20,8 @@ class Adafactor(Chain):
     RMS is the root mean square over a matrix. If a matrix has at least `min_factored_size` rows and columns, the state
     contains only the row means and column means of v, and the update approximates v by their outer product.
     """
+
+    transfers: ClassVar[bool] = True
 
     learning_rate: float = 1e-2  # peak of the schedule
     decay_exponent: float = 0.8  # the decay rate b of the second moment is 1 - updates^-decay_exponent
@@ -42,6 +44,9 @@ class Adafactor(Chain):
         if self.scale_by_parameter_rms:
             transformations.append(optax.scale_by_param_block_rms(min_scale=1e-3))
         yield map_matrices(optax.chain(*transformations), params_shape)
+
+    def update_factor(self, multipliers):
+        return multipliers.relative_update if self.scale_by_parameter_rms else multipliers.update
 
     def problems(self, experiment):
         yield from super().problems(experiment)

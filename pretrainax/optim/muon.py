@@ -11,6 +11,7 @@ import optax
 from pretrainax.optim.matrices import HEADS, STACKED, first_output, tree_of_names
 from pretrainax.optim.optimizers import Chain, scale_by_adam, scale_by_rate_of_step
 from pretrainax.optim.sharded_stacks import MatrixAxes, MatrixWork, map_stacks, stacks_of
+from pretrainax.optim.transfer import Factor, Multipliers, scale_by
 from pretrainax.sharding.param_paths import PyTree, is_stacked
 from pretrainax.sharding.rules import axes_of_leaves
 
@@ -32,6 +33,7 @@ class Muon(Chain):
     """
 
     arguments: ClassVar[tuple[str, ...]] = (*Chain.arguments, "adam_learning_rate")
+    transfers: ClassVar[bool] = True
 
     learning_rate: float = 0.02  # peak of the schedule
     momentum: float = 0.95  # decay rate of the momentum
@@ -49,7 +51,7 @@ class Muon(Chain):
     weight_decay: float = 0.0  # decoupled, times the learning rate
     clip_norm: Optional[float] = None  # maximum global norm of the gradient; None: no clipping
 
-    def build(self, schedule, params_shape):
+    def build(self, schedule, params_shape, multipliers=None):
         axes = self._axes(params_shape)
         labels = jax.tree.map(
             lambda a: "muon" if isinstance(a, MatrixAxes) else "adam",
@@ -63,7 +65,9 @@ class Muon(Chain):
         adam_rate = self.learning_rate if self.adam_learning_rate is None else self.adam_learning_rate
         return optax.chain(
             self.clipping(),
+            *self.transferred(lambda m: m.gradient, multipliers),
             optax.partition(transformations, labels),
+            *([] if multipliers is None else [scale_by(self._transferred_updates(axes, multipliers))]),
             self.decaying(params_shape),
             optax.masked(
                 optax.scale(adam_rate / self.learning_rate), jax.tree.map(lambda label: label == "adam", labels)
@@ -126,6 +130,26 @@ class Muon(Chain):
         momentum = optax.chain(optax.scale(1.0 - self.momentum), optax.trace(self.momentum, nesterov=True))
         neurons = [] if self.neuron_b2 is None else [_normalized_neurons(self.neuron_b2, axes)]
         return optax.chain(momentum, optax.stateless(orthogonalize_all), *neurons, optax.stateless(scale))
+
+    def _transferred_updates(self, axes: PyTree, multipliers: PyTree) -> PyTree:
+        """Returns the factor of each parameter's update with config.transfer.
+
+        The spectral norm of an update must be proportional to sqrt(outputs / inputs) (Yang et al. 2023, arXiv
+        2310.17813, condition 1). With `split_heads`, the updates of heads with different inputs add up.
+        """
+
+        def norm(m: MatrixAxes, shape: tuple[int, ...]) -> float:
+            _, inputs, outputs = m.sizes(shape)
+            heads = [i for i in m.stacked if m.names[i] in HEADS and i < first_output(m.names)]
+            return math.sqrt(outputs / inputs) / math.prod(shape[i] for i in heads) / self._update_scale(m, shape)
+
+        def factor(m: Multipliers, matrix_axes: MatrixAxes | optax.MaskedNode) -> Factor:
+            if isinstance(matrix_axes, optax.MaskedNode):
+                return m.update
+            return m.folded * norm(matrix_axes, m.shape) / norm(matrix_axes, m.base_shape)
+
+        leaves = jax.tree.leaves(axes, is_leaf=lambda a: isinstance(a, optax.MaskedNode))
+        return jax.tree.unflatten(jax.tree.structure(multipliers), map(factor, jax.tree.leaves(multipliers), leaves))
 
     def _update_scale(self, axes: MatrixAxes, shape: tuple[int, ...]) -> float:
         _, inputs, outputs = axes.sizes(shape)

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, Optional, cast
 
 import jax
@@ -16,6 +16,7 @@ from pretrainax.optim.matrices import rms, scale_by_rms_ratio, stacked_axes
 from pretrainax.optim.moments import MomentDtype, in_bfloat16
 from pretrainax.optim.schedules import Rate
 from pretrainax.optim.sharded_stacks import MatrixWork
+from pretrainax.optim.transfer import Factor, Multipliers, scale_by
 from pretrainax.sharding.param_paths import PyTree
 
 BiasCorrection = Literal["moments", "rate", "none"]
@@ -31,6 +32,8 @@ class Optimizer(kinds.Optimizer):
     needs_gradient_function: ClassVar[bool] = False
     # `update` takes `factors`, a tree of learning-rate factors (optim/layers.py); False: the caller scales the updates
     takes_factors: ClassVar[bool] = False
+    # `build` takes `multipliers`, so that config.transfer supports this optimizer
+    transfers: ClassVar[bool] = False
     # fields that are arrays while an update is traced, so that runs with other values share the compiled update;
     # `build` must not branch on their values
     arguments: ClassVar[tuple[str, ...]] = ()
@@ -56,7 +59,9 @@ class Optimizer(kinds.Optimizer):
         """
         return type(self).gradient_point is not Optimizer.gradient_point
 
-    def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
+    def build(
+        self, schedule: Rate, params_shape: PyTree, multipliers: Optional[PyTree] = None
+    ) -> optax.GradientTransformationExtraArgs:
         """Builds the Optax transformation from gradients to updates, with the learning rate of `schedule`.
 
         Its method `update(gradients, state, params, step=…)` takes the number of completed updates as `step`.
@@ -64,6 +69,7 @@ class Optimizer(kinds.Optimizer):
         Args:
           schedule: maps the number of completed updates to the next update's learning rate.
           params_shape: the parameters, as arrays or shapes.
+          multipliers: with config.transfer, the `Multipliers` of each parameter; only if `transfers` is True.
         """
         raise NotImplementedError
 
@@ -106,13 +112,28 @@ class Chain(Optimizer):
     # weight decay also applies to all biases, including the biases of norms
     decay_biases: bool = dataclasses.field(default=False, kw_only=True)
 
-    def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
+    def build(
+        self, schedule: Rate, params_shape: PyTree, multipliers: Optional[PyTree] = None
+    ) -> optax.GradientTransformationExtraArgs:
         return optax.chain(
             self.clipping(),
+            *self.transferred(lambda m: m.gradient, multipliers),
             *self.directions(params_shape),
+            *self.transferred(self.update_factor, multipliers),
             self.decaying(params_shape),
             scale_by_rate_of_step(schedule),
         )
+
+    def transferred(
+        self, factor: Callable[[Multipliers], Factor], multipliers: Optional[PyTree]
+    ) -> Iterator[optax.GradientTransformation]:
+        """Yields the transformation that multiplies updates by `factor`, unless `multipliers` is None."""
+        if multipliers is not None:
+            yield scale_by(jax.tree.map(factor, multipliers))
+
+    def update_factor(self, multipliers: Multipliers) -> Factor:
+        """Returns the factor of the update of a parameter before weight decay, with config.transfer."""
+        return multipliers.update
 
     @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def directions(self, params_shape: PyTree) -> Iterable[optax.GradientTransformation]:
@@ -196,6 +217,8 @@ class AdamW(Chain):
     the effect of a larger epsilon.
     """
 
+    transfers: ClassVar[bool] = True
+
     learning_rate: float = 1e-3  # peak of the schedule
     b1: float = 0.9  # decay rate of the first moment
     b2: float = 0.999  # decay rate of the second moment
@@ -220,6 +243,9 @@ class AdamW(Chain):
         yield adam if self.moment_dtype == "float32" else in_bfloat16(adam)
         yield scale_by_rms_ratio(_parameter_rms) if self.scale_by_parameter_rms else optax.identity()
 
+    def update_factor(self, multipliers):
+        return multipliers.relative_update if self.scale_by_parameter_rms else multipliers.update
+
 
 @dataclasses.dataclass
 class Lamb(Chain):
@@ -232,7 +258,12 @@ class Lamb(Chain):
 
     NOTE Parameters that do not decay, such as biases and norms, get Adam's unscaled update, as in ALBERT's code.
     Algorithm 2 scales these updates too.
+
+    With config.transfer, a factor of an update must follow its normalization, which would cancel the factor. The decay
+    is divided by the factor of Adam's update, so that rate · |w| / |u| · decay is the same for all sizes.
     """
+
+    transfers: ClassVar[bool] = True
 
     learning_rate: float = 1e-3  # peak of the schedule
     b1: float = 0.9  # decay rate of the first moment
@@ -246,12 +277,19 @@ class Lamb(Chain):
     def is_scale_invariant(self) -> bool:
         return True
 
-    def build(self, schedule, params_shape):
+    def build(self, schedule, params_shape, multipliers=None):
+        mask, relative = self.decay_mask(params_shape), []
+        if multipliers is not None:
+            is_relative = lambda m, decays: m.relative_update if decays else 1.0  # noqa: E731
+            relative = [scale_by(jax.tree.map(is_relative, multipliers, mask))]
         return optax.chain(
             self.clipping(),
+            *self.transferred(lambda m: m.gradient, multipliers),
             scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction),
+            *self.transferred(lambda m: m.update, multipliers),
             self.decaying(params_shape),
-            optax.masked(scale_by_rms_ratio(_norm_ratio), self.decay_mask(params_shape)),
+            optax.masked(scale_by_rms_ratio(_norm_ratio), mask),
+            *relative,
             scale_by_rate_of_step(schedule),
         )
 

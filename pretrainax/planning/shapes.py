@@ -1,10 +1,13 @@
-"""Computes the shapes of a run's batches without corpus or tokenizer, from one synthetic document per objective."""
+"""Builds the shapes of a run's batches, and random batches, from synthetic documents: no corpus and no tokenizer."""
+
+import itertools
+from typing import Optional
 
 import jax
 import numpy as np
 
 from pretrainax.config import Experiment
-from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.batch import Example, HostBatch, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective, ObjectiveInput
 from pretrainax.data.row_stream import text_lengths
@@ -15,6 +18,7 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
 
 _SPECIAL_TOKENS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+_TEXT_TOKENS = 256  # one per byte
 
 
 def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
@@ -24,6 +28,24 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     per objective in `config.data.source`, which the objective builds from a document that fills a sequence. In a
     mixture, every sequence has the arrays of all objectives.
     """
+    return global_shapes(_batch(experiment, 1)[0], experiment.train.global_batch_size)
+
+
+def random_batches(experiment: Experiment, count: int, seed: int = 0) -> tuple[list[HostBatch], int]:
+    """Builds batches of random documents, whose token frequencies follow Zipf's law as those of words do.
+
+    Returns:
+      The batches, and the size of their vocabulary.
+    """
+    rng, rows = np.random.default_rng(seed), experiment.train.global_batch_size
+    batches, sizes = zip(*(_batch(experiment, rows, rng) for _ in range(count)), strict=True)
+    return list(batches), sizes[0]
+
+
+def _batch(
+    experiment: Experiment, rows: int, rng: Optional[np.random.Generator] = None
+) -> tuple[dict[str, np.ndarray], int]:
+    """Builds a batch and returns it with the size of the vocabulary; if `rng` is None, all its tokens are equal."""
     length = experiment.data.sequence_length
     tokenizer = _ByteTokenizer(sentinels=length)  # an example has fewer spans than tokens
     bound_objective = experiment.objective.adapted(experiment).bind(tokenizer)
@@ -38,13 +60,14 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     )
     inputs = token_inputs(experiment.model, tokenizer)
     raw_examples = (
-        _example(objective, objective.lengths(length), tokenizer.vocabulary, counter) for objective in objectives
+        _example(objective, objective.lengths(length), tokenizer.vocabulary, counter, rng)
+        for objective in itertools.islice(itertools.cycle(objectives), max(rows, len(objectives)))
     )
     examples = [with_token_inputs(example, inputs) for example in raw_examples]
     template = {name: array for example in examples for name, array in example.items()}
     template |= text_lengths(objectives, experiment.data.packing, template)
-    row = collate([examples[:1]], max_lengths, tokenizer.vocabulary.pad, template)
-    return global_shapes(row, experiment.train.global_batch_size)
+    batch = collate([[example] for example in examples[:rows]], max_lengths, tokenizer.vocabulary.pad, template)
+    return batch, tokenizer.vocabulary.size
 
 
 class _ByteTokenizer(Tokenizer):
@@ -57,7 +80,7 @@ class _ByteTokenizer(Tokenizer):
         self._first = len(_SPECIAL_TOKENS) + sentinels
         special_ids = {name: i for i, name in enumerate(_SPECIAL_TOKENS)}
         vocabulary = Vocabulary(
-            self._first + 256, **special_ids, sentinels=tuple(range(len(_SPECIAL_TOKENS), self._first))
+            self._first + _TEXT_TOKENS, **special_ids, sentinels=tuple(range(len(_SPECIAL_TOKENS), self._first))
         )
         super().__init__(bytes(range(256)), vocabulary, {i: f"<{i}>" for i in range(self._first)})
 
@@ -68,10 +91,19 @@ class _ByteTokenizer(Tokenizer):
         return [b""] * self._first + [bytes([byte]) for byte in range(256)]
 
 
-def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, counter: TextCounter) -> Example:
+def _example(
+    objective: Objective,
+    lengths: Lengths,
+    vocabulary: Vocabulary,
+    counter: TextCounter,
+    rng: Optional[np.random.Generator],
+) -> Example:
     """Builds an example of an objective from one synthetic document of the maximum length."""
     source, _ = objective.max_pair_lengths(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
     tokens = np.full(lengths.raw, vocabulary.size - 1, np.int32)
+    if rng is not None:
+        frequencies = 1 / np.arange(1.0, _TEXT_TOKENS + 1)
+        tokens -= rng.choice(_TEXT_TOKENS, lengths.raw, p=frequencies / frequencies.sum()).astype(np.int32)
     boundaries, note = np.array([source, len(tokens)]), None  # ends of two sentences, or of source and target
     if isinstance(objective, Task):
         boundaries, note = (
@@ -79,4 +111,4 @@ def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, cou
             objective.sample_note(),
         )
     text = ObjectiveInput(tokens, np.ones_like(tokens), boundaries, draw_other_document=lambda rng: text, note=note)
-    return counter.add_counts(objective.example(text, np.random.default_rng(0), vocabulary), tokens)
+    return counter.add_counts(objective.example(text, rng or np.random.default_rng(0), vocabulary), tokens)

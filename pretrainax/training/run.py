@@ -23,6 +23,7 @@ from pretrainax.data.sources.base import Note
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import resolve_auto
 from pretrainax.optim.arguments import build_optimizer, numbers_of, update_key
+from pretrainax.optim.transfer import multipliers_of
 from pretrainax.runtime import determinism, host
 from pretrainax.runtime.agreement import check_same
 from pretrainax.runtime.shared_programs import current_programs
@@ -206,12 +207,13 @@ def build_steps(
     params = variables["params"]
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, train.steps)
     chosen, layers, has_ema = experiment.optimizer, experiment.layers, train.ema_decay is not None
-    optimizer = build_optimizer(chosen, layers, params)
+    multipliers = experiment.transfer and multipliers_of(experiment.model, experiment.transfer, params)
+    optimizer = build_optimizer(chosen, layers, params, multipliers)
     return Steps(
         model=model,
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
-        init=train_step.make_init(model, optimizer, batch_shapes, mesh, has_ema),
+        init=train_step.make_init(model, optimizer, batch_shapes, mesh, has_ema, multipliers),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         answer_step=train_step.make_answer_step(model, train, mesh),
         abstract_state=train_step.abstract_state(params, optimizer, mesh, has_ema),

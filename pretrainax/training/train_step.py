@@ -30,6 +30,7 @@ from pretrainax.optim.layers import mask_frozen
 from pretrainax.optim.moving_average import updated_average
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
+from pretrainax.optim.transfer import scaled_initially
 from pretrainax.sharding.arrays import split_microbatches
 from pretrainax.sharding.optimizer_state import opt_state_shardings
 from pretrainax.sharding.param_paths import PyTree, parameter_names
@@ -102,11 +103,14 @@ def make_init(
     batch_shapes: Shapes,
     mesh: Mesh,
     has_ema: bool = False,
+    multipliers: Optional[PyTree] = None,
 ) -> Callable[[int], TrainState]:
     """Builds the jitted function `seed -> state`: zero moments, and parameters that do not depend on the mesh."""
 
     def make(seed):
-        state = _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)
+        params = _init_params(model, batch_shapes, seed)
+        params = params if multipliers is None else scaled_initially(params, multipliers)
+        state = _state(params, optimizer, has_ema)
         return jax.lax.with_sharding_constraint(state, state_shardings(mesh, optimizer, state.params, has_ema))
 
     jitted = jax.jit(make)

@@ -1,0 +1,170 @@
+"""Checks that a config transfers to other widths: activations and their changes have equal sizes in all widths.
+
+The coordinate check of Yang et al. 2022 (arXiv 2203.03466, appendix D.1), for any model: each width trains for a few
+steps on the same random documents, and the root mean square (RMS) of each module's output, and of its change since the
+first step, is compared over widths. With a wrong factor of a learning rate or of an initializer, one of them grows or
+shrinks with the width.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.config import Experiment, LayersConfig, MeshConfig, TrainConfig, Transfer, resized
+from pretrainax.config.validation import validate
+from pretrainax.data.batch import HostBatch
+from pretrainax.files.json_files import JsonObject
+from pretrainax.models import AnyModel, build, electra
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.optim import WarmupConstant
+from pretrainax.optim.transfer import Multipliers, multipliers_of
+from pretrainax.planning.shapes import random_batches
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import flat
+from pretrainax.training.run import build_steps
+from pretrainax.training.train_step import Params, global_shapes
+
+STEPS = 10
+ROWS, LENGTH = 8, 64  # of a batch
+LIMIT = 0.15  # relative difference over all widths, above which a size is not flat
+_SEEDS = 2
+_NAME = "transfer_output"  # of a stored output
+_LOGITS = "unembedding"  # the module whose output is the logits, also if it has no parameters
+
+
+class Sizes(NamedTuple):
+    """The sizes of one module's output in models of several widths, each the mean over layers and seeds."""
+
+    module: str  # path of the module
+    what: str  # "activation": RMS after the last step | "change": RMS of the difference from the first step
+    sizes: tuple[float, ...]  # one per width
+    # Logits, and outputs of other matrices of the kind "output" (optim/transfer.py), start smaller in wider models and
+    # have equal changes. Their activations are therefore not compared.
+    is_compared: bool
+
+    @property
+    def difference(self) -> float:
+        """Returns the largest relative difference between a size and the geometric mean of all sizes."""
+        sizes = np.array(self.sizes)
+        return float(np.max(np.abs(sizes / np.exp(np.mean(np.log(sizes))) - 1))) if min(sizes) > 0 else 0.0
+
+    def values(self) -> JsonObject:
+        """Returns what `inspect --json` prints."""
+        return {**self._asdict(), "sizes": list(self.sizes), "difference": self.difference, "is_flat": self.is_flat}
+
+    @property
+    def is_flat(self) -> bool:
+        return not self.is_compared or self.difference <= LIMIT
+
+
+def measure(experiment: Experiment, widths: Sequence[int], seeds: int = _SEEDS) -> list[Sizes]:
+    """Trains the model of a config in several widths for `STEPS` steps, and returns the sizes of its outputs.
+
+    The learning rate is constant, and the batches are small and random. With config.transfer of None, the smallest
+    width is the base width.
+
+    Raises:
+      UserError: a width does not fit the model, or the config is invalid.
+    """
+    found: dict[tuple[str, str, bool], list[float]] = {}
+    for width in widths:
+        for key, size in _sizes(*_prepared(experiment, width, min(widths)), seeds).items():
+            found.setdefault(key, []).append(size)
+    return [Sizes(module, what, tuple(sizes), compared) for (module, what, compared), sizes in sorted(found.items())]
+
+
+def _prepared(experiment: Experiment, width: int, base_width: int) -> tuple[Experiment, list[HostBatch]]:
+    """Returns the config of a short run of the model in one width, and its batches."""
+    run = copy.deepcopy(experiment)
+    run.model, run.transfer = resized(run.model, width), run.transfer or Transfer(base_width)
+    run.mesh, run.schedule, run.phases, run.layers = MeshConfig(), WarmupConstant(0), (), LayersConfig()
+    run.data.sequence_length = min(run.data.sequence_length, LENGTH)
+    run.train = TrainConfig(steps=STEPS, global_batch_size=ROWS, dtype="float32", scan_unroll=1)
+    run.model.dropout_rate = run.model.attention_dropout_rate = 0.0
+    batches, run.model.vocab_size = random_batches(run, STEPS)
+    validate(run, files=False)
+    return run, batches
+
+
+def _sizes(run: Experiment, batches: Sequence[HostBatch], seeds: int) -> dict[tuple[str, str, bool], float]:
+    """Trains a model, and returns {(module, what, is_compared): size}."""
+    mesh, found = make_mesh(run.mesh, jax.devices()[:1]), {}
+    with jax.set_mesh(mesh):
+        built = build_steps(run, global_shapes(batches[0], ROWS), mesh)
+        outputs = jax.jit(lambda params, batch: _outputs(built.model, params, batch))
+        on_device = [put_batch(batch, mesh) for batch in batches]
+        for seed in range(seeds):
+            state = built.init(seed)
+            first = outputs(state.params, on_device[0])
+            for batch in on_device:
+                state, _ = built.step(state, batch)
+            last = outputs(state.params, on_device[0])
+            for what, tree in ("activation", last), ("change", jax.tree.map(jnp.subtract, last, first)):
+                for path, x in tree.items():
+                    found.setdefault((path, what), []).append(_rms(x))
+    assert run.transfer is not None
+    multipliers = flat(multipliers_of(run.model, run.transfer, built.abstract_state.params))
+    return {
+        (path, what, what == "change" or not _is_output(multipliers, path)): _size(multipliers, path, np.stack(values))
+        for (path, what), values in found.items()
+    }
+
+
+def _is_output(multipliers: Mapping[str, Multipliers], path: str) -> bool:
+    """Returns True for logits and for outputs of matrices of the kind "output"."""
+    kernel = multipliers.get(f"{path}/kernel")
+    return path.endswith(_LOGITS) or (kernel is not None and kernel.kind == "output")
+
+
+def _size(multipliers: Mapping[str, Multipliers], path: str, x: np.ndarray) -> float:
+    """Returns the mean RMS [seeds, layers, …] of a module's output, without the factor that its parameters contain."""
+    own = [m for name, m in multipliers.items() if name.rpartition("/")[0] == path]
+    return float((x / np.ravel(own[0].folded if own else 1.0)).mean())
+
+
+def _components(model: AnyModel, params: Params) -> dict[str, tuple[AnyModel, Params]]:
+    """Returns the model and its parameters, or the two encoders of ELECTRA, by prefix of their paths."""
+    if model.config.generator is None:
+        return {"": (model, params)}
+    encoders = {"generator/": electra.generator, "": electra.discriminator}
+    split = {prefix: extract(model.config, params) for prefix, extract in encoders.items()}
+    return {prefix: (build(config, model.compute), tree) for prefix, (config, tree) in split.items()}
+
+
+def _record(call, args, kwargs, context):
+    """Stores the output of a module; Flax calls this interceptor in place of every method of a module."""
+    result = call(*args, **kwargs)
+    output = result[0] if isinstance(result, tuple) else result
+    if isinstance(output, LanguageModelOutput):
+        output = output.logits()
+    is_output = isinstance(output, jax.Array) and jnp.issubdtype(output.dtype, jnp.floating) and output.ndim > 1
+    if context.method_name == "__call__" and context.module.name is not None and is_output:
+        features = output.reshape(-1, math.prod(output.shape[2:])) if output.ndim > 2 else output
+        context.module.sow("intermediates", _NAME, features.astype(jnp.float32))
+    return result
+
+
+def _outputs(model: AnyModel, params: Params, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the outputs of all modules with parameters, {path of the module: [layers, …, tokens, features]}."""
+    found = {}
+    for prefix, (component, component_params) in _components(model, params).items():
+        with nn.intercept_methods(_record):
+            _, sown = component.apply(
+                {"params": component_params}, batch, deterministic=True, mutable=["intermediates"]
+            )
+        values = flat(sown["intermediates"])
+        modules = {path.rpartition("/")[0] for path in flat(component_params)} | {_LOGITS}
+        found |= {prefix + path: values[f"{path}/{_NAME}"][0] for path in modules if f"{path}/{_NAME}" in values}
+    return found
+
+
+def _rms(x: jax.Array) -> np.ndarray:
+    """Returns the root mean square of tokens and features, [layers, …]."""
+    return np.sqrt(np.mean(np.square(np.asarray(x)), axis=(-2, -1)))

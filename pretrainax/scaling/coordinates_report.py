@@ -1,0 +1,48 @@
+"""Formats the result of a coordinate check as a table, and draws it."""
+
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib import figure
+
+from pretrainax.reporting.curves import FAINT, GRID, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
+from pretrainax.reporting.tables import text_table
+from pretrainax.scaling.coordinates import LIMIT, STEPS, Sizes
+
+
+def table(widths: Sequence[int], sizes: Sequence[Sizes]) -> str:
+    """Formats the sizes of all modules, and the ones that depend on the width."""
+    rows = [("module", "RMS of", *(f"{width:,}" for width in widths), "difference", "")]
+    for x in sizes:
+        verdict = "flat" if x.is_flat else "NOT FLAT"
+        numbers = (f"{size:.3g}" for size in x.sizes)
+        rows.append((x.module, x.what, *numbers, f"{x.difference:.0%}", verdict if x.is_compared else "not compared"))
+    failed = sorted({x.module for x in sizes if not x.is_flat})
+    summary = f"all sizes are within {LIMIT:.0%} of their mean over widths"
+    if failed:
+        summary = f"the output depends on the width after {STEPS} steps: {', '.join(failed)}"
+    return f"{text_table(rows, '<<>')}\n\n{summary}"
+
+
+def draw(path: str, widths: Sequence[int], sizes: Sequence[Sizes]) -> None:
+    """Draws two panels in a PNG file, activations and changes, with one line per module."""
+    with matplotlib.rc_context(STYLE):
+        picture = figure.Figure(figsize=(12, 5.6), dpi=150)
+        grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
+        picture.text(LEFT, 0.93, "Sizes of outputs by width", fontsize=16, fontweight="bold", va="center")
+        legend = (
+            f"RMS divided by that of the smallest width, after {STEPS} steps; orange: differs by more than {LIMIT:.0%}"
+        )
+        picture.text(LEFT, 0.865, legend, color=FAINT, va="center")
+        for column, what in enumerate(("activation", "change")):
+            panel = picture.add_subplot(grid[0, column])
+            panel.set_title({"activation": "activations", "change": "changes since the first step"}[what])
+            for x in (x for x in sizes if x.what == what and x.is_compared):
+                relative = [size / x.sizes[0] if x.sizes[0] else 1.0 for size in x.sizes]
+                panel.plot(widths, relative, color=TRAINING if x.is_flat else VALIDATION, linewidth=1.2, alpha=0.7)
+            panel.axhspan(1 - LIMIT, 1 + LIMIT, color=GRID, alpha=0.6)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log", base=2)
+            panel.set_xticks(list(widths), [f"{width:,}" for width in widths])
+            panel.set_xlabel("width")
+        picture.savefig(path, facecolor="white")

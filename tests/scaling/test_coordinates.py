@@ -1,0 +1,93 @@
+"""Coordinate checks: the three families pass, and each kind of wrong multiplier fails."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.optim import Adafactor, Lamb, Muon, transfer
+from pretrainax.scaling import coordinates, coordinates_report
+from tests.support import tiny
+from tests.support.tiers import few
+
+WIDTHS = (32, 64, 128)
+
+
+def config_of(variant, **model):
+    experiment = tiny.get_config(variant)
+    experiment.data.source.path = "."  # not read
+    for name, value in model.items():
+        setattr(experiment.model, name, value)
+    return experiment
+
+
+def check(experiment):
+    sizes = coordinates.measure(experiment, WIDTHS, seeds=1)
+    return sizes, {x.module for x in sizes if not x.is_flat}
+
+
+@pytest.mark.parametrize("variant", few(["gpt", "bert", "t5"], ["gpt"]))
+def test_the_families_have_equal_activations_and_updates_in_all_widths(variant):
+    sizes, broken = check(config_of(variant))
+    assert not broken, coordinates_report.table(WIDTHS, sizes)
+    assert any(x.module.endswith("mlp/down") for x in sizes)
+
+
+def mutated(monkeypatch, changes, **factors):
+    """Multiplies fields of the multipliers of some parameters by powers of the width: {field: exponent}."""
+    original = transfer._multipliers
+
+    def wrong(p):
+        found = original(p)
+        if not changes(p):
+            return found
+        return dataclasses.replace(found, **{k: getattr(found, k) * p.width**power for k, power in factors.items()})
+
+    monkeypatch.setattr(transfer, "_multipliers", wrong)
+
+
+KINDS = {
+    "hidden update": (lambda p: p.is_kernel, {"update": 1}),
+    "hidden init": (lambda p: p.is_kernel, {"init": 0.5}),
+    "input update": (lambda p: p.path == "token_embedding/embedding", {"update": -1}),
+    "vector update": (lambda p: "blocks" in p.path and p.path.endswith("scale"), {"update": 1}),
+    "tied logits": (lambda p: "final_norm" in p.path, {"update": 1, "init": 1, "spread": 1, "folded": 1}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_multiplier_of_each_kind_fails(kind, monkeypatch):
+    changes, factors = KINDS[kind]
+    mutated(monkeypatch, changes, **factors)
+    assert check(config_of("gpt"))[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer",
+    [Adafactor(learning_rate=1e-2), Lamb(learning_rate=1e-2), Muon(learning_rate=1e-2, update_rms=0.2)],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_other_optimizers_pass(optimizer):
+    experiment = config_of("gpt")
+    experiment.optimizer = optimizer
+    sizes, broken = check(experiment)
+    assert not broken, coordinates_report.table(WIDTHS, sizes)
+
+
+def test_a_width_without_whole_heads_is_refused():
+    with pytest.raises(UserError, match="3/8 of config.model.num_heads 4 is not a whole number"):
+        coordinates.measure(config_of("gpt"), (12, 32))
+
+
+@pytest.mark.slow
+def test_the_command_prints_and_draws_the_sizes(tmp_path):
+    command = [sys.executable, "-m", "pretrainax.inspect", "--config=tests/support/tiny.py:gpt", "--widths=32,64"]
+    done = subprocess.run([*command, f"--picture={tmp_path}/a.png", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"module", "sizes", "is_flat"} <= json.loads(done.stdout)["sizes"][0].keys()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
