@@ -72,7 +72,7 @@ def trials(options) -> Iterator[Trial]:
     sizes = dict.fromkeys([(w, depth) for w in options.widths] + [(width, d) for d in options.depths])
     for family in options.families:
         for size in sizes:
-            for transferred in (True, False):
+            for transferred in (False,) if size == (width, depth) else (True, False):  # equal for the base sizes
                 for power in options.powers:
                     for seed in range(options.seeds):
                         rate = FAMILIES[family][2] * options.factor**power
@@ -120,7 +120,7 @@ def finished(options) -> dict[Trial, Optional[float]]:
     return {Trial(**line["trial"]): line["loss"] for line in lines if line["steps"] == options.steps}
 
 
-def losses_by_rate(results: dict[Trial, Optional[float]]) -> dict[tuple, dict[float, float]]:
+def losses_by_rate(results: dict[Trial, Optional[float]], options) -> dict[tuple, dict[float, float]]:
     """Returns {(family, transferred, width, depth): {rate: mean loss over seeds}} without runs that diverged."""
     found: dict[tuple, dict[float, list]] = {}
     for trial, loss in results.items():
@@ -130,12 +130,14 @@ def losses_by_rate(results: dict[Trial, Optional[float]]) -> dict[tuple, dict[fl
         key: {rate: sum(x) / len(x) for rate, x in sorted(rates.items()) if None not in x}
         for key, rates in found.items()
     }
+    base = options.widths[0], options.depths[0]
+    means |= {(family, True, *size): rates for (family, _, *size), rates in means.items() if tuple(size) == base}
     return {key: rates for key, rates in means.items() if rates}
 
 
 def table(results: dict[Trial, Optional[float]], options) -> str:
     """Formats the best rate and loss of each size, and the loss at the best rate of the base model."""
-    losses = losses_by_rate(results)
+    losses = losses_by_rate(results, options)
     rows = [("family", "parametrization", "width", "depth", "best rate", "loss", "loss at the base's best rate")]
     for (family, transferred, width, depth), rates in sorted(losses.items()):
         best = min(rates, key=rates.__getitem__)
@@ -149,7 +151,7 @@ def table(results: dict[Trial, Optional[float]], options) -> str:
 
 def draw(path: str, results: dict[Trial, Optional[float]], options) -> None:
     """Draws the loss by learning rate: a row of panels per family; standard and transferred, over widths and depths."""
-    losses, families = losses_by_rate(results), options.families
+    losses, families = losses_by_rate(results, options), options.families
     columns = [(over, transferred) for over in ("width", "depth") for transferred in (False, True)]
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(14, 3.6 * len(families)), dpi=130)

@@ -6,7 +6,8 @@
 #
 # Required:
 #   NAME            name of the JobSet
-#   IMAGE           image with this folder installed (extras tpu and gcs) and as its working directory
+#   IMAGE           image with this folder as its working directory, and installed with the extras tpu, gcs, and
+#                   tfds or metrics if the config needs them
 #   ACCELERATOR     label of the node pool: tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, ...
 #   TOPOLOGY        chips per slice, such as 4x4 or 4x4x8
 #   HOSTS           hosts per slice

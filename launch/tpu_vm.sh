@@ -31,8 +31,8 @@ done
 
 cd "$(dirname "$0")/.."
 run() { if [[ $dry ]]; then printf '%q ' "$@" && echo; else "$@"; fi; }
-extras=tpu
-[[ " $* " == *gs://* ]] && extras=tpu,gcs
+extras=tpu,metrics,tfds
+[[ " $* " == *gs://* ]] && extras+=,gcs
 on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"; }
 
 folder=FOLDER # a new folder, which nobody else can write to

@@ -4,7 +4,7 @@ Attach the output to a bug report. It contains no secrets: neither the name of t
 home folder, nor environment variables other than those that control JAX and XLA.
 
 The command compiles a matrix product, trains a tiny model for two steps, lists the attention kernels that support this
-machine, and imports the optional packages. It takes about 15 seconds of processor time. The exit code is 1 if the
+machine, and imports two optional packages. It takes about 20 seconds of processor time. The exit code is 1 if the
 product or the training fails, otherwise 0.
 """
 
@@ -41,10 +41,11 @@ from pretrainax.trackers.secrets import masked
 
 _PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint grain numpy scipy ml_dtypes tensorstore tokenizers sentencepiece "
-    "safetensors array-record libtpu jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12 nvidia-cudnn-cu13"
+    "safetensors array-record libtpu jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12 nvidia-cudnn-cu13 "
+    "torch datasets scikit-learn seqeval sacrebleu rouge-score tensorboardX huggingface_hub"
 ).split()
-# Optional packages by import name.
-_OPTIONAL = "transformers datasets tensorflow_datasets sklearn seqeval sacrebleu rouge_score".split()
+# Optional packages whose imports fail more often than others, because they depend on many packages.
+_OPTIONAL = ("transformers", "tensorflow_datasets")
 # Variables that control JAX and XLA; their values are flags and numbers.
 _VARIABLES = (
     "JAX_PLATFORMS JAX_ENABLE_X64 JAX_DEFAULT_MATMUL_PRECISION JAX_DISABLE_JIT JAX_DEBUG_NANS JAX_NUM_CPU_DEVICES "
@@ -115,7 +116,10 @@ def _backends() -> dict[str, str]:
 
     def collect(record: logging.LogRecord) -> bool:
         error = record.exc_info and record.exc_info[1]
-        message = " ".join((record.msg if error else record.getMessage()).replace("%s", "").split())
+        try:
+            message = " ".join(record.getMessage().split())
+        except TypeError:  # JAX 0.10 logs "Plugin module %s could not be loaded" without the module
+            message = record.msg
         if error or record.levelno > logging.INFO or message.startswith("Unable to initialize"):
             failures.append(f"{message}: {error}" if error else message)
         return False

@@ -101,7 +101,8 @@ def test_no_script_writes_under_a_fixed_name_where_others_can_write(script):
 
 def test_a_tpu_vm_takes_a_bucket_and_installs_its_library():
     said = run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--dry-run", "--", *BUCKET).stdout
-    assert "EXTRAS=tpu,gcs" in said.replace("\\", "") and all(word in said.replace("\\", "") for word in BUCKET)
+    words = said.replace("\\", "")
+    assert "EXTRAS=tpu,metrics,tfds,gcs" in words and all(word in words for word in BUCKET)
     assert "gcs" not in run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--dry-run", "--", *RUN).stdout
 
 

@@ -46,6 +46,15 @@ class Transfer(Choice):
         """
         return resized(model, self.base_width, self.base_depth)
 
+    def describe(self, experiment: "Experiment") -> str:
+        """Describes the base model, and the factor of Adam's updates of hidden matrices."""
+        model, base = experiment.model, self.base(experiment.model)
+        width, depth = model.d_model / base.d_model, model.num_layers / base.num_layers
+        return (
+            f"from width {base.d_model:,} (× {width:.3g}) and {base.num_layers} layers (× {depth:.3g}); "
+            f"Adam's updates of hidden matrices × {1 / width:.3g} (docs/how-to/transfer.md)"
+        )
+
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         sizes = {"base_width": self.base_width, "base_depth": self.base_depth}
         for name, size in sizes.items():

@@ -12,6 +12,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch, Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import ObjectiveInput
+from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
@@ -126,6 +127,11 @@ def task_outputs(
         yield from (outputs_by_index[index] for index in range(len(pending)))
 
 
+def note_of(encoded: Encoded) -> Note:
+    """Returns the note of a document with the ends of its parts, which the metrics and baselines of its task read."""
+    return {**encoded.note, "parts": np.cumsum([len(ids) for ids in encoded.parts]).tolist()}
+
+
 def _documents(loaded: LoadedModel, task: Task, record: Record) -> _Documents:
     """Builds the model inputs for a record; the inputs have labels if the record has a label."""
     examples, metadata, is_cut = [], [], False
@@ -134,7 +140,7 @@ def _documents(loaded: LoadedModel, task: Task, record: Record) -> _Documents:
         part_ends = np.cumsum([len(ids) for ids in encoded.parts])
         text = ObjectiveInput(tokens, np.ones_like(tokens), part_ends, note=encoded.note)
         examples.append(task.example(text, np.random.default_rng(0), loaded.tokenizer.vocabulary))
-        metadata.append({**encoded.note, "parts": part_ends.tolist()})
+        metadata.append(note_of(encoded))
         is_cut |= task.is_cut(encoded)
     if not examples or not all(len(example["tokens"]) for example in examples):
         raise UserError(

@@ -95,6 +95,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         ("objective", str(experiment.objective)),
         *_validation(run),
         ("optimizer", f"{optimizer}, peak learning rate {scientific(optimizer.learning_rate)}"),
+        *([("transfer", experiment.transfer.describe(experiment))] if experiment.transfer else []),
         ("schedule", f"{schedule}, warmup over {schedule.warmup_steps:,} steps"),
         ("run", _length(run, f"{large_number(tokens)} tokens", f"{times} epochs")),
         *([("recipe", paper.recipe)] if paper.recipe else []),

@@ -9,14 +9,15 @@ from pretrainax.reporting.curves import FAINT, GRID, LEFT, RIGHT, STYLE, TRAININ
 from pretrainax.reporting.tables import text_table
 from pretrainax.scaling.coordinates import LIMIT, STEPS, Sizes
 
+_TICKS = (0.1, 0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 4, 10)  # of the relative sizes
+
 
 def table(widths: Sequence[int], sizes: Sequence[Sizes]) -> str:
     """Formats the sizes of all modules, and the ones that depend on the width."""
     rows = [("module", "RMS of", *(f"{width:,}" for width in widths), "difference", "")]
     for x in sizes:
-        verdict = "flat" if x.is_flat else "NOT FLAT"
         numbers = (f"{size:.3g}" for size in x.sizes)
-        rows.append((x.module, x.what, *numbers, f"{x.difference:.0%}", verdict if x.is_compared else "not compared"))
+        rows.append((x.module, x.what, *numbers, f"{x.difference:.0%}", "flat" if x.is_flat else "NOT FLAT"))
     failed = sorted({x.module for x in sizes if not x.is_flat})
     summary = f"all sizes are within {LIMIT:.0%} of their mean over widths"
     if failed:
@@ -34,15 +35,19 @@ def draw(path: str, widths: Sequence[int], sizes: Sequence[Sizes]) -> None:
             f"RMS divided by that of the smallest width, after {STEPS} steps; orange: differs by more than {LIMIT:.0%}"
         )
         picture.text(LEFT, 0.865, legend, color=FAINT, va="center")
-        for column, what in enumerate(("activation", "change")):
+        for column, shown in enumerate((("activation",), ("change", "update"))):
             panel = picture.add_subplot(grid[0, column])
-            panel.set_title({"activation": "activations", "change": "changes since the first step"}[what])
-            for x in (x for x in sizes if x.what == what and x.is_compared):
+            panel.set_title(("activations", "changes of outputs, and of tables, norms and biases")[column])
+            for x in (x for x in sizes if x.what in shown):
                 relative = [size / x.sizes[0] if x.sizes[0] else 1.0 for size in x.sizes]
                 panel.plot(widths, relative, color=TRAINING if x.is_flat else VALIDATION, linewidth=1.2, alpha=0.7)
             panel.axhspan(1 - LIMIT, 1 + LIMIT, color=GRID, alpha=0.6)
             panel.set_xscale("log", base=2)
-            panel.set_yscale("log", base=2)
+            panel.set_yscale("log")
+            panel.minorticks_off()
+            limits = panel.get_ylim()
+            panel.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+            panel.set_ylim(limits)
             panel.set_xticks(list(widths), [f"{width:,}" for width in widths])
             panel.set_xlabel("width")
         picture.savefig(path, facecolor="white")

@@ -37,13 +37,20 @@ _LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the metrics
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def read_runs(pattern: str, epochs: Mapping[str, float] = {}) -> tuple[list[Run], Experiment, list[str]]:
+class Known(NamedTuple):
+    """Describes what the folder of a run does not contain."""
+
+    epochs: float = 1.0  # passes over the text
+    trunk: str = ""  # as `Run.trunk`
+
+
+def read_runs(pattern: str, known: Mapping[str, Known] = {}) -> tuple[list[Run], Experiment, list[str]]:
     """Reads the runs whose workdirs match a glob; returns (finished runs, config of the first run, excluded runs).
 
     Excluded runs are those without a final validation loss. The third item describes each of them in one line.
 
     Args:
-      epochs: {workdir: passes over the text}; unknown numbers count as 1.
+      known: {workdir: its epochs and its trunk}; other runs count as independent runs of new text.
 
     Raises:
       UserError: no workdir matches, the losses of the runs are not comparable, or the selected metric is not a loss.
@@ -66,7 +73,7 @@ def read_runs(pattern: str, epochs: Mapping[str, float] = {}) -> tuple[list[Run]
             )
             continue
         sizes = count_parameters(experiment.model)[1], text_tokens(experiment)
-        runs.append(Run(workdir, *sizes, loss, epochs.get(workdir, 1.0)))
+        runs.append(Run(workdir, *sizes, loss, *known.get(workdir, Known())))
     if first is None:
         raise UserError(f"--fit={pattern}: no matching folder has a config.json and a metrics.jsonl")
     if not (metric := first[1].select_by).partition("/")[0].endswith(_LOSSES):
@@ -124,13 +131,13 @@ class Fit(NamedTuple):
     repetition: str = ""  # why the law has no term for repeated text; "": it has one
 
 
-def fit_runs(pattern: str, epochs: Mapping[str, float] = {}) -> Fit:
+def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
     """Fits the law to the runs whose workdirs match a glob; arguments as in `read_runs`.
 
     Raises:
       UserError: there are too few runs, or the runs are not comparable.
     """
-    runs, experiment, left_out = read_runs(pattern, epochs)
+    runs, experiment, left_out = read_runs(pattern, known)
     check_enough(pattern, runs)
     parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
     source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {pattern}"
@@ -200,6 +207,7 @@ def law_json(law_fit: Fit) -> JsonObject:
         "intervals": {name: interval._asdict() for name, interval in found.of.items()},
         "interval": COVERAGE,
         "noise": found.noise,
+        "correlation": law.correlation,
         "unidentified": law.unidentified,
         "runs": [run._asdict() for run in law.runs],
         "left_out": law_fit.left_out,
@@ -226,5 +234,7 @@ def tables(law_fit: Fit) -> str:
     for name, interval in law_fit.intervals.of.items():
         label = "N_opt ∝ C^a, a" if name == "exponent" else name
         lines.append(f"  {label:<14} {getattr(law, name):10.4g}   {COVERAGE:.0%} interval: {interval}")
-    lines.append(f"  standard deviation of a run: {100 * law_fit.intervals.noise:.2g} % of its loss")
+    noise, correlation = law_fit.intervals.noise, law.correlation
+    shared = f"; errors of one trunk have the correlation {correlation:g}" if correlation else ""
+    lines.append(f"  standard deviation of a run: {100 * noise:.2g} % of its loss{shared}")
     return "\n".join(lines)

@@ -24,6 +24,7 @@ STARTS = 64  # number of initial points, the best of 225 in the grid; nearly all
 EXPONENTS = (0.01, 3.0)  # bounds of alpha and beta; a term with a smaller exponent is indistinguishable from E
 REPETITIONS = (0.1, 1000.0)  # bounds of R*; Muennighoff et al. 2023 found 15.4
 MIN_EPOCHS = 2.0  # epochs of a run that measures the value of repeated text
+CORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # of the errors of runs that share a trunk
 _PULL = 30.0  # weight of a constraint: its error is then below 1e-5 of an interval
 _MAX_STEPS = 400  # updates of a fit; half of the fits need fewer than 60
 
@@ -44,18 +45,25 @@ class Problem:
     work on many problems at once: arrays `t` are [..., constants].
     """
 
-    def __init__(self, runs: Sequence[Run], repeats: bool):
+    def __init__(self, runs: Sequence[Run], repeats: bool, correlation: float = 0.0):
         """Prepares the runs.
 
         Args:
           repeats: whether the law has a repetition term.
+          correlation: of the errors of two runs with the same trunk.
         """
         n, d, self.log_loss = (np.log([getattr(r, k) for r in runs]) for k in ("parameters", "tokens", "loss"))
         self.n_mean, self.d_mean, self.repeats = float(n.mean()), float(d.mean()), repeats
         self.n, self.d = n - self.n_mean, d - self.d_mean
         self.epochs = np.maximum([r.epochs for r in runs], 1.0)
-        self.deltas = np.full(len(runs), DELTA)
         self.size = len(CONSTANTS) + repeats  # number of constants
+        self.deltas = np.full(len(runs), DELTA)
+        self.whitening = _whitening([run.trunk for run in runs], correlation)  # [runs, runs]
+        # degrees of freedom of the variance. Correlated errors differ between trunks alone, and three constants (E, A,
+        # alpha) follow from these differences; the interpolation is an approximation
+        trunks = len({run.trunk or str(i) for i, run in enumerate(runs)})
+        shares = (1 - correlation) * (len(runs) - self.size) + correlation * (trunks - 3)
+        self.freedom = max(float(shares), 1.0)
 
     def with_run(self, parameters: float, tokens: float, epochs: float) -> "Problem":
         """Returns the problem with one more run, whose error has a squared cost; callers append its log L."""
@@ -64,7 +72,14 @@ class Problem:
         more.d = np.append(self.d, np.log(tokens) - self.d_mean)
         more.epochs = np.append(self.epochs, max(epochs, 1.0))
         more.deltas = np.append(self.deltas, 1e6)
+        more.whitening = np.block(
+            [[self.whitening, np.zeros((len(self.n), 1))], [np.zeros((1, len(self.n))), np.ones(1)]]
+        )
         return more
+
+    def errors(self, t: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
+        """Computes the errors of log L, transformed so that errors of one trunk are not correlated; [..., runs]."""
+        return (self.predict(t) - log_loss) @ self.whitening.T
 
     def _log_data(self, t: np.ndarray) -> np.ndarray:
         """Computes log D, or the log of the effective tokens, minus the mean of log D; [..., runs]."""
@@ -95,7 +110,7 @@ class Problem:
 
     def cost(self, t: np.ndarray, log_loss: np.ndarray, pull: Optional[Pull] = None) -> np.ndarray:
         """Computes the sum of the Huber losses over the runs, and of the constraints' costs; [...]."""
-        errors = np.abs(self.predict(t) - log_loss)
+        errors = np.abs(self.errors(t, log_loss))
         huber = np.where(errors < self.deltas, errors**2 / 2, self.deltas * (errors - self.deltas / 2)).sum(axis=-1)
         return huber if pull is None else huber + (_PULL * _pull_errors(t, pull)) ** 2 / 2
 
@@ -142,7 +157,7 @@ class Problem:
 
         An error above delta has the weight delta / |error|, so that its gradient is the Huber loss's.
         """
-        errors, slope, (low, high) = self.predict(t) - log_loss, self.slope(t), self.bounds()
+        errors, slope, (low, high) = self.errors(t, log_loss), self.whitening @ self.slope(t), self.bounds()
         weighted = (self.deltas / np.maximum(np.abs(errors), self.deltas))[..., None] * slope
         gradient, matrix = np.einsum("pri,pr->pi", weighted, errors), np.einsum("pri,prj->pij", weighted, slope)
         if pull is not None:
@@ -178,6 +193,13 @@ class Problem:
         return np.array([*t, np.log(law.repetition)] if law.repetition is not None else t)
 
 
+def _whitening(trunks: Sequence[str], correlation: float) -> np.ndarray:
+    """Returns the inverse square root [runs, runs] of the correlations of the runs' errors."""
+    same = np.array([[a == b != "" for b in trunks] for a in trunks])
+    values, vectors = np.linalg.eigh(np.where(np.eye(len(trunks)) > 0, 1.0, correlation * same))
+    return (vectors / np.sqrt(values)) @ vectors.T
+
+
 def _pull_errors(t: np.ndarray, pull: Pull) -> np.ndarray:
     return np.einsum("...i,...i->...", t, pull.direction) - pull.target
 
@@ -204,8 +226,30 @@ def fit(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.met
       repeats: whether the law has a repetition term (`measures_repetition`).
     """
     problem = Problem(runs, repeats)
-    constants = problem.constants(problem.solve())
-    return LossLaw(**constants, source=source, with_embeddings=False, family=family, metric=metric, runs=tuple(runs))
+    t, correlation = problem.solve(), 0.0
+    if len({run.trunk for run in runs}) < len(runs):
+        t, correlation = _with_correlation(runs, repeats, t)
+    constants, fields = problem.constants(t), {"source": source, "family": family, "metric": metric}
+    return LossLaw(**constants, **fields, with_embeddings=False, correlation=correlation, runs=tuple(runs))
+
+
+def _with_correlation(runs: Sequence[Run], repeats: bool, start: np.ndarray) -> tuple[np.ndarray, float]:
+    """Fits the law with correlated errors of runs that share a trunk; returns (variables t, correlation).
+
+    The correlation is the one of `CORRELATIONS` with the largest restricted likelihood, which accounts for the
+    constants that the same runs determine (Patterson and Thompson 1971; recalled).
+    """
+    found = []
+    for correlation in CORRELATIONS:
+        problem = Problem(runs, repeats, correlation)
+        (t,) = problem.descend(start[None], problem.log_loss[None])
+        errors, slope = problem.errors(t, problem.log_loss), problem.whitening @ problem.slope(t)
+        spare = max(len(runs) - problem.size, 1)
+        log_variance = np.log(np.square(errors).sum() / spare + 1e-16)
+        log_determinants = np.linalg.slogdet(slope.T @ slope)[1] - 2 * np.linalg.slogdet(problem.whitening)[1]
+        found.append((spare * log_variance + log_determinants, correlation, t))
+    _, correlation, t = min(found, key=lambda row: row[0])
+    return t, correlation
 
 
 def measures_repetition(runs: Sequence[Run]) -> bool:

@@ -1,13 +1,14 @@
 """Computes profile-likelihood intervals of a fitted law's constants, and prediction intervals of further runs.
 
 The interval of a constant contains all values whose best fit costs little more than the best fit of all: at most
-scale · F / 2 more, where F is the quantile of the F distribution with 1 and n - p degrees of freedom for n runs and p
-constants, and the scale is the noise variance of log L. For a linear model these are the intervals of the t
+scale · F / 2 more, where F is the quantile of the F distribution with 1 and n - p degrees of freedom for n independent
+runs and p constants, and the scale is the noise variance of log L. For a linear model these are the intervals of the t
 distribution. For errors beyond the delta of the Huber loss, the scale has the correction of the robust likelihood-ratio
 test (Heritier and Ronchetti 1994; recalled). A prediction interval contains all losses of one more run that the test
 would accept in the same way; it therefore contains the noise of that run.
 
-NOTE The errors of the runs are assumed independent. Branches of one trunk share its seed.
+Errors of runs with the same trunk are correlated, with a correlation that the fit estimates; the degrees of freedom are
+then fewer (`law_fit.Problem`).
 """
 
 from collections.abc import Callable
@@ -59,14 +60,14 @@ class _Quantity(NamedTuple):
 
 def scale(problem: Problem, t: np.ndarray) -> float:
     """Computes the noise variance of log L that the intervals use, from the errors of the best fit."""
-    errors = np.abs(problem.predict(t) - problem.log_loss)
+    errors = np.abs(problem.errors(t, problem.log_loss))
     squares = np.square(np.minimum(errors, DELTA)).sum() / max(len(errors) - problem.size, 1)
     return max(float(squares / max(np.mean(errors < DELTA), 0.1)), 1e-16)
 
 
 def intervals(law: LossLaw, coverage: float = COVERAGE) -> Intervals:
     """Computes the intervals of a fitted law's constants; `law` must have its runs."""
-    problem = Problem(law.runs, law.repetition is not None)
+    problem = Problem(law.runs, law.repetition is not None, law.correlation)
     (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
     variance = scale(problem, t)
     quantities = _quantities(problem, t, variance)
@@ -96,7 +97,7 @@ def prediction_interval(
     law: LossLaw, parameters: float, tokens: float, epochs: float = 1.0, coverage: float = PREDICTION_COVERAGE
 ) -> tuple[float, float]:
     """Computes the interval of the loss of one more run of a fitted law; `law` must have its runs."""
-    problem = Problem(law.runs, law.repetition is not None)
+    problem = Problem(law.runs, law.repetition is not None, law.correlation)
     (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
     variance, more = scale(problem, t), problem.with_run(parameters, tokens, epochs)
     threshold = variance * _quantile(problem, coverage) ** 2 / 2
@@ -196,12 +197,12 @@ def _quantities(problem: Problem, t: np.ndarray, variance: float) -> dict[str, _
 
 def _covariance(problem: Problem, t: np.ndarray, variance: float) -> np.ndarray:
     """Computes the covariance [constants, constants] of the variables in the linearized problem."""
-    slope = problem.slope(t)
+    slope = problem.whitening @ problem.slope(t)
     return variance * np.linalg.inv(slope.T @ slope + 1e-9 * np.eye(problem.size))
 
 
 def _quantile(problem: Problem, coverage: float) -> float:
-    return float(stats.t.ppf((1 + coverage) / 2, max(len(problem.log_loss) - problem.size, 1)))
+    return float(stats.t.ppf((1 + coverage) / 2, problem.freedom))
 
 
 def _with_constants(law: LossLaw, constants: dict[str, float]) -> LossLaw:

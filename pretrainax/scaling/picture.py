@@ -87,7 +87,7 @@ def _draw_prediction(panel, law: LossLaw, prediction: Prediction, measured: Opti
     if measured is not None:
         panel.plot([prediction.tokens], [measured], "D", color=VALIDATION, markersize=6, markeredgecolor="white")
         text += f", {measured:.3f} measured"
-    panel.text(0.02, 0.04, text, color=INK, transform=panel.transAxes, fontsize=9)
+    panel.text(0.02, 0.1, text, color=INK, transform=panel.transAxes, fontsize=9)
 
 
 def _draw_plane(panel, law: LossLaw, extremes, sizes, tokens, token_grid) -> None:

@@ -31,6 +31,7 @@ class Run(NamedTuple):
     tokens: float  # number of tokens of text that all steps train on; repeated text counts each time
     loss: float  # value of the fitted metric in the last validation
     epochs: float = 1.0  # passes over the text; below 1: a part of the text
+    trunk: str = ""  # runs with the same trunk share a part of their training and of their errors; "": independent
 
 
 def effective_tokens(tokens, epochs, repetition):
@@ -63,6 +64,7 @@ class LossLaw:
     family: str = "decoder"  # model family of the runs to which the law was fitted
     metric: str = "loss"  # the validation metric that L is
     repetition: Optional[float] = None  # R* of `effective_tokens`; None: repeated text counts as new text
+    correlation: float = 0.0  # of the errors of two runs with the same trunk
     runs: tuple[Run, ...] = ()  # the runs to which --fit or a ladder fitted the law; (): a published law
     unidentified: tuple[str, ...] = ()  # one line per term that these runs do not determine
 
@@ -160,11 +162,12 @@ def _law(values: dict) -> LossLaw:
     names = [*CONSTANTS, *([REPETITION] if REPETITION in values["constants"] else [])]
     constants = {key: float(values["constants"][key]) for key in names}
     runs = tuple(Run(**run) for run in values.get("runs", ()))
-    numbers = [*constants.values(), *(x for run in runs for x in run[1:])]
+    numbers = [*constants.values(), *(x for run in runs for x in (run.parameters, run.tokens, run.loss, run.epochs))]
     if not all(math.isfinite(x) and x > 0 for x in numbers):
         raise ValueError(f"constants and runs must be positive and finite, but are {numbers}")
     fields = {key: values[key] for key in ("source", "with_embeddings", "family")}
     fields["metric"] = str(values.get("metric", LossLaw.metric))
+    fields["correlation"] = float(values.get("correlation", 0.0))
     return LossLaw(**constants, **fields, runs=runs, unidentified=tuple(values.get("unidentified", ())))
 
 

@@ -43,6 +43,7 @@ def findings_of(results: Results, seeds: range) -> Findings:
         outcomes={measure.name: _outcomes(results, measure, finished, arms) for measure in plan.study.measures},
         baselines={measure.name: _baselines(results, measure, finished) for measure in plan.study.measures},
         changes=changes,
+        choices={measure.name: _choices(results, measure, state) for measure in plan.study.measures if measure.chooses},
     )
 
 
@@ -93,6 +94,13 @@ def _outcomes(results: Results, measure: Measure, finished: list[Job], arms: lis
         )
         found[job.arm][job.seed] = measure.outcomes(folder, experiment_of(results.plan, job), context)
     return dict(found)
+
+
+def _choices(results: Results, measure: Measure, state: Search) -> dict[str, JsonObject]:
+    """Returns {arm: result of `Measure.choose`} of the arms that have one."""
+    study = results.plan.study
+    jobs = {arm.name: results.final(arm.name, study.final.seed, "choose", state.chosen) for arm in study.arms}
+    return {arm: choice for arm, job in jobs.items() if (choice := results.choices(job).get(measure.name))}
 
 
 def _baselines(results: Results, measure: Measure, finished: list[Job]) -> dict[str, Outcome]:

@@ -66,3 +66,4 @@ class Findings(NamedTuple):
     outcomes: Mapping[str, Mapping[str, Outcomes]]  # {measure: {arm: outcomes}}
     baselines: Mapping[str, Mapping[str, Outcome]]  # {measure: {"majority class": outcome}}
     changes: Sequence[str]  # what changed after the start of the study
+    choices: Mapping[str, Mapping[str, JsonObject]] = {}  # {measure: {arm: result of `Measure.choose`}}

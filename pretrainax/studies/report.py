@@ -124,7 +124,13 @@ def contrast_sections(
       names: names of the measures.
     """
     contrasts = Section("Contrasts", table=contrast_table(verdicts), plots=list(_forests(study, verdicts)))
-    return contrasts, Section("Measures", table=measure_table(study, findings, names))
+    rates = [
+        f"{measure}: the best learning rate of {arm} is {choice['learning_rate']:g}."
+        for measure, of_arms in findings.choices.items()
+        for arm, choice in of_arms.items()
+        if measure in names and "learning_rate" in choice
+    ]
+    return contrasts, Section("Measures", rates, measure_table(study, findings, names))
 
 
 def _budget(study: Study) -> Iterator[str]:

@@ -38,7 +38,8 @@ def study_from(table: dict[str, object], path: str) -> Study:
     if problems := [f"arms[{i}].config is missing" for i, arm in enumerate(arms) if not arm.config]:
         raise_problems(path, problems)
     fields = {field.name: getattr(file, field.name) for field in dataclasses.fields(Study)}
-    return Study(**fields | {"arms": tuple(arms)})
+    fields["arms"] = tuple(arms)
+    return Study(**fields)
 
 
 def read_file(kind: type[T], path: str) -> T:

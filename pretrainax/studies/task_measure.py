@@ -25,7 +25,7 @@ from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Record
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.load import load
-from pretrainax.inference.predictions import task_of, task_outputs
+from pretrainax.inference.predictions import note_of, task_of, task_outputs
 from pretrainax.reporting.run_lines import with_seconds
 from pretrainax.runs.task_baselines import MAX_RECORDS, Answers, Validated
 from pretrainax.runs.train import train
@@ -159,7 +159,7 @@ def baselines(measure: TaskScore, folder: str, context: MeasureContext) -> dict[
         task, source = task.adapted(experiment).bind(tokenizer), _source(measure, experiment)
         train_records, records = (list(_records(task, source, split)) for split in ("train", "valid"))
         train_records = train_records[:: -(-len(train_records) // MAX_RECORDS)]
-        notes = [encoded.note for record in records for encoded in task.encode(record, tokenizer)]
+        notes = [note_of(encoded) for record in records for encoded in task.encode(record, tokenizer)]
         validated = Validated(task, notes, records)
         found = [validated.answers(baseline) for baseline in task.baselines(train_records, records, notes)]
         return {x.name: _outcome(validated, metric, x) for x in found if metric in x.metrics}

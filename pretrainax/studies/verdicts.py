@@ -134,8 +134,9 @@ def _test(study: Study, findings: Findings, contrast: Contrast, seeds: range) ->
     if len(test.comparison.seeds) < len(seeds):
         obstacle = f"{len(test.comparison.seeds)} of {len(seeds)} seeds are finished"
     for arm in (contrast.one, contrast.other):
-        if arm in findings.unfinished:
-            obstacle = f"the tuning of {arm} is not finished, {findings.unfinished[arm]}"
+        choice = findings.choices.get(contrast.measure, {}).get(arm, {})
+        if reason := findings.unfinished.get(arm) or choice.get("unfinished"):
+            obstacle = f"the tuning of {arm} is not finished, {reason}"
     return test._replace(role="primary" if contrast == study.primary else "declared", obstacle=obstacle)
 
 

@@ -230,7 +230,7 @@ def _of_paths():
         ("tokenizer", ["train", TINY], "--to"),
         ("tokenizer", ["encode"], "--tokenizer"),
         ("prepare", [TINY], "--report"),
-        ("inspect", [TINY], "--html"),
+        *(("inspect", [TINY, *more], flag) for more, flag in (((), "--html"), (("--widths=32,64",), "--picture"))),
         ("recipe", ["--config=gpt2", "--check"], "--copies"),
         ("verify_resume", [TINY], "--record"),
         ("plan", [], "--fit"),
@@ -238,6 +238,7 @@ def _of_paths():
         ("profile", [], "--workdir"),
         ("profile", ["--workdir=x"], "--picture"),
         ("plan", ["--flops=1e18"], "--law"),
+        ("plan", [TINY], "--transfer_from"),
         ("main", [], "--config"),
     ]
     fields = [

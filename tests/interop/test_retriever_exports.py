@@ -54,6 +54,17 @@ def test_transformers_gives_the_same_vectors(name, tmp_path):
         np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=2e-4, rtol=0)
 
 
+@needs_transformers
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_sentence_transformers_gives_the_same_vectors(name, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    loaded = write_retriever(tmp_path / "run", name, "mean")
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "there"), device="cpu")
+    # as above: float32 sums in another order
+    np.testing.assert_allclose(model.encode(TEXTS), loaded.embed(TEXTS), atol=2e-4, rtol=0)
+
+
 def test_sentence_transformers_finds_the_pooling_and_another_run_the_parameters(tmp_path):
     write_retriever(tmp_path / "run", "bert", "cls")
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))

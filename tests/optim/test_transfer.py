@@ -341,6 +341,12 @@ def test_config_json_omits_the_field_unless_it_is_set():
     assert from_json(Experiment, to_json(experiment)).transfer == Transfer(8, 1)
 
 
+def test_the_header_names_the_factors():
+    experiment = tiny.get_config("gpt")
+    said = Transfer(16, 1).describe(experiment)
+    assert said.startswith("from width 16 (× 2) and 1 layers (× 2); Adam's updates of hidden matrices × 0.5")
+
+
 def test_a_resized_model_keeps_the_size_of_a_head():
     large = resized(zoo.preset("gpt2_124m"), 1536, 24)
     assert (large.d_ff, large.num_heads, large.dim_per_head, large.num_layers) == (6144, 24, 64, 24)

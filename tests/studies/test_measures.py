@@ -141,6 +141,17 @@ def test_a_timed_fine_tuning_has_30_updates_and_counts_the_others(pretrained, tm
     assert lengths == [30, 30]
 
 
+def test_a_task_of_words_has_baselines(pretrained, tmp_path):
+    record = json.dumps({"tokens": ["good", "film"], "tags": ["B-X", "O"]}) + "\n"
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(4 * record)
+    source = JsonLines(path=str(tmp_path / "train.jsonl"), valid_path=str(tmp_path / "test.jsonl"))
+    objective = "--config.objective=TokenClassification(words_field='tokens', tags_field='tags', labels=('O', 'B-X'))"
+    measure = TaskScore("tags", "token_classification", source, (objective, "--config.train.steps=4"), "f1")
+    found = measure.baselines(pretrained.folder, pretrained.experiment, MeasureContext())
+    assert found["most frequent tag of each word"].value == 1.0
+
+
 @pytest.mark.slow
 def test_a_task_is_scored_on_the_test_records(pretrained, tmp_path):
     write_records(tmp_path / "test.jsonl", 30, 1)

@@ -76,6 +76,13 @@ def test_the_costs_of_the_arms_are_next_to_each_other(report):
     assert "| lion | 7 | 1 | 0 | 7.0e15 | 5 | 5.0e15 | 1.2e16 | +9.09% |" in text
 
 
+def test_the_learning_rates_of_a_measure_are_listed(whole):
+    study, findings = whole
+    choices = {BITS.name: {"muon": {"learning_rate": 3e-3}, "adamw": {"other": 1}}}
+    text = render_markdown(build(study, findings._replace(choices=choices)))
+    assert "- bits per byte: the best learning rate of muon is 0.003." in text and "rate of adamw" not in text
+
+
 def test_widened_grids_and_unfinished_tuning_are_listed(report):
     text = render_markdown(report)
     assert "- lion: config.optimizer.learning_rate has 5 values; the grid of the study file has 4." in text

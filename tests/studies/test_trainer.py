@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from pretrainax.config import RunFailed, UserError
+from pretrainax.config import RunFailed, Transfer, UserError
 from pretrainax.optim import Muon, WarmupLinear
 from pretrainax.runs import train as runs_train
 from pretrainax.runs.save_check import SaveCheck
@@ -74,6 +74,25 @@ def test_the_next_run_starts_after_a_crash_and_the_crashed_run_resumes(folder, t
             trainer.train(changed(folder), str(folder / "resumed"))
     assert trainer.train(changed(folder), str(folder / "resumed")) == 0
     assert_same_run(folder / "resumed", alone)
+
+
+@pytest.mark.slow
+def test_a_run_with_transfer_shares_its_programs_and_resumes(folder, trainer, monkeypatch):
+    def transferred(rate):
+        experiment = config(folder)
+        experiment.transfer, experiment.optimizer.learning_rate = Transfer(base_width=16, base_depth=1), rate
+        return experiment
+
+    assert runs_train.train(transferred(1e-3), str(folder / "alone-transfer")) == 0
+    assert trainer.train(transferred(2e-3), str(folder / "first-transfer")) == 0
+    monkeypatch.setattr(training_run, "build_steps", lambda *arguments: 1 / 0)  # nothing is traced again
+    with monkeypatch.context() as patch:
+        crash = lambda self, loop, state, metrics: 1 / (loop.step != 6)  # noqa: E731
+        patch.setattr(SaveCheck, "on_step", crash)
+        with pytest.raises(RunFailed, match="ZeroDivisionError"):
+            trainer.train(transferred(1e-3), str(folder / "resumed-transfer"))
+    assert trainer.train(transferred(1e-3), str(folder / "resumed-transfer")) == 0
+    assert_same_run(folder / "resumed-transfer", folder / "alone-transfer")
 
 
 def test_a_mistake_in_a_config_is_an_error(folder, trainer):

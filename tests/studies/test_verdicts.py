@@ -124,6 +124,14 @@ def test_missing_seeds_leave_the_question_open():
     assert verdict.word == "not known" and "4 of 5 seeds are finished" in verdict.text
 
 
+def test_an_unfinished_choice_of_a_measure_prevents_its_verdicts():
+    arms = {"new": made_outcomes(3 - 5 - NOISE), "old": made_outcomes(np.full(5, 3.0))}
+    choices = {"old": {"learning_rate": 0.1, "unfinished": "the best learning rate 0.1 is at the edge of its grid"}}
+    for measure, word in ((BITS.name, "tuning not finished"), ("other", "better")):
+        found = judge(made_study(list(arms), 5), made_findings(arms, choices={measure: choices}))[0]
+        assert found.word == word
+
+
 def test_unfinished_tuning_prevents_a_verdict():
     arms = {"new": made_outcomes(3 - 5 - NOISE), "old": made_outcomes(np.full(5, 3.0))}
     findings = made_findings(arms, unfinished={"new": "the best learning rate is the largest"})

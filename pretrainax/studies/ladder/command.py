@@ -12,7 +12,7 @@ from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, large_number
 from pretrainax.runtime.signals import PREEMPTED
-from pretrainax.scaling.fit import Fit, fit_runs, write_law
+from pretrainax.scaling.fit import Fit, Known, fit_runs, write_law
 from pretrainax.studies.command import planning_lock
 from pretrainax.studies.jobs import RUN
 from pretrainax.studies.ladder import registration
@@ -83,7 +83,8 @@ def fit_rungs(rungs: Rungs, workdir: str) -> Fit:
         if (result := result_of(rung.folder, workdir)) and result["failed"]
     ]
     pattern = os.path.join(glob.escape(workdir), "rungs", "*", "*", "*", RUN)
-    found = fit_runs(pattern, {folder: rung.length.epochs for folder, rung in folders.items()})
+    known = {folder: Known(rung.length.epochs, os.path.dirname(rung.folder)) for folder, rung in folders.items()}
+    found = fit_runs(pattern, known)
     return found._replace(left_out=(*found.left_out, *failed))
 
 

@@ -37,7 +37,10 @@ def _sections(ladder: Ladder, rungs: Rungs, law_fit: Fit, score: Optional[JsonOb
     names = {"exponent": "a of N_opt ∝ C^a", "repetition": "R* of repeated text"}
     rows = [(names.get(name, name), f"{getattr(law, name):.4g}", str(interval)) for name, interval in found.of.items()]
     yield markdown(("constant", "value", f"{COVERAGE:.0%} interval"), rows).rstrip()
-    yield f"One run has a standard deviation of {100 * found.noise:.2g} % of its loss around the law."
+    yield (
+        f"One run has a standard deviation of {100 * found.noise:.2g} % of its loss around the law. The errors of the "
+        f"branches of one trunk have an estimated correlation of {law.correlation:g}, which widens the intervals."
+    )
     if law_fit.repetition:
         yield f"The law has no term for repeated text: {law_fit.repetition}."
     if law.unidentified:
@@ -46,10 +49,7 @@ def _sections(ladder: Ladder, rungs: Rungs, law_fit: Fit, score: Optional[JsonOb
     yield _run_table(law_fit)
     if law_fit.left_out:
         yield "Runs that are left out:\n\n" + "\n".join(f"- {line}" for line in law_fit.left_out)
-    yield (
-        "Intervals are profile-likelihood intervals with the F distribution. They assume independent errors; the "
-        "branches of a trunk share its seed."
-    )
+    yield "Intervals are profile-likelihood intervals with the F distribution."
     yield f"![law]({LAW_PNG})"
 
 

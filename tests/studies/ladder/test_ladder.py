@@ -95,6 +95,7 @@ def trained(text, folder, steps, decay, keep=()):
     return LadderJob(folder, f"{TINY}:gpt", tuple(flags))
 
 
+@pytest.mark.slow
 def test_a_branch_equals_a_run_of_its_length(text, tmp_path):
     trainer = Trainer()
     trunk, whole = trained(text, "trunk", 12, 3, keep=(6,)), trained(text, "whole", 8, 2, keep=(6,))

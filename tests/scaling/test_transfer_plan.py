@@ -1,0 +1,67 @@
+"""`plan --transfer_from=RUN`: hyperparameters of a tuned run for a larger one."""
+
+import pytest
+
+from pretrainax.config import Transfer, UserError, dump
+from pretrainax.optim import AdamW, Muon
+from pretrainax.scaling.transfer_plan import plan_transfer
+from tests.support import tiny
+
+
+@pytest.fixture
+def base_run(tmp_path):
+    """A run of 40 steps of 8 rows, of width 32 and 2 layers."""
+    experiment = tiny.get_config("gpt")
+    experiment.optimizer = AdamW(learning_rate=0.01, weight_decay=0.2)
+    (tmp_path / "config.json").write_text(dump(experiment))
+    return str(tmp_path)
+
+
+def large(steps):
+    experiment = tiny.get_config("gpt")
+    model = experiment.model
+    model.d_model, model.d_ff, model.num_heads, model.num_layers = 128, 256, 16, 6
+    experiment.train.steps = steps
+    return experiment
+
+
+def test_as_many_tokens_keep_batch_rate_and_decay(base_run):
+    plan = plan_transfer(large(40), base_run)
+    assert plan.run.transfer == Transfer(32, 2)
+    assert plan.flags() == [
+        '--config.transfer="Transfer(base_width=32, base_depth=2)"',
+        "--config.optimizer.learning_rate=0.01",
+        "--config.optimizer.weight_decay=0.2",
+        "--config.train.global_batch_size=8",
+        "--config.train.steps=40",
+    ]
+
+
+def test_more_tokens_raise_the_batch_and_the_rate_and_lower_the_decay(base_run):
+    tokens = 64
+    plan = plan_transfer(large(40 * tokens), base_run)
+    growth = 4  # the power of 2 next to 64^0.383 = 4.9
+    run = plan.run
+    assert (run.train.global_batch_size, run.train.steps) == (8 * growth, 40 * tokens // growth)
+    assert run.optimizer.learning_rate == pytest.approx(0.01 * growth**0.5)
+    # rate · decay · tokens / batch is constant
+    assert run.optimizer.weight_decay == pytest.approx(0.2 * growth**0.5 / tokens)
+    assert plan.tokens == tokens * plan.base_tokens
+
+
+def test_the_table_has_the_rates_of_all_kinds(base_run):
+    text = str(plan_transfer(large(40), base_run))
+    assert "width × 4, depth × 3, tokens × 1" in text
+    assert [word in text for word in ("hidden", "input", "vector", "0.0025", "0.000833")] == [True] * 5
+
+
+def test_another_optimizer_is_refused(base_run):
+    experiment = large(40)
+    experiment.optimizer = Muon()
+    with pytest.raises(UserError, match="a run with AdamW, and config.optimizer is Muon: use the same one"):
+        plan_transfer(experiment, base_run)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not a run: it has no config.json"):
+        plan_transfer(large(40), str(tmp_path))
