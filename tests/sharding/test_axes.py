@@ -20,6 +20,9 @@ PACKAGE = pathlib.Path(pretrainax.__file__).parent
 # Words that are no axis: the name of a line of the run's header, of Matplotlib's coordinates, of a place in a name.
 OTHER_WORDS = {("runs/description.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
 OTHER_WORDS |= {("zoo/convert.py", "expert")}
+# "data" is also a path of a URL, a key of JSON, and an extra of setup.cfg.
+OTHER_WORDS |= {(f"reporting/{name}.py", "data") for name in ("live_server", "runs_page")}
+OTHER_WORDS |= {(f"data/{name}.py", "data") for name in ("files", "sources/hugging_face", "sources/parquet")}
 
 
 # Arrays of modules that are no Linear and no Embedding.
