@@ -12,6 +12,7 @@ from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.scaling.prediction import Prediction
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
+_TICKS = (1.0, 3.0)  # labels of each decade
 
 
 def draw_law(
@@ -54,27 +55,30 @@ def draw_law(
         formula += "; shaded: laws at the ends of the 95 % intervals"
         picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
         _draw_losses(loss_panel, law, sizes, tokens, losses, token_grid)
-        if prediction is not None:
-            _draw_prediction(loss_panel, law, prediction, measured, token_grid)
         _draw_plane(plane_panel, law, extremes, sizes, tokens, token_grid)
         for panel in (loss_panel, plane_panel):
             panel.set_xscale("log")
             panel.set_xlabel("tokens")
+            panel.xaxis.set_major_locator(ticker.LogLocator(subs=_TICKS))
             panel.minorticks_off()
             panel.xaxis.set_major_formatter(ticker.FuncFormatter(_count))
             panel.set_xlim(token_grid[0], token_grid[-1])
+        if prediction is not None:
+            _draw_prediction(loss_panel, law, prediction, measured, token_grid)
         picture.savefig(path, facecolor="white")
 
 
 def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None:
     """Draws the loss over tokens: the law as a curve and the runs as points, one color per model size."""
-    panel.set_title("validation loss, nats per target; dashed: E")
+    shows_asymptote = law.E > losses.min() / 2  # a lower line would compress the curves
+    panel.set_title(f"validation loss, nats per target{'; dashed: E' if shows_asymptote else ''}")
     for i, size in enumerate(sorted(set(sizes))):
         color, is_size = _COLORS[i % len(_COLORS)], sizes == size
         panel.plot(token_grid, law.loss(size, token_grid), color=color, linewidth=1.5)
         panel.plot(tokens[is_size], losses[is_size], "o", color=color, markersize=5.5, markeredgecolor="white")
         panel.text(0.99, 0.95 - 0.055 * i, _count(size), color=color, ha="right", transform=panel.transAxes, fontsize=9)
-    panel.axhline(law.E, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
+    if shows_asymptote:
+        panel.axhline(law.E, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
     panel.grid(axis="x", visible=False)
 
 
@@ -83,11 +87,11 @@ def _draw_prediction(panel, law: LossLaw, prediction: Prediction, measured: Opti
     panel.plot(token_grid, law.loss(prediction.parameters, token_grid), color=FAINT, linewidth=1.2, linestyle="dotted")
     if prediction.interval is not None:
         panel.plot([prediction.tokens] * 2, prediction.interval, color=INK, linewidth=2.5, solid_capstyle="butt")
-    text = f"held out, {_count(prediction.parameters)}: {prediction.loss:.3f} predicted"
+    text = f"tokens; bar: run of {_count(prediction.parameters)} parameters, predicted {prediction.loss:.3f}"
     if measured is not None:
         panel.plot([prediction.tokens], [measured], "D", color=VALIDATION, markersize=6, markeredgecolor="white")
-        text += f", {measured:.3f} measured"
-    panel.text(0.02, 0.1, text, color=INK, transform=panel.transAxes, fontsize=9)
+        text += f", measured {measured:.3f}"
+    panel.set_xlabel(text)
 
 
 def _draw_plane(panel, law: LossLaw, extremes, sizes, tokens, token_grid) -> None:
@@ -113,6 +117,7 @@ def _draw_plane(panel, law: LossLaw, extremes, sizes, tokens, token_grid) -> Non
     best_size, best_tokens = np.exp(np.clip(log_size, *size_limits)), np.exp(np.clip(log_text, *token_limits))
     panel.plot(best_tokens, best_size, color=TRAINING, linewidth=2)
     panel.plot(tokens, sizes, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white")
+    panel.yaxis.set_major_locator(ticker.LogLocator(subs=_TICKS))
     panel.yaxis.set_major_formatter(ticker.FuncFormatter(_count))
     panel.minorticks_off()
     panel.grid(visible=False)
