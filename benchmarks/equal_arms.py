@@ -33,7 +33,7 @@ def verdicts(study: Study, findings: Findings) -> Iterator[Verdict]:
         }
         part = findings._replace(runs=[run for run in findings.runs if run.seed in seeds], outcomes=outcomes)
         final = dataclasses.replace(study.final, seed=first, seeds=SEEDS)
-        yield judge(dataclasses.replace(study, final=final), part)[0]
+        yield judge(dataclasses.replace(study, final=final, margin=None), part)[0]
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     rows = [
         [
             str(i),
-            f"{verdict.comparison.estimate.mean:+.4f}",
+            f"{verdict.comparison.estimate.value:+.4f}",
             *(f"{x:+.4f}" for x in verdict.interval or ()),
             verdict.word,
         ]
