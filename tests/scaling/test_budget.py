@@ -180,7 +180,7 @@ def test_an_encoders_head_costs_what_its_masks_ask(spaces):
     assert more == pytest.approx(0.3 * head, rel=0.01)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_built_model_is_as_large_as_asked(spaces, family):
     law = LAWS["besiroglu"]
@@ -235,7 +235,7 @@ def test_other_families_get_no_law_of_decoders(family):
         report(Budget(flops=1e19, family=family))
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("flops", [1e12, 1e13, 1e14, 1e15, 1e16])
 def test_small_budgets_have_a_run_of_their_flops(flops):
     values = budget_lib.values(Budget(flops=flops))

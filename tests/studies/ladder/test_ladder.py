@@ -163,6 +163,7 @@ def fake(monkeypatch):
     return monkeypatch
 
 
+@pytest.mark.slow  # 30 s of fits
 def test_a_ladder_predicts_its_held_out_run_and_continues_after_a_kill(fake, text, tmp_path, capsys):
     path, workdir = write_file(tmp_path, text), str(tmp_path / "ladder")
     assert command.run(path, workdir, go=False) == 0
