@@ -114,7 +114,7 @@ class _Sizes:
 
     @property
     def outputs(self) -> float:
-        """Returns the number of outputs of a matrix, or of elements of a vector, divided by that of the base model."""
+        """Returns the number of outputs of a matrix, or of elements of a vector, relative to the base model."""
         return self._growth(range(first_output(self.axes) if self.is_kernel else 0, len(self.axes)))
 
     def _growth(self, indices: range) -> float:
@@ -150,7 +150,7 @@ def _kind(p: _Sizes) -> str:
 
 
 def _drawn(p: _Sizes) -> float:
-    """Returns the standard deviation that `layers.linear.normal_init` draws, divided by that of the base model."""
+    """Returns the standard deviation that `layers.linear.normal_init` draws, relative to the base model."""
     config = p.model
     is_residual = config.scale_residual_init and _writes_to_stream(p) and p.is_kernel
     stddev = p.depth**-0.5 if is_residual else 1.0
@@ -179,7 +179,7 @@ def _branch_factor(p: _Sizes) -> float:
 
 
 def _embedding_factor(p: _Sizes) -> float:
-    """Returns 1 / sqrt(m) for token embeddings that the model multiplies by sqrt(D), so that their product is kept."""
+    """Returns 1 / sqrt(m) for token embeddings that the model multiplies by sqrt(D), which keeps the product."""
     is_scaled = p.model.scale_embeddings and re.search(r"(^|/|decoder_)token_embedding/embedding$", p.path)
     return p.width**-0.5 if is_scaled else 1.0
 

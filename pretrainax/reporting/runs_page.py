@@ -22,7 +22,7 @@ _MAX_POINTS = 400  # points per curve, few enough for a phone to draw without de
 
 
 class Live(NamedTuple):
-    """The additional content of a page that updates itself during a run, as that of `pretrainax watch` does."""
+    """The additional content of a page that updates itself during a run, for `pretrainax watch`."""
 
     status: Table  # a row for each run
     seconds: float  # interval between two updates
