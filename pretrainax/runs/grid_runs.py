@@ -2,9 +2,9 @@
 
 The child starts with the arguments of the first run and reads the arguments of later runs from stdin, so that runs
 share the imports and the compiled programs. A run that fails ends the child, and the next run starts another one; a
-crash does not affect other runs. All workdirs are below one folder. The folder contains `run.lock` while the command runs. Its
-file `runs.json` has the results and the own config of each run, and the requested configs of finished runs, which the
-command skips. It keeps the results of earlier commands in this folder.
+crash does not affect other runs. All workdirs are below one folder. The folder contains `run.lock` while the command
+runs. Its file `runs.json` has the results and the own config of each run, and the requested configs of finished runs,
+which the command skips. It keeps the results of earlier commands in this folder.
 """
 
 import collections
