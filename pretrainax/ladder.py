@@ -12,14 +12,10 @@ processes can share a --workdir.
 Exit codes: 0 done, 1 failed, 2 invalid file, config or input, 75 interrupted by a signal (run the same command again).
 """
 
-import shlex
-import sys
-
 from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
-from pretrainax.runtime.signals import PREEMPTED
 
 
 def main() -> None:
@@ -34,21 +30,13 @@ def main() -> None:
             raise UserError(f"give one ladder file: pretrainax ladder FILE.toml --workdir=DIR; got {len(files)}")
         if not cli.WORKDIR.value:
             raise UserError("--workdir is missing: the folder of the ladder")
-        import jax
-
-        from pretrainax.studies.command import local_workdir
+        from pretrainax.studies.command import run_command  # local imports: import JAX
         from pretrainax.studies.ladder import command
 
-        # The worker uses the devices; this process only counts FLOPs and fits.
-        jax.config.update("jax_platforms", "cpu")
-        with local_workdir(cli.WORKDIR.value) as workdir:
-            code = command.run(files[0], workdir, go.value)
-        words = shlex.join(["pretrainax", "ladder", *sys.argv[1:]])
-        if code == PREEMPTED:
-            print(f"to resume: {words}", file=sys.stderr)
-        elif not go.value:
-            print(f"to start: {words} --go", file=sys.stderr)
-        return code
+        def start(workdir: str) -> int:
+            return command.run(files[0], workdir, go.value)
+
+        return run_command("ladder", cli.WORKDIR.value, go.value, start)
 
     cli.run(run, config=lambda: None, texts=True, trains=True)
 

@@ -13,14 +13,10 @@ contrasts and seeds can be added; the findings list these changes.
 Exit codes: 0 done, 1 failed, 2 invalid file, config or input, 75 interrupted by a signal (run the same command again).
 """
 
-import shlex
-import sys
-
 from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
-from pretrainax.runtime.signals import PREEMPTED
 
 
 def main() -> None:
@@ -38,19 +34,12 @@ def main() -> None:
             raise UserError(f"give one study file, such as: pretrainax study FILE.toml --workdir=DIR; got {len(files)}")
         if not cli.WORKDIR.value:
             raise UserError("--workdir is missing: the folder of the study")
-        import jax
+        from pretrainax.studies import command  # local import: imports JAX
 
-        from pretrainax.studies import command
+        def start(workdir: str) -> int:
+            return command.run(files[0], workdir, topology.value, go.value)
 
-        # The worker uses the devices; this process only counts FLOPs and plans.
-        jax.config.update("jax_platforms", "cpu")
-        with command.local_workdir(cli.WORKDIR.value) as workdir:
-            code = command.run(files[0], workdir, topology.value, go.value)
-        if code == PREEMPTED:
-            print(f"to resume: {shlex.join(['pretrainax', 'study', *sys.argv[1:]])}", file=sys.stderr)
-        elif not go.value:
-            print(f"to start: {shlex.join(['pretrainax', 'study', *sys.argv[1:], '--go'])}", file=sys.stderr)
-        return code
+        return command.run_command("study", cli.WORKDIR.value, go.value, start)
 
     cli.run(run, config=lambda: None, texts=True, trains=True)
 

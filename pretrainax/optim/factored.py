@@ -45,9 +45,6 @@ class Adafactor(Chain):
             transformations.append(optax.scale_by_param_block_rms(min_scale=1e-3))
         yield map_matrices(optax.chain(*transformations), params_shape)
 
-    def update_factor(self, multipliers):
-        return multipliers.relative_update if self.scale_by_parameter_rms else multipliers.update
-
     def problems(self, experiment):
         yield from super().problems(experiment)
         if not 0 < self.decay_exponent <= 1:

@@ -133,7 +133,7 @@ class Chain(Optimizer):
 
     def update_factor(self, multipliers: Multipliers) -> Factor:
         """Returns the factor of the update of a parameter before weight decay, with config.transfer."""
-        return multipliers.update
+        return multipliers.relative_update if self.is_scale_invariant else multipliers.update
 
     @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
     def directions(self, params_shape: PyTree) -> Iterable[optax.GradientTransformation]:
@@ -243,9 +243,6 @@ class AdamW(Chain):
         yield adam if self.moment_dtype == "float32" else in_bfloat16(adam)
         yield scale_by_rms_ratio(_parameter_rms) if self.scale_by_parameter_rms else optax.identity()
 
-    def update_factor(self, multipliers):
-        return multipliers.relative_update if self.scale_by_parameter_rms else multipliers.update
-
 
 @dataclasses.dataclass
 class Lamb(Chain):
@@ -280,8 +277,8 @@ class Lamb(Chain):
     def build(self, schedule, params_shape, multipliers=None):
         mask, relative = self.decay_mask(params_shape), []
         if multipliers is not None:
-            is_relative = lambda m, decays: m.relative_update if decays else 1.0  # noqa: E731
-            relative = [scale_by(jax.tree.map(is_relative, multipliers, mask))]
+            factors = jax.tree.map(lambda m, decays: m.relative_update if decays else 1.0, multipliers, mask)
+            relative = [scale_by(factors)]
         return optax.chain(
             self.clipping(),
             *self.transferred(lambda m: m.gradient, multipliers),

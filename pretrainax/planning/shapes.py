@@ -32,7 +32,7 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def random_batches(experiment: Experiment, count: int, seed: int = 0) -> tuple[list[HostBatch], int]:
-    """Builds batches of random documents, whose token frequencies follow Zipf's law as those of words do.
+    """Builds batches of random documents, whose token frequencies follow Zipf's law, as in text.
 
     Returns:
       The batches, and the size of their vocabulary.

@@ -10,7 +10,7 @@ import numpy as np
 
 matplotlib.use("Agg")  # a backend that needs no display
 
-from matplotlib import figure, ticker  # noqa: E402
+from matplotlib import axes, figure, ticker  # noqa: E402
 
 from pretrainax.config.metric import STANDARD_ERRORS  # noqa: E402
 from pretrainax.reporting.run_lines import thinned  # noqa: E402
@@ -120,6 +120,15 @@ def draw(
         baseline_label = baseline_text.partition(":")[0], baseline_loss
         _write_final_losses(picture, (title_y, subtitle_y), baseline_label, train[1], valid[1])
         picture.savefig(path, facecolor="white")
+
+
+def two_panels(title: str, subtitle: str) -> tuple[figure.Figure, list[axes.Axes]]:
+    """Creates a picture of two panels side by side; call it and draw in `matplotlib.rc_context(STYLE)`."""
+    picture = figure.Figure(figsize=(12, 5.6), dpi=150)
+    grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
+    picture.text(LEFT, 0.93, title, fontsize=16, fontweight="bold", va="center")
+    picture.text(LEFT, 0.865, subtitle, color=FAINT, va="center")
+    return picture, [picture.add_subplot(grid[0, i]) for i in range(2)]
 
 
 def _baseline_text(metric: str, lines: Sequence[dict]) -> str:

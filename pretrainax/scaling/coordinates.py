@@ -59,8 +59,8 @@ class Sizes(NamedTuple):
     def difference(self) -> float:
         """Returns the largest relative difference between widths; inf if a model diverged.
 
-        It is the difference from the geometric mean. For an output, it is the difference from the nearest size between
-        that of the smallest width and 1 / sqrt(m) of it.
+        It is the difference from the geometric mean. An output may shrink: the expected size is the nearest value from
+        s / sqrt(m) to s, where s is the size in the smallest width.
         """
         sizes, growth = np.array(self.sizes), np.array(self.widths) / self.widths[0]
         if not np.any(sizes):
@@ -73,7 +73,7 @@ class Sizes(NamedTuple):
         return float(np.max(np.abs(sizes / expected - 1)))
 
     def values(self) -> JsonObject:
-        """Returns what `inspect --json` prints."""
+        """Returns the values that `inspect --json` prints."""
         return {**self._asdict(), "difference": self.difference, "is_flat": self.is_flat}
 
     @property

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import matplotlib
-from matplotlib import figure
 
-from pretrainax.reporting.curves import FAINT, GRID, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
+from pretrainax.reporting.curves import GRID, STYLE, TRAINING, VALIDATION, two_panels
 from pretrainax.reporting.tables import text_table
 from pretrainax.scaling.coordinates import LIMIT, STEPS, Sizes
 
@@ -27,17 +26,12 @@ def table(widths: Sequence[int], sizes: Sequence[Sizes]) -> str:
 
 def draw(path: str, widths: Sequence[int], sizes: Sequence[Sizes]) -> None:
     """Draws two panels in a PNG file, activations and changes, with one line per module."""
+    legend = f"RMS relative to the smallest width, after {STEPS} steps; orange: differs by more than {LIMIT:.0%}"
+    titles = ("activations", "changes of outputs, and of tables, norms and biases")
     with matplotlib.rc_context(STYLE):
-        picture = figure.Figure(figsize=(12, 5.6), dpi=150)
-        grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
-        picture.text(LEFT, 0.93, "Sizes of outputs by width", fontsize=16, fontweight="bold", va="center")
-        legend = (
-            f"RMS divided by that of the smallest width, after {STEPS} steps; orange: differs by more than {LIMIT:.0%}"
-        )
-        picture.text(LEFT, 0.865, legend, color=FAINT, va="center")
-        for column, shown in enumerate((("activation",), ("change", "update"))):
-            panel = picture.add_subplot(grid[0, column])
-            panel.set_title(("activations", "changes of outputs, and of tables, norms and biases")[column])
+        picture, panels = two_panels("Sizes of outputs by width", legend)
+        for panel, title, shown in zip(panels, titles, (("activation",), ("change", "update")), strict=True):
+            panel.set_title(title)
             for x in (x for x in sizes if x.what in shown):
                 relative = [size / x.sizes[0] if x.sizes[0] else 1.0 for size in x.sizes]
                 panel.plot(widths, relative, color=TRAINING if x.is_flat else VALIDATION, linewidth=1.2, alpha=0.7)

@@ -148,17 +148,19 @@ def fit_law(
     runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric, left_out: Sequence[str] = ()
 ) -> Fit:
     """Fits the law to runs, with a term for repeated text if the runs determine it; arguments as in `law_fit.fit`."""
-    reason = "the runs do not repeat their text, or their epochs are unknown"
-    if measures_repetition(runs):
-        law = fit(runs, family, source, metric, repeats=True)
+
+    def fitted(repeats: bool, reason: str = "") -> Fit:
+        law = fit(runs, family, source, metric, repeats)
         found = intervals(law)
-        if found.of[REPETITION].is_bounded:
-            return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, left_out)
-        most = max(run.epochs for run in runs)
-        reason = f"up to {most:.1f} epochs do not determine R*, whose interval is {found.of[REPETITION]}"
-    law = fit(runs, family, source, metric)
-    found = intervals(law)
-    return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, left_out, reason)
+        return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, left_out, reason)
+
+    if not measures_repetition(runs):
+        return fitted(False, "the runs do not repeat their text, or their epochs are unknown")
+    repeating = fitted(True)
+    if (interval := repeating.intervals.of[REPETITION]).is_bounded:
+        return repeating
+    most = max(run.epochs for run in runs)
+    return fitted(False, f"up to {most:.1f} epochs do not determine R*, whose interval is {interval}")
 
 
 def fit_report(pattern: str, directory: str) -> str:

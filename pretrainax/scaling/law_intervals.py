@@ -65,11 +65,16 @@ def scale(problem: Problem, t: np.ndarray) -> float:
     return max(float(squares / max(np.mean(errors < DELTA), 0.1)), 1e-16)
 
 
-def intervals(law: LossLaw, coverage: float = COVERAGE) -> Intervals:
-    """Computes the intervals of a fitted law's constants; `law` must have its runs."""
+def _best_fit(law: LossLaw) -> tuple[Problem, np.ndarray, float]:
+    """Returns the problem of a fitted law, its best variables [constants], and the noise variance of log L."""
     problem = Problem(law.runs, law.repetition is not None, law.correlation)
     (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
-    variance = scale(problem, t)
+    return problem, t, scale(problem, t)
+
+
+def intervals(law: LossLaw, coverage: float = COVERAGE) -> Intervals:
+    """Computes the intervals of a fitted law's constants; `law` must have its runs."""
+    problem, t, variance = _best_fit(law)
     quantities = _quantities(problem, t, variance)
     searches = [(name, sign) for name in quantities for sign in (-1, 1)]
     threshold = variance * _quantile(problem, coverage) ** 2 / 2
@@ -97,9 +102,8 @@ def prediction_interval(
     law: LossLaw, parameters: float, tokens: float, epochs: float = 1.0, coverage: float = PREDICTION_COVERAGE
 ) -> tuple[float, float]:
     """Computes the interval of the loss of one more run of a fitted law; `law` must have its runs."""
-    problem = Problem(law.runs, law.repetition is not None, law.correlation)
-    (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
-    variance, more = scale(problem, t), problem.with_run(parameters, tokens, epochs)
+    problem, t, variance = _best_fit(law)
+    more = problem.with_run(parameters, tokens, epochs)
     threshold = variance * _quantile(problem, coverage) ** 2 / 2
 
     def trial(_: np.ndarray, values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +130,7 @@ def _search(
     threshold: float,
     t: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the values at which the cost exceeds that of the best fit by `threshold`, for many searches at once.
+    """Finds the values at which the cost exceeds the lowest cost by `threshold`, for many searches at once.
 
     The square root of the excess cost is nearly linear in the value, so that regula falsi converges fast.
 

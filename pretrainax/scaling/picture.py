@@ -5,9 +5,9 @@ from typing import Optional
 
 import matplotlib
 import numpy as np
-from matplotlib import figure, ticker
+from matplotlib import ticker
 
-from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
+from pretrainax.reporting.curves import FAINT, INK, NORM, RATE, STYLE, TRAINING, VALIDATION, two_panels
 from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.scaling.prediction import Prediction
 
@@ -36,27 +36,17 @@ def draw_law(
         np.array([getattr(r, name) for r in law.runs], float) for name in ("parameters", "tokens", "loss")
     )
     token_grid = np.geomspace(tokens.min() / 2, max(tokens.max(), prediction.tokens if prediction else 0) * 4, 400)
+    by_size, by_text = (
+        rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
+    )
+    formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N: parameters without embeddings, D: tokens of text"
+    formula += "; shaded: laws at the ends of the 95 % intervals"
     with matplotlib.rc_context(STYLE):
-        picture = figure.Figure(figsize=(12, 5.6), dpi=150)
-        grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
-        loss_panel, plane_panel = (picture.add_subplot(grid[0, i]) for i in range(2))
-        picture.text(
-            LEFT,
-            0.93,
-            f"Loss by parameters and tokens, {len(law.runs)} runs",
-            fontsize=16,
-            fontweight="bold",
-            va="center",
-        )
-        by_size, by_text = (
-            rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
-        )
-        formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N: parameters without embeddings, D: tokens of text"
-        formula += "; shaded: laws at the ends of the 95 % intervals"
-        picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
+        picture, panels = two_panels(f"Loss by parameters and tokens, {len(law.runs)} runs", formula)
+        loss_panel, plane_panel = panels
         _draw_losses(loss_panel, law, sizes, tokens, losses, token_grid)
         _draw_plane(plane_panel, law, extremes, sizes, tokens, token_grid)
-        for panel in (loss_panel, plane_panel):
+        for panel in panels:
             panel.set_xscale("log")
             panel.set_xlabel("tokens")
             panel.xaxis.set_major_locator(ticker.LogLocator(subs=_TICKS))

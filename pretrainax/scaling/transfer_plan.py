@@ -1,5 +1,6 @@
 """Transfers the hyperparameters of a tuned run to a larger one: `plan --config=… --transfer_from=RUN`."""
 
+import copy
 import math
 import os
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ class TransferPlan(NamedTuple):
         )
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        """Yields the rows of a table of the factors of each kind, those of the last matrix of a branch apart."""
+        """Yields the rows of a table of the factors of each kind; the last matrix of a branch has its own row."""
         yield "kind", "parameters", "factor of Adam's update", "rate", "factor of initial values"
         peak = self.run.optimizer.learning_rate
         for kind, found in sorted(self.factors.items()):
@@ -98,7 +99,7 @@ def plan_transfer(experiment: Experiment, folder: str) -> TransferPlan:
     run.train.global_batch_size = 2 ** max(round(math.log2(batch / row)), 0)
     run.train.steps = max(round(tokens / row / run.train.global_batch_size), 1)
     growth = (run.train.global_batch_size * row / (base.train.global_batch_size * base_row)) ** 0.5
-    run.optimizer = base.optimizer
+    run.optimizer = copy.deepcopy(base.optimizer)
     run.optimizer.learning_rate *= growth
     if getattr(run.optimizer, "adam_learning_rate", None) is not None:
         run.optimizer.adam_learning_rate *= growth
@@ -106,4 +107,4 @@ def plan_transfer(experiment: Experiment, folder: str) -> TransferPlan:
     factors: dict[str, list[Multipliers]] = {}
     for m in jax.tree.leaves(multipliers_of(run.model, run.transfer, models.abstract_params(run.model))):
         factors.setdefault(m.kind, []).append(m)
-    return TransferPlan(load(path), run, base_tokens, tokens, factors)
+    return TransferPlan(base, run, base_tokens, tokens, factors)

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Optional
 
+import jax
 import numpy as np
 
 from pretrainax.config import RunFailed
@@ -77,6 +79,26 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
     print(write_report(workdir, study, findings, estimate.facts(study)))
     print(estimate.time_line(plan, speeds, results.seconds()), file=sys.stderr)
     return 0
+
+
+def run_command(name: str, workdir: str, go: bool, run: Callable[[str], int]) -> int:
+    """Runs the command `name` in the local folder of its workdir, and prints how to start or to resume it.
+
+    Args:
+      workdir: a folder or a URL.
+      go: whether the command starts the runs.
+      run: takes the local folder and returns the exit code.
+    """
+    # The worker uses the devices; this process only counts FLOPs and plans.
+    jax.config.update("jax_platforms", "cpu")
+    with local_workdir(workdir) as folder:
+        code = run(folder)
+    words = shlex.join(["pretrainax", name, *sys.argv[1:]])
+    if code == PREEMPTED:
+        print(f"to resume: {words}", file=sys.stderr)
+    elif not go:
+        print(f"to start: {words} --go", file=sys.stderr)
+    return code
 
 
 @contextlib.contextmanager

@@ -65,8 +65,8 @@ def estimates(plan: Plan, speeds: Mapping[str, JsonObject]) -> dict[str, ArmEsti
 def remaining_seconds(plan: Plan, speeds: Mapping[str, JsonObject], results: Results) -> float:
     """Estimates the seconds of the unfinished jobs, without those that widen a grid.
 
-    The estimate before the start is multiplied by the ratio of the measured to the estimated time of the finished jobs:
-    those of the arm or, if it has none, of all arms.
+    The estimate before the start is multiplied by the ratio of the measured to the estimated time of the arm's finished
+    jobs. An arm without finished jobs has the ratio of all arms.
 
     Args:
       speeds: results of `perform.measure_speed` by arm.

@@ -7,10 +7,9 @@ from pretrainax.config.metric import declared, larger_is_better
 from pretrainax.files.json_files import JsonObject
 from pretrainax.studies.jobs import RUN, Job, Results, experiment_of
 from pretrainax.studies.outcomes import FinalRun, Findings, Outcome, Outcomes, Trial
-from pretrainax.studies.perform import context_of, signed
+from pretrainax.studies.perform import context_of, lines_of, signed
 from pretrainax.studies.study import Measure, Study
 from pretrainax.studies.tuning import Search
-from pretrainax.training.metrics import read_metrics
 
 
 def findings_of(results: Results, seeds: range) -> Findings:
@@ -72,8 +71,7 @@ def _trials(results: Results, state: Search) -> Iterator[Trial]:
 
 def _final_run(job: Job, result: JsonObject, workdir: str) -> FinalRun:
     folder = os.path.join(job.folder, RUN)
-    path = os.path.join(workdir, folder, "metrics.jsonl")  # an untrained run may have none
-    lines = [_without_times(line) for line in (read_metrics(path) if os.path.exists(path) else ())]
+    lines = [_without_times(line) for line in lines_of(os.path.join(workdir, folder))]
     arm, seed, steps, flops = job.arm, job.seed, result["steps"], result["flops"]
     return FinalRun(arm, seed, folder, result["fingerprint"], result["command"], steps, flops, lines)
 
@@ -88,10 +86,8 @@ def _outcomes(results: Results, measure: Measure, finished: list[Job], arms: lis
     found: dict[str, dict[int, list[Outcome]]] = {arm: {} for arm in arms}
     for job in finished:
         choice = results.choices(job).get(measure.name, {})
-        folder, context = (
-            os.path.join(results.workdir, job.folder, RUN),
-            context_of(results.plan.study, choice, job.seed),
-        )
+        folder = os.path.join(results.workdir, job.folder, RUN)
+        context = context_of(results.plan.study, choice, job.seed)
         found[job.arm][job.seed] = measure.outcomes(folder, experiment_of(results.plan, job), context)
     return dict(found)
 

@@ -82,10 +82,7 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     code = train_run(experiment, run)
     if code == PREEMPTED:
         return code, {}
-    if code == UserError.exit_code:
-        raise UserError(f"{job.folder} has an invalid config or input: its log.txt has the reason")
-    reason = f"exit code {code}; its log.txt has the reason" if code else ""
-    lines = _lines(run)
+    reason, lines = failure_of(code, job.folder), lines_of(run)
     trained = [line for line in lines if line["split"] == "train"]
     arm, flags = plan.arm(job.arm), run_flags(plan, job)
     result = {
@@ -100,7 +97,18 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     return 0, result
 
 
-def _lines(run: str) -> list[JsonObject]:
+def failure_of(code: int, folder: str) -> str:
+    """Returns the reason why a run with an exit code failed, or "" if it did not.
+
+    Raises:
+      UserError: the config or an input of the run is invalid.
+    """
+    if code == UserError.exit_code:
+        raise UserError(f"{folder} has an invalid config or input: its log.txt has the reason")
+    return f"exit code {code}; its log.txt has the reason" if code else ""
+
+
+def lines_of(run: str) -> list[JsonObject]:
     """Returns the lines of metrics.jsonl; an untrained run may have none."""
     return read_metrics(path) if os.path.exists(path := os.path.join(run, "metrics.jsonl")) else []
 
@@ -158,7 +166,7 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
                 timed = measure.timed(folder, experiment, context)
                 choose_seconds += timed.choose
                 measure_seconds += timed.outcomes
-            lines = _lines(folder)
+            lines = lines_of(folder)
     step_times = sorted(line["step_seconds"] for line in lines if line.get("step_seconds") is not None)
     step_seconds = step_times[len(step_times) // 2] if steps else 0.0
     return {

@@ -120,7 +120,7 @@ def contrast_sections(
     """Builds the sections with the contrasts and with the values of some measures.
 
     Args:
-      verdicts: those of the measures.
+      verdicts: the verdicts about these measures.
       names: names of the measures.
     """
     contrasts = Section("Contrasts", table=contrast_table(verdicts), plots=list(_forests(study, verdicts)))
@@ -134,7 +134,7 @@ def contrast_sections(
 
 
 def _budget(study: Study) -> Iterator[str]:
-    """Yields what the runs of an arm have in common."""
+    """Yields the budget and the tokenizer of the runs, and the arms without a budget."""
     names = ("tokens", "bytes", "seconds", "dollars")
     budgets = [f"{large_number(value)} {name}" for name in names if (value := getattr(study.budget, name)) is not None]
     budget = ", ".join(budgets) or f"{scientific(study.budget.flops or 0.0)} FLOPs"

@@ -144,8 +144,8 @@ def timed(measure: TaskScore, folder: str, context: MeasureContext) -> Timed:
     step_seconds = (lines[-1]["seconds"] or 0.0) / lines[-1]["step"]
     seconds = time.perf_counter() - started + others * step_seconds
     rates, seeds = len(measure.rates) + 1, len(context.downstream_seeds)  # the best rate is often at an edge
-    is_shared = measure.rate_of == "arm"
-    return Timed(rates * seconds * is_shared, (seeds + rates * (not is_shared)) * seconds)
+    of_arm, of_run = (rates, seeds) if measure.rate_of == "arm" else (0, rates + seeds)
+    return Timed(of_arm * seconds, of_run * seconds)
 
 
 def baselines(measure: TaskScore, folder: str, context: MeasureContext) -> dict[str, Outcome]:

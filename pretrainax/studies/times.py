@@ -49,15 +49,14 @@ def times_of(results: Results, findings: Findings) -> list[RunTime]:
 
 def write_times(folder: str, study: Study, findings: Findings, times: Sequence[RunTime]) -> None:
     """Writes times.html, times.md and times.json: the times of each run, curves by time, and the measures of time."""
-    verdicts = [verdict for verdict in judge(study, findings) if verdict.contrast.measure in study.untested_times]
+    all_verdicts = judge(study, findings)
+    verdicts = [verdict for verdict in all_verdicts if verdict.contrast.measure in study.untested_times]
     sections = [
         Section("Runs", _NOTES, _table(times)),
         Section("Curves", plots=list(curves_of([one.run for one in times], ["time"]))),
         *contrast_sections(study, findings, verdicts, study.untested_times),
     ]
-    write_files(
-        folder, "times", study, Report(f"Times: {study.question}", judge(study, findings)[:1], filled(sections))
-    )
+    write_files(folder, "times", study, Report(f"Times: {study.question}", all_verdicts[:1], filled(sections)))
 
 
 def _table(times: Sequence[RunTime]) -> Table:

@@ -22,7 +22,6 @@ from pretrainax.studies.jobs import Job
 from pretrainax.studies.ladder.jobs import LadderJob, perform_rung
 from pretrainax.studies.perform import Train, measure_speed, perform
 from pretrainax.studies.plan import read_plan
-from pretrainax.studies.study import Arm
 from pretrainax.studies.study_file import study_from
 from pretrainax.studies.trainer import Trainer
 
@@ -58,7 +57,7 @@ def _reply(request: JsonObject, workdir: str, train_run: Train) -> JsonObject:
             return {"speed": measure_speed(study, arm, train_run)}
         if "rung" in request:
             rung = LadderJob(**request["rung"])
-            host.start_jax(configured(Arm("", rung.config, tuple(rung.flags))))
+            host.start_jax(configured(rung.arm))
             return {"code": perform_rung(rung, workdir, train_run)}
         plan, job = read_plan(workdir), Job(**request["job"])
         host.start_jax(configured(plan.arm(job.arm)))

@@ -9,16 +9,16 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
-from pretrainax.config import Experiment, UserError
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.studies.arms import configured
 from pretrainax.studies.jobs import RUN
 from pretrainax.studies.ladder.rungs import Rung
+from pretrainax.studies.perform import Train, failure_of
 from pretrainax.studies.study import Arm
 
 RESULT = "result.json"
@@ -47,6 +47,11 @@ class LadderJob(NamedTuple):
         """Returns the request to the worker that performs the job."""
         return {"rung": self._asdict()}
 
+    @property
+    def arm(self) -> Arm:
+        """Returns the config of the run."""
+        return Arm("", self.config, tuple(self.flags))  # a request has a list of flags
+
 
 def job_of(rung: Rung) -> LadderJob:
     """Returns the job that trains a run."""
@@ -72,7 +77,7 @@ def next_jobs(rungs: Iterable[Rung], workdir: str) -> list[LadderJob]:
     return jobs
 
 
-def perform_rung(job: LadderJob, workdir: str, train_run: Callable[[Experiment, str], int]) -> int:
+def perform_rung(job: LadderJob, workdir: str, train_run: Train) -> int:
     """Trains a run and writes its result file; returns 0, or 75 if a signal paused the training.
 
     A run that fails by itself, for example because its loss is not finite, has a result file with the reason.
@@ -87,13 +92,11 @@ def perform_rung(job: LadderJob, workdir: str, train_run: Callable[[Experiment, 
     if job.start is not None:
         trunk, step = job.start
         leave_trunk(os.path.join(workdir, trunk, RUN), step, run)
-    code = train_run(configured(Arm("", job.config, tuple(job.flags))), run)
+    code = train_run(configured(job.arm), run)
     if code == PREEMPTED:
         return code
-    if code == UserError.exit_code:
-        raise UserError(f"{job.folder} has an invalid config or input: its log.txt has the reason")
     result = {
-        "failed": f"exit code {code}; its log.txt has the reason" if code else "",
+        "failed": failure_of(code, job.folder),
         "command": shlex.join(["pretrainax", "train", f"--config={job.config}", *job.flags]),
         "seconds": time.perf_counter() - started,
     }

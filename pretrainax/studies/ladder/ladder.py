@@ -14,7 +14,7 @@ MIN_RATIO, MAX_RATIO = 8.0, 16.0  # FLOPs of the held-out run, as multiples of t
 
 @dataclasses.dataclass
 class Rate:
-    """The learning rates of a size: those of the config, times (N / parameters)^exponent."""
+    """The learning rates of a size: the config's rates, times (N / parameters)^exponent."""
 
     parameters: float  # number of parameters without embeddings at which the config's learning rates hold
     # OLMo-core's ladders have -1/3 (rate = 0.0047 / 2 · (N / 108e6)^(-1/3)); 0: the same rate for all sizes

@@ -48,7 +48,7 @@ def _sections(ladder: Ladder, rungs: Rungs, law_fit: Fit, score: Optional[JsonOb
         yield "\n".join(f"- {line}" for line in law.unidentified)
     yield _run_table(law_fit)
     if law_fit.left_out:
-        yield "Runs that are left out:\n\n" + "\n".join(f"- {line}" for line in law_fit.left_out)
+        yield "Runs left out:\n\n" + "\n".join(f"- {line}" for line in law_fit.left_out)
     yield "Intervals are profile-likelihood intervals with the F distribution."
     yield f"![law]({LAW_PNG})"
 
