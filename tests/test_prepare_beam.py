@@ -77,7 +77,7 @@ def test_a_bad_flag_of_beam_gets_one_line_before_the_work(folder, flag, said):
 
 @pytest.mark.slow
 def test_without_beam_a_line_says_what_to_install(folder):
-    (folder / "apache_beam.py").write_text("raise ImportError('as if it were not there')")
+    (folder / "apache_beam.py").write_text("raise ModuleNotFoundError(name='apache_beam')")
     done = command(folder, "prepare_beam", "--runner=DirectRunner")
     assert done.returncode == 2
     assert done.stderr == "pretrainax: prepare_beam needs the package apache-beam: pip install 'pretrainax[beam]'\n"

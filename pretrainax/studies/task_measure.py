@@ -78,8 +78,9 @@ def problems(measure: TaskScore, experiment: Experiment) -> Iterator[str]:
 def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObject:
     """Finds the best learning rate for a pretrained run on the selection part of the training records.
 
-    If the best rate is at an edge of the grid, one more rate is tried there. The fine-tuning runs have one seed, which
-    no final run has, and the score is that of the last step. The test records are not read, so the choice cannot leak
+    If the best rate is at an edge of the grid, one more rate is tried there. If all rates have the same score, such as
+    that of a model that always predicts one label, they are not compared, and the choice is unfinished. The fine-tuning
+    runs have one seed, which no final run has, and the score is that of the last step. The test records are not read, so the choice cannot leak
     them. If all runs of an arm share this choice, its error is a part of the arm that seeds do not show.
 
     Returns:
@@ -91,8 +92,9 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
     def best() -> float:
         return max(rates, key=lambda rate: -math.inf if (score := scores[rate]) is None else sign * score)
 
+    is_flat = len(set(scores.values())) == 1
     for edge, neighbor, place in ((rates[0], rates[1], 0), (rates[-1], rates[-2], len(rates))):
-        if best() == edge:
+        if best() == edge and not is_flat:
             further = edge * edge / neighbor
             rates.insert(place, further)
             scores[further] = _selection_score(measure, folder, further, context)
@@ -100,7 +102,9 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
     rate, unfinished = best(), ""
     if scores[rate] is None:
         raise RunFailed(f"{measure.name}: all fine-tuning runs of {folder} diverged: lower the rates of the measure")
-    if rate in (rates[0], rates[-1]):
+    if is_flat:
+        unfinished = f"{measure.name}: all learning rates have the same score, {scores[rate]:g}"
+    elif rate in (rates[0], rates[-1]):
         unfinished = f"{measure.name}: the best learning rate {rate:g} is at the edge of its grid"
     named = {repr(rate): score for rate, score in scores.items()}
     return {"learning_rate": rate, "score": scores[rate], "scores": named, "unfinished": unfinished}

@@ -244,5 +244,13 @@ def test_an_edge_of_the_rates_is_widened_once(monkeypatch):
     assert "edge" in choice["unfinished"]
 
 
+def test_rates_with_the_same_score_are_not_an_edge(monkeypatch):
+    asked = []
+    monkeypatch.setattr(task_measure, "_selection_score", lambda measure, folder, rate, _: asked.append(rate) or 0.0)
+    measure = TaskScore("x", source=JsonLines("a", valid_path="b"), rates=(0.01, 0.1))
+    choice = task_measure.choose(measure, "run", MeasureContext())
+    assert asked == [0.01, 0.1] and choice["unfinished"] == "x: all learning rates have the same score, 0"
+
+
 def test_a_study_file_can_name_the_measures():
     assert {"BitsPerByte", "TaskScore", "Throughput", "ValidationLoss"} <= set(Measure.names())
