@@ -8,7 +8,7 @@
             HuggingFace(path='allenai/c4', name='realnewslike', valid_split='validation'),
             HuggingFace(path='Skylion007/openwebtext')
         ),
-        weights=(12, 4, 76, 38))" --config.mesh.fsdp=8
+        weights=(12, 4, 76, 38))" --config.mesh.fsdp=8 --config.train.accumulate=64
 
 The generator is as wide as the discriminator and half as deep. The discriminator's embeddings are the generator's plus
 a trained difference. The generator replaces tokens on the device, and the discriminator detects them; the metrics

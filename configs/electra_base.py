@@ -5,7 +5,7 @@
             HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
             HuggingFace(path='manu/project_gutenberg', train_split='en')
         ),
-        weights=(2500, 800))" --config.mesh.fsdp=8
+        weights=(2500, 800))" --config.mesh.fsdp=8 --config.train.accumulate=2
 
 The generator has a third (base) or a quarter (large) of the discriminator's width and shares its embeddings. The
 generator replaces tokens on the device, and the discriminator detects them; the metrics include its precision and

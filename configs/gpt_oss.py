@@ -1,7 +1,7 @@
 """Pretrains gpt-oss with causal language modelling (OpenAI 2025, arXiv 2508.10925). Variants: `:20b` and `:120b`.
 
     python -m pretrainax.main --config=configs/gpt_oss.py --config.data.source="HuggingFace(
-        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=32 --config.mesh.expert=8
+        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.data=4 --config.mesh.fsdp=8 --config.mesh.expert=8
 
 The authors publish the architecture: 20.9 and 116.8 B parameters, of which 4.2 and 5.7 B are active per token, with
 embeddings. They publish almost nothing about the training: trillions of tokens on H100s. All values outside the model

@@ -1,7 +1,7 @@
 """Pretrains Grok-1 with causal language modelling (xAI 2024). Variant: `:1_314b`, eight experts, two per token.
 
     python -m pretrainax.main --config=configs/grok.py --config.data.source="HuggingFace(
-        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=256 --config.mesh.expert=8
+        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64 --config.mesh.expert=8
 
 The authors publish the architecture and the weights, and neither data, tokens, hardware nor hyperparameters. All values
 outside the model are LLaMA 2's. Source of each value: `pretrainax recipe --config=grok`. The command uses FineWeb

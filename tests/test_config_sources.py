@@ -1,16 +1,14 @@
 """The corpus of each paper is one flag, in the docstring of its config, which the real loader reads."""
 
-import re
-import shlex
 import sys
 
 import datasets
 import pytest
 
 from pretrainax.config import Choice
-from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import HuggingFace
+from tests.support.docs_pages import config_commands
 from tests.support.huggingface_datasets import without_network
 from tests.support.reading import texts
 from tests.support.runs import ROOT, run
@@ -34,15 +32,9 @@ PAPERS = [name for name in VARIANTS if name not in ("finetune", "quickstart", "s
 RECORDS = 60
 
 
-def commands(name: str) -> list[list[str]]:
-    """The commands in the docstring of a config, as a shell parts them."""
-    docstring = docstring_of(ROOT / "configs" / f"{name}.py")
-    found = re.findall(r"^    python .*?(?=\n\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
-    return [shlex.split(command) for command in found]
-
-
 def source(name: str):
-    ((flag,),) = [[word for word in words if word.startswith("--config.data.source=")] for words in commands(name)]
+    (words,) = config_commands(name)
+    (flag,) = [word for word in words if word.startswith("--config.data.source=")]
     return Choice.parse(flag.partition("=")[2])
 
 
@@ -98,7 +90,7 @@ def test_a_mixture_has_a_weight_for_each_of_its_sources():
 
 @pytest.mark.slow
 def test_the_flag_is_read_by_the_command_as_it_stands_in_the_docstring():
-    (words,) = commands("bert_base")
+    (words,) = config_commands("bert_base")
     done = run([sys.executable, *words[1:], "--help"])
     assert done.returncode == 0, done.stderr
     assert f'--config.data.source="{source("bert_base")}"' in done.stdout

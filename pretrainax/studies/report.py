@@ -19,6 +19,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.reporting.units import large_number, scientific
 from pretrainax.studies import report_plots
+from pretrainax.studies.baselines import baseline_notes
 from pretrainax.studies.outcomes import FinalRun, Findings
 from pretrainax.studies.report_tables import Table, arm_table, contrast_table, cost_table, measure_table, run_table
 from pretrainax.studies.study import Study
@@ -130,7 +131,8 @@ def contrast_sections(
         for arm, choice in of_arms.items()
         if measure in names and "learning_rate" in choice
     ]
-    return contrasts, Section("Measures", rates, measure_table(study, findings, names))
+    weak = list(baseline_notes(study, findings, names))
+    return contrasts, Section("Measures", [*weak, *rates], measure_table(study, findings, names))
 
 
 def _budget(study: Study) -> Iterator[str]:

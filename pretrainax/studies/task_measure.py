@@ -80,8 +80,9 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
 
     If the best rate is at an edge of the grid, one more rate is tried there. If all rates have the same score, such as
     that of a model that always predicts one label, they are not compared, and the choice is unfinished. The fine-tuning
-    runs have one seed, which no final run has, and the score is that of the last step. The test records are not read, so the choice cannot leak
-    them. If all runs of an arm share this choice, its error is a part of the arm that seeds do not show.
+    runs have one seed, which no final run has, and the score is that of the last step. The test records are not read,
+    so the choice cannot leak them. If all runs of an arm share this choice, its error is a part of the arm that seeds
+    do not show.
 
     Returns:
       {"learning_rate": …, "score": …, "scores": {rate: score, or None if the run diverged}, "unfinished": "" or why}.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, Optional
 
 from pretrainax.reporting.significance import ALPHA, holm_levels
+from pretrainax.studies.baselines import baseline_warning
 from pretrainax.studies.contrasts import Comparison, Noise, compare
 from pretrainax.studies.outcomes import Findings, Outcomes
 from pretrainax.studies.power import MAX_SEEDS, equivalence_power, power, seeds_needed
@@ -36,7 +37,7 @@ class Verdict(NamedTuple):
     interval: Optional[tuple[float, float]]  # None: unknown
     word: Word
     more_seeds: Optional[int]  # seeds to add for a verdict with 80 % power; None: decided, or MAX_SEEDS are too few
-    text: str  # one sentence
+    text: str  # one sentence, and a second one if neither arm beats a baseline
 
     @property
     def is_decided(self) -> bool:
@@ -92,6 +93,7 @@ def _judge_at(study: Study, findings: Findings, look: int, seeds: range) -> list
         _verdict(test, levels[i], equal_levels[i] if p_values.get(i, 1) < equal_levels.get(i, 0) else None, study)
         for i, test in enumerate(tests)
     ]
+    verdicts = [v._replace(text=v.text + baseline_warning(study, findings, v.contrast)) for v in verdicts]
     return verdicts + [_exploratory(study, findings, c, seeds) for c in _other_contrasts(study, tested)]
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pretrainax.studies.outcomes import Outcome
 from pretrainax.studies.power import equivalence_power, power
 from pretrainax.studies.study import Contrast, Stop
 from pretrainax.studies.verdicts import judge, planned_level
@@ -29,6 +30,16 @@ def test_a_verdict_is_one_sentence_with_its_interval():
     assert judged(1 + NOISE).text == (
         "new is better than old in bits per byte: +1.00 bits per byte (95 % interval +0.64 to +1.36; 5 seeds)."
     )
+
+
+@pytest.mark.parametrize(("baseline", "is_named"), [(1.9, True), (2.1, False)])
+def test_a_verdict_names_a_baseline_that_neither_arm_beats(baseline, is_named):
+    """The arms have 2 and 3 bits per byte."""
+    arms = {"new": made_outcomes(2 + NOISE), "old": made_outcomes(np.full(5, 3.0))}
+    findings = made_findings(arms, baselines={BITS.name: {"unigram": Outcome(baseline)}})
+    verdict = judge(made_study(list(arms), 5), findings)[0]
+    assert verdict.word == "better"
+    assert verdict.text.endswith(" Neither is better than the baseline: unigram (1.9).") == is_named
 
 
 def test_an_open_question_states_how_many_seeds_it_needs():

@@ -1,8 +1,9 @@
-"""The pages of docs/, and the commands and code blocks in them."""
+"""The pages of docs/, the commands and code blocks in them, and the commands in the docstrings of configs."""
 
 import re
 import shlex
 
+from pretrainax.config.reference import docstring_of
 from tests.support.runs import ROOT
 
 DOCS = ROOT / "docs"
@@ -14,6 +15,13 @@ def how_to(*names: str) -> str:
     """Returns the text of how-to guides, one after another; without names, of all guides."""
     files = [DOCS / "how-to" / f"{name}.md" for name in names] or sorted((DOCS / "how-to").glob("*.md"))
     return "\n".join(file.read_text() for file in files)
+
+
+def config_commands(name: str) -> list[list[str]]:
+    """Returns the commands in the docstring of a config, as words."""
+    docstring = docstring_of(ROOT / "configs" / f"{name}.py")
+    found = re.findall(r"^    python .*?(?=\n\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
+    return [shlex.split(command) for command in found]
 
 
 def commands(page: str) -> list[list[str]]:
