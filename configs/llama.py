@@ -2,7 +2,7 @@
 `:3_8b` … `:3_1_405b`; for a laptop `:tiny :mini :midi` (of LLaMA 3).
 
     python -m pretrainax.main --config=configs/llama.py:3_8b --config.data.source="HuggingFace(
-        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
+        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64 --config.train.accumulate=2
 
 Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783. Source of each value:
 `pretrainax recipe --config=llama:3_8b`. The authors' dataset is not public; the command uses FineWeb (Penedo et al.

@@ -2,7 +2,7 @@
 laptop `:tiny :mini :midi` (of Phi-1.5).
 
     python -m pretrainax.main --config=configs/phi.py:1_5 --config.data.source="HuggingFace(
-        path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.mesh.fsdp=8
+        path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.mesh.fsdp=8 --config.train.accumulate=2
 
 Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck 2023, a Microsoft
 Research blog post; Abdin et al. 2024, arXiv 2404.14219 and 2412.08905. The dataset, textbooks that a language model
