@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from pretrainax.config import Experiment, kinds
+from pretrainax.config.choice import optional_in_json
 
 _BLOCK = 1 << 20  # pieces that are packed at a time, to limit memory
 _MAX_OPEN_ROWS = 512  # maximum number of rows that first-fit searches
@@ -47,11 +48,24 @@ class Packing(kinds.Packing):
 class Windows(Packing):
     """Concatenates documents and cuts them into rows of equal length, without padding.
 
-    A row may start or end inside a document.
+    A row may start or end inside a document. Each training epoch has its own order of rows and its own offset of the
+    first row. With `shuffle_documents`, each training epoch also concatenates the documents in its own order.
     """
 
     cuts: ClassVar[bool] = False
     one_piece: ClassVar[bool] = True
+
+    # a new order of documents in each epoch, so that rows combine other documents: for several epochs of little text.
+    # Costs 16 bytes of memory per document and epoch in each loader, and reads documents one by one, also from a store.
+    shuffle_documents: bool = optional_in_json(False, is_free=False)
+
+    def problems(self, experiment):
+        yield from super().problems(experiment)
+        if self.shuffle_documents and any(part.static for _, part in experiment.objective.components()):
+            yield (
+                "config.data.packing.shuffle_documents is True, but config.objective.static needs the same rows in "
+                "each epoch: set one of them to False"
+            )
 
 
 @dataclasses.dataclass

@@ -6,6 +6,7 @@ a row is then a lookup in the plan, so packed rows are a function of (seed, inde
 
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import stat
@@ -21,7 +22,7 @@ from pretrainax.data import checksums
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.objectives import Objective
-from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentences
+from pretrainax.data.packing import OneEach, Packing, Windows, cut_documents, cut_sentences
 from pretrainax.data.permutation import permute
 from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
 from pretrainax.files.atomic_files import replacing_folder
@@ -75,6 +76,38 @@ class WindowPlan(RowPlan):
     def row(self, number, keys, offset):
         position = number if keys is None else permute(number, self.rows_per_epoch, keys)
         return Row([(offset + position * self._raw, self._raw)])
+
+
+class ShuffledWindowPlan(WindowPlan):
+    """Plans windows of a concatenation of the documents that has a new order in each epoch.
+
+    The order is a function of the epoch's permutation keys. A row has one piece per document.
+    """
+
+    def __init__(self, corpus: Corpus, raw: int):
+        super().__init__(corpus.num_tokens, raw, shuffle=True)
+        self._corpus = corpus
+        # Rows of a mixture's loader may be in two epochs by turns, so that two orders are in memory.
+        self._order = functools.lru_cache(maxsize=2)(self._draw_order)
+
+    def __reduce__(self):
+        return type(self), (self._corpus, self._raw)
+
+    def row(self, number, keys, offset):
+        [(start, length)], _ = super().row(number, keys, offset)
+        order, ends = self._order(keys)
+        first, last = ends.searchsorted((start, start + length - 1), "right").tolist()
+        documents, window_ends = order[first : last + 1], np.minimum(ends[first : last + 1], start + length)
+        lengths = np.diff(window_ends, prepend=start)
+        # A piece ends where its document does, except the last piece, which may end before.
+        starts = self._corpus.document_ends[documents] - (ends[first : last + 1] - window_ends) - lengths
+        return Row(list(zip(starts.tolist(), lengths.tolist(), strict=True)))
+
+    def _draw_order(self, keys: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns an epoch's order of documents and the end offset of each in their concatenation, both int64 [n]."""
+        ends = self._corpus.document_ends
+        order = np.random.default_rng(keys).integers(2**64, size=len(ends), dtype=np.uint64).argsort(kind="stable")
+        return order, np.diff(ends, prepend=0)[order].cumsum()
 
 
 class TablePlan(RowPlan):
@@ -152,6 +185,8 @@ def make_row_plan(
                 f"config.data.sequence_length {sequence_length} takes {longest}: set a smaller length, or add text "
                 f"in config.data.source{', or set a larger valid_fraction' if is_valid else ''}"
             )
+        if shuffle and isinstance(packing, Windows) and packing.shuffle_documents:
+            return ShuffledWindowPlan(corpus, longest)
         return WindowPlan(corpus.num_tokens, longest, shuffle)
     sizes = [objective.measure(1)] if objective.has_own_sizes else []
     key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *sizes)

@@ -126,7 +126,7 @@ class RowStream:
 
     def inputs(self, n: int, progress: float) -> list[ObjectiveInput]:
         """Returns the sequences of tokens from which `examples` makes the examples of row n."""
-        return [self._text(start, length, progress) for start, length in self.row(n)[0]]
+        return [text for _, text in self._inputs(n, progress)]
 
     def counted_examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Returns the examples of row n and, if `options.text` is set, adds the arrays that count text."""
@@ -137,20 +137,26 @@ class RowStream:
 
     def _make_examples(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
         """Yields each example of row n, together with the corpus tokens that it is built from."""
-        pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
-        for start, length in pieces:
+        for start, text in self._inputs(n, progress):
             if self.objective.static:
                 rng = draws.at(2 * self.number + 1, start)
-            text = self._text(start, length, progress)
             example = self.objective.example(text, rng, self.vocabulary)
             yield with_token_inputs(example, self.options.token_inputs), text.tokens
 
+    def _inputs(self, n: int, progress: float) -> list[tuple[int, ObjectiveInput]]:
+        """Returns the input of each example of row n, with the offset of its first token in the corpus."""
+        pieces, _ = self.row(n)
+        if not self._crosses_documents:
+            return [(start, self._text(start, length, progress)) for start, length in pieces]
+        tokens, segment_ids = zip(*(self.corpus.window(*piece) for piece in pieces), strict=True)
+        last_segments = np.cumsum([0, *(ids[-1] for ids in segment_ids[:-1])], dtype=np.int32)
+        segment_ids = [ids + last for ids, last in zip(segment_ids, last_segments, strict=True)]
+        return [(pieces[0][0], ObjectiveInput(np.concatenate(tokens), np.concatenate(segment_ids), progress=progress))]
+
     def _text(self, start: int, length: int, progress: float) -> ObjectiveInput:
-        """Returns the input of an example: the `length` tokens at offset `start` of the corpus."""
+        """Returns the input of an example from one document: the `length` tokens at offset `start` of the corpus."""
         corpus, unit = self.corpus, self.objective.unit
-        if self._crosses_documents:
-            return ObjectiveInput(*corpus.window(start, length), progress=progress)
         if unit == "pairs":
             return self._pair(start, length, progress)
         if unit == "records":
@@ -172,14 +178,14 @@ class RowStream:
         Args:
           examples: the examples of row n.
         """
-        documents = []
-        for (start, length), example in zip(self.row(n)[0], examples, strict=True):
-            offsets = self.objective.token_offsets(example, self.vocabulary).clip(0, length - 1)
-            # Without windows that cross documents, all tokens count as the example's document, also those of another
-            # document in a sentence pair.
-            offsets = offsets if self._crosses_documents else np.zeros_like(offsets)
-            documents.append(self.corpus.document_ends.searchsorted(start + offsets, "right"))
-        return np.concatenate(documents)
+        pieces, offsets_of = self.row(n)[0], self.objective.token_offsets
+        if self._crosses_documents:
+            places = np.concatenate([np.arange(start, start + length) for start, length in pieces])
+            places = places[offsets_of(examples[0], self.vocabulary).clip(0, len(places) - 1)]
+        else:  # all tokens count as the example's document, also those of another document in a sentence pair
+            lengths = [len(offsets_of(example, self.vocabulary)) for example in examples]
+            places = np.repeat([start for start, _ in pieces], lengths)
+        return self.corpus.document_ends.searchsorted(places, "right")
 
     def record(self, n: int) -> ObjectiveInput:
         """Returns the record of row n as the input of an example; requires a corpus of records."""

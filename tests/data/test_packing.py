@@ -1,6 +1,9 @@
 """Pieces of documents, what fits together, and the rows of an epoch."""
 
 import collections
+import dataclasses
+import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -8,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import UserError
+from pretrainax.config.overrides import set_field
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, NextSentencePrediction, SpanCorruption
 from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_documents, cut_sentences
-from pretrainax.data.pipeline import Batches
+from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation import shards
 from pretrainax.tokenization.base import Vocabulary
+from tests.support import tiny
 from tests.support.rows import row_options
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
@@ -224,3 +229,104 @@ def test_a_plan_is_made_once(corpus, monkeypatch):
 def test_a_corpus_without_a_row_is_refused(corpus):
     with pytest.raises(UserError, match="no row for CausalLM with OneEach and config.train.global_batch_size 4096"):
         make(corpus, OneEach(buckets=(8,)), global_batch_size=4096)
+
+
+# --- documents in a new order in each epoch
+
+
+SHUFFLED = Windows(shuffle_documents=True)
+
+
+def epoch_of(batches, epoch):
+    """Returns the pieces of each row of an epoch."""
+    size = batches.rows_per_epoch
+    return [batches.streams[0].row(n)[0] for n in range(epoch * size, (epoch + 1) * size)]
+
+
+def neighbors(corpus, rows):
+    """Returns the pairs of documents that follow each other in a row."""
+    documents = [corpus.document_ends.searchsorted([start for start, _ in row], "right").tolist() for row in rows]
+    return {pair for row in documents for pair in itertools.pairwise(row)}
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_shuffled_documents_come_once_an_epoch(corpus, epoch):
+    batches, plain = make(corpus, SHUFFLED), make(corpus, Windows())
+    rows = epoch_of(batches, epoch)
+    found = np.zeros(corpus.num_tokens, int)
+    for start, length in itertools.chain(*rows):
+        assert len(set(corpus.document_ends.searchsorted((start, start + length - 1), "right"))) == 1
+        found[start : start + length] += 1
+    assert found.max() == 1 and (found == 0).sum() < 2 * 33  # windows leave out less than two rows of 33 tokens
+    assert {sum(length for _, length in row) for row in rows} == {33}
+    assert batches.rows_per_epoch == plain.rows_per_epoch
+
+
+def test_shuffled_documents_have_other_neighbors_in_each_epoch(corpus):
+    batches = make(corpus, SHUFFLED)
+    first, second = (neighbors(corpus, epoch_of(batches, epoch)) for epoch in (0, 1))
+    # Of 199 pairs of neighbors, one is the same in two random orders on average.
+    assert (
+        len(first) > 100
+        and len(first & second) < 8
+        and first != neighbors(corpus, epoch_of(make(corpus, SHUFFLED, seed=4), 0))
+    )
+    plain = [
+        neighbors(corpus, [[(row[0][0] + i, 1) for i in range(33)] for row in epoch_of(make(corpus, Windows()), e)])
+        for e in (0, 1)
+    ]
+    assert len(plain[0] & plain[1]) > 100  # without the option, most neighbors stay
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), MaskedLM(), SpanCorruption()], ids=name_of)
+def test_examples_of_shuffled_documents_are_their_tokens(corpus, objective):
+    batches = make(corpus, SHUFFLED, objective)
+    for row in (0, batches.rows_per_epoch + 3):
+        pieces = batches.streams[0].row(row)[0]
+        (example,), (text,) = batches.examples(row)[1], batches.inputs(row)
+        tokens = np.concatenate([corpus.tokens(*piece) for piece in pieces])
+        np.testing.assert_array_equal(objective.restore(example, VOCABULARY), tokens)
+        np.testing.assert_array_equal(text.segment_ids, np.repeat(np.arange(len(pieces)) + 1, [n for _, n in pieces]))
+
+
+def test_documents_of_shuffled_tokens_are_found(corpus):
+    batches = make(corpus, SHUFFLED)
+    batch, documents = batches.with_documents(batches.rows_per_epoch // 4 + 2)
+    starts = np.append(0, corpus.document_ends)[documents]
+    targets = [
+        [int(t) in corpus.tokens(s, e - s) for t, s, e in zip(*row, strict=True)]
+        for row in zip(batch["targets"], starts, corpus.document_ends[documents], strict=True)
+    ]
+    assert np.all(targets)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_resumes_in_the_second_epoch_of_shuffled_documents(corpus, workers):
+    whole = make(corpus, SHUFFLED)
+    start = whole.rows_per_epoch // 4 + 3
+    expected = [whole[step] for step in range(start + 6)][start:]
+    parts = [make(corpus, SHUFFLED, process_index=i, process_count=2) for i in (0, 1)]
+    resumed = [list(iterate(pickle.loads(pickle.dumps(part)), start, start + 6, workers)) for part in parts]
+    for step, batch in enumerate(expected):
+        for name, array in batch.items():
+            np.testing.assert_array_equal(np.concatenate([part[step][name] for part in resumed]), array)
+
+
+def test_validation_reads_shuffled_documents_in_corpus_order(corpus):
+    one, other = (make(corpus, packing, shuffle=False) for packing in (SHUFFLED, Windows()))
+    assert epoch_of(one, 0) == epoch_of(other, 0)
+
+
+def test_static_masks_exclude_shuffled_documents():
+    experiment = tiny.get_config("bert")
+    experiment.data.packing, experiment.objective = SHUFFLED, MaskedLM(static=True)
+    (problem,) = experiment.data.packing.problems(experiment)
+    assert "config.data.packing.shuffle_documents is True" in problem
+    experiment.objective = dataclasses.replace(experiment.objective, static=False)
+    assert not list(experiment.data.packing.problems(experiment))
+
+
+def test_other_packings_name_no_order_of_documents():
+    with pytest.raises(UserError, match="shuffle_documents") as error:
+        set_field(tiny.get_config("gpt"), "config.data.packing", "BestFit(shuffle_documents=True)")
+    assert "\n" not in str(error.value)
