@@ -85,8 +85,8 @@ $(BIN)/python:
 # Pins one set of versions for all Pythons and systems, without torch's CUDA packages. JAX 0.10 is the last for Python
 # 3.11.
 constraints:
-	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --extra eval --extra wandb --extra mlflow --universal \
-		--python-version 3.11 --upgrade --no-header --no-annotate --strip-extras \
+	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --extra eval --extra wandb --extra mlflow \
+		--extra servers --universal --python-version 3.11 --upgrade --no-header --no-annotate --strip-extras \
 		| grep -Ev '^(nvidia|cuda|triton)' > constraints.txt
 
 clean:

@@ -10,8 +10,9 @@ from pretrainax.config import ModelConfig
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, post_processor, probe_frame
 from pretrainax.tokenization.huggingface import FIELDS
+from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
 from pretrainax.tokenization.subwords import SubwordTokenizer
-from pretrainax.tokenization.tokenizer_json import tokenizer_json
+from pretrainax.tokenization.tokenizer_json import adds_prefix_space, tokenizer_json
 
 
 def write_tokenizer(
@@ -48,6 +49,10 @@ def write_tokenizer(
         config["model_max_length"] = model.position.max_length
     if not isinstance(tokenizer, SubwordTokenizer):
         tokenizer.save(directory)  # for `read_tokenizer`
+    if isinstance(tokenizer, SentencePieceTokenizer) and model.family == "decoder":
+        # llama.cpp's converter reads both, as in the releases of LLaMA.
+        _write(directory, "tokenizer.model", tokenizer.model)
+        config["add_prefix_space"] = adds_prefix_space(tokenizer)
     _write(directory, "tokenizer.json", _with_frame(tokenizer, model))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special_tokens)):
         _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())

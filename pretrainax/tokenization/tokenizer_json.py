@@ -38,6 +38,11 @@ def add_special(converted: tokenizers.Tokenizer, special_pieces: dict[int, str])
     converted.add_special_tokens([tokenizers.AddedToken(piece, normalized=False, special=True) for piece in specials])
 
 
+def adds_prefix_space(tokenizer: SentencePieceTokenizer) -> bool:
+    """Returns True if a SentencePiece tokenizer adds a space before a text."""
+    return _parse(tokenizer.model).normalizer_spec.add_dummy_prefix
+
+
 def _from_characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
     """Converts a character tokenizer to a BPE model without merges, which encodes each character separately."""
     ids = {piece: i for i, piece in tokenizer.special_pieces.items()}

@@ -227,6 +227,11 @@ def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = 4 * config.d_model if json.get("n_inner") is None else json["n_inner"]
 
 
+def _write_gpt2(config: ModelConfig) -> ConfigJson:
+    # n_ctx is the former name of n_positions; llama.cpp's converter reads it.
+    return {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate, "n_ctx": config.position.max_length}
+
+
 def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = 4 * config.d_model if json.get("intermediate_size") is None else json["intermediate_size"]
     types = json.get("attention_types") or [[["global", "local"], 12]]
@@ -297,7 +302,7 @@ FAMILIES = (
             },
             aliases=_ALIASES,
             read=_read_gpt2,
-            write=lambda config: {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate},
+            write=_write_gpt2,
             tied=_tied("transformer.wte.weight"),
             ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
         ),

@@ -128,7 +128,7 @@ def test_every_field_of_peft_is_read_or_refused():
 VALUES = [None, 0, -1, 1.5, float("nan"), "x", "", [], {}, True, False, [1], {"a": 1}, {"query": 0}]
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["bert classes", "pissa", "ia3 of llama", "prefix of llama", "prompt of t5"])
 def test_no_value_of_a_field_raises_anything_else(key, saved, directory, tmp_path):
     """Every value of every field gives either a run or a UserError."""

@@ -221,7 +221,7 @@ OTHERS = {
 ALL = LORA | OTHERS
 
 
-@pytest.mark.first(14)
+@pytest.mark.first(7)
 @pytest.mark.parametrize("key", ALL)
 def test_peft_and_pretrainax_compute_the_same_outputs_in_both_directions(key, directory, tmp_path):
     import peft

@@ -89,7 +89,7 @@ def test_texts_start_as_in_transformers(name, case, tmp_path):
     assert config["decoder_start_token_id"] == STARTS[case][1].get("decoder_start_token_id", start)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("name, case", [("t5gemma_9b_2b", "bos of generation"), ("bart", "both")])
 def test_a_text_starts_as_in_transformers(name, case, tmp_path):

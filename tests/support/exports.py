@@ -23,7 +23,11 @@ def write_workdir(workdir: pathlib.Path, config, params, pad_id: int = 0) -> Non
     """A workdir with these parameters, and a tokenizer of letters."""
     workdir.mkdir()
     write_tokenizer(workdir, pad_id)
-    tokenizer = read_tokenizer(str(workdir))
+    write_run(workdir, config, params, read_tokenizer(str(workdir)))
+
+
+def write_run(workdir: pathlib.Path, config, params, tokenizer) -> None:
+    """A workdir with these parameters and this tokenizer."""
     tokenizer.save(str(workdir / "tokenizer"))
     by_path = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
     write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
