@@ -95,6 +95,9 @@ class Tag(HeadConfig):
 
     labels_tokens: ClassVar[bool] = True
 
+    def left_open(self) -> "HeadConfig":
+        return dataclasses.replace(super().left_open(), follows=())  # constraints, which only a CRF may have
+
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if AUTO in (self.num_labels, self.follows):
             yield "config.model.head has 'auto' fields, which require a task as config.objective"

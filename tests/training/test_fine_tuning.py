@@ -148,6 +148,7 @@ def test_fields_of_the_head_can_be_set_whatever_a_run_starts_from(name, is_publi
     assert type(experiment.model.head) is type(wanted) and experiment.model.head.left_open() == experiment.model.head
     complete(experiment)
     assert "auto" not in vars(experiment.model.head).values()
+    assert not list(experiment.model.head.problems(experiment))
 
 
 def test_each_config_has_a_task_of_its_own():
