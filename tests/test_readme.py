@@ -113,6 +113,22 @@ def test_the_readme_is_short():
     assert len(README.split()) <= 1200 and len(README.splitlines()) <= 150
 
 
+def test_each_measurement_is_that_of_the_linked_section_of_the_lab_book():
+    book = (ROOT / "benchmarks" / "lab_book.md").read_text()
+    sections = {
+        re.sub(r"[^\w -]", "", s.splitlines()[0]).lower().replace(" ", "-"): s
+        for s in re.split(r"^#+ ", book, flags=re.M)[1:]
+    }
+    rows = re.findall(r"^\| \[[^\]]+\]\(benchmarks/lab_book\.md#(\S+)\) (\|.*)$", README, re.MULTILINE)
+    stated = re.search(r"\*\*Next to other programs\*\*, (\S+) to (\S+)\.", README).groups()
+    dates = sorted(anchor[-10:] for anchor, _ in rows)
+    assert len(rows) == 8 and stated == (dates[0], dates[-1])
+    for anchor, cells in rows:
+        tables = "".join(line for line in sections[anchor].splitlines() if line.startswith("|"))
+        measured = [number for number in re.findall(r"[\d,.]*\d", cells) if number != "500"]  # 500 W: of published.toml
+        assert measured and set(measured) <= set(re.findall(r"[\d,.]*\d", tables)), anchor
+
+
 def test_how_to_use_a_model_fits_on_a_screen():
     (section,) = re.findall(r"## Use it\n.*?(?=\n## )", README, re.DOTALL)
     assert len(section.splitlines()) <= 25
