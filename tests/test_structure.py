@@ -15,7 +15,8 @@ from pretrainax.config import ModelConfig
 from tests.affected import ROOT, module_of
 
 FILES = sorted((ROOT / "pretrainax").rglob("*.py"))
-SCRIPTS = sorted(f for folder in ("configs", "benchmarks", "docs", "launch") for f in (ROOT / folder).rglob("*.py"))
+SCRIPT_FOLDERS = ("configs", "examples", "benchmarks", "docs", "launch", "records")
+SCRIPTS = sorted(file for folder in SCRIPT_FOLDERS for file in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ALL = FILES + SCRIPTS + TESTS
 
