@@ -78,6 +78,7 @@ PAGES = {
     "CHANGELOG": [ROOT / "CHANGELOG.md"],
     "docs": sorted((ROOT / "docs").rglob("*.md")),
     "benchmarks": sorted((ROOT / "benchmarks").glob("*.md")),
+    "records": sorted((ROOT / "records").glob("*.md")),
 }
 
 

@@ -195,7 +195,7 @@ def test_pipelines_recurrent_models_and_sophia_are_refused():
             validate(experiment, files=False)
 
 
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("capacity", [None, 8])
 def test_experts_multiply_rounded_operands(name, capacity):

@@ -180,7 +180,7 @@ def test_an_encoders_head_costs_what_its_masks_ask(spaces):
     assert more == pytest.approx(0.3 * head, rel=0.01)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_built_model_is_as_large_as_asked(spaces, family):
     law = LAWS["besiroglu"]

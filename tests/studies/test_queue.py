@@ -90,6 +90,7 @@ def test_a_killed_study_continues(seed, whole, tmp_path):
     assert findings(tmp_path) == findings(whole)
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study(whole, tmp_path):
     write_plan(str(tmp_path), plan())
     outputs = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
@@ -104,6 +105,7 @@ def test_another_order_of_the_jobs_has_the_same_findings(whole, tmp_path):
     assert findings(tmp_path) == findings(whole)
 
 
+@pytest.mark.slow
 def test_deleted_folders_are_computed_again(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "study")
     for folder in ("final/muon/seed-0", "trials/adamw"):

@@ -97,6 +97,7 @@ def test_each_length_of_rows_compiles_on_its_own(experiment, tmp_path, slow_comp
     assert all(line["step_seconds"] < COMPILING / 3 for line in logged if line["step_seconds"] is not None)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_states_its_own_compilation(experiment, tmp_path, slow_compiler):
     experiment.checkpoint.every, experiment.train.steps = 3, 6
     assert train(experiment, str(tmp_path)) == 0
