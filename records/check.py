@@ -101,11 +101,8 @@ def log_problems(folder: str, seed: SeedResult, experiment: Experiment, budget: 
     lines = read_lines(path)
     if text.sha256(path) != seed.metrics:
         yield f"{path} differs from the log that {FILE} describes"
-    logs, steps, every = (
-        [line for line in lines if line.get("split") == "train"],
-        experiment.train.steps,
-        max(experiment.train.steps // rules.LOGS, 1),
-    )
+    logs = [line for line in lines if line.get("split") == "train"]
+    steps, every = experiment.train.steps, rules.log_every(experiment)
     expected = list(range(every, steps + 1, every))
     if [line.get("step") for line in logs] != expected + [steps] * (expected[-1] < steps):
         yield f"{path} must have a log line each {every} steps until step {steps}"

@@ -38,6 +38,11 @@ class Budget(NamedTuple):
 BUDGETS: Mapping[str, Budget] = {"full": Budget(2_400.0, True), "short": Budget(40.0, False)}
 
 
+def log_every(experiment: Experiment) -> int:
+    """Returns the steps between two log lines of a run."""
+    return max(experiment.train.steps // LOGS, 1)
+
+
 def prepared(experiment: Experiment, text: str, seed: int) -> Experiment:
     """Returns the config of one run of a record: the fixed text, the seed, and one log line in each 40th of the steps.
 
@@ -47,7 +52,7 @@ def prepared(experiment: Experiment, text: str, seed: int) -> Experiment:
       seed: the seed of parameters, data order, dropout and masks.
     """
     source = JsonLines(path=os.path.join(text, "train.jsonl"), valid_path=os.path.join(text, "valid.jsonl"))
-    every = max(experiment.train.steps // LOGS, 1)
+    every = log_every(experiment)
     train = dataclasses.replace(
         experiment.train,
         seed=seed,
