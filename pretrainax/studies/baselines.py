@@ -21,7 +21,7 @@ def baseline_warning(study: Study, findings: Findings, contrast: Contrast) -> st
 
     The difference between two such arms says little: one number, or a linear model, is better than both.
     """
-    measure = next(m for m in study.measures if m.name == contrast.measure)
+    measure = study.measure(contrast.measure)
     one, other = (_unbeaten(measure, findings, arm) for arm in (contrast.one, contrast.other))
     names = [name for name in one if name in other]
     return f" Neither is better than the baseline: {', '.join(names)}." if names else ""

@@ -160,7 +160,7 @@ def _tuning_line(tuning: Tuning, arms: int) -> str:
 def _power_lines(study: Study) -> Iterator[str]:
     """Yields the smallest difference that the primary contrast finds, and the power to call equal arms equivalent."""
     level, seeds, noise = planned_level(study), study.final.seeds, Noise(study.spread or 1.0)
-    unit = next(measure.unit for measure in study.measures if measure.name == study.primary.measure)
+    unit = study.measure(study.primary.measure).unit
     size, of = smallest_effect(seeds, noise, level), "standard deviations of a paired difference over seeds"
     if study.spread is not None:
         of = f"{unit}, if the paired difference has a standard deviation of {study.spread:g} over seeds"

@@ -163,6 +163,10 @@ class Study:
     declared: tuple[Contrast, ...] = ()  # further contrasts that Holm's method corrects together with the primary one
     stop: Stop = dataclasses.field(default_factory=Stop)
 
+    def measure(self, name: str) -> Measure:
+        """Returns the measure with a name; the study must have it."""
+        return next(measure for measure in self.measures if measure.name == name)
+
     @property
     def trained(self) -> tuple[Arm, ...]:
         """Returns the arms that have a budget and trials."""

@@ -124,7 +124,7 @@ def _outcomes(findings: Findings, measure: str, arm: str) -> Outcomes:
 
 def _compare(study: Study, findings: Findings, contrast: Contrast, seeds: range) -> _Test:
     """Compares two arms on the seeds that are finished."""
-    measure = next(m for m in study.measures if m.name == contrast.measure)
+    measure = study.measure(contrast.measure)
     arms = [_outcomes(findings, contrast.measure, arm) for arm in (contrast.one, contrast.other)]
     one, other = ({seed: arm[seed] for seed in seeds if seed in arm} for arm in arms)
     return _Test(contrast, "exploratory", measure.unit, compare(one, other, measure.larger_is_better))
