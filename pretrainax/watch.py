@@ -1,8 +1,8 @@
 """Serves the page of `report` during runs, with their progress: `python -m pretrainax.watch RUN... [--seconds=10]`.
 
 RUN is the folder of a run, or a folder of runs, such as `runs`; the page also shows new runs in it. The page has the
-curves, and for each run its steps, its losses, the remaining time, the goodput and the health of the last validation.
-It updates itself, and loads nothing from the network.
+curves, and for each run its steps, its losses, the remaining time, the goodput, the health of the last validation and
+the latest samples. It updates itself, and loads nothing from the network.
 
 The command prints the URL of the page. It ends with a random token, and only this machine can open it. From another
 machine, forward the port: `ssh -L 8765:127.0.0.1:8765 HOST`, here with --port=8765. SECURITY.md describes the
@@ -53,7 +53,7 @@ def _pages(paths: tuple[str, ...], metrics: list[str], axis: str, seconds: float
     """Returns the functions that render the page and its updates from the folders at `paths`."""
     from pretrainax.reporting import runs_page  # local imports: these import JAX
     from pretrainax.runs.run_reports import read_report, run_folders
-    from pretrainax.runs.run_status import status_table
+    from pretrainax.runs.run_status import latest_samples, status_table
 
     lock = threading.Lock()  # one request at a time reads the runs: several open pages must not slow a run down
 
@@ -67,7 +67,8 @@ def _pages(paths: tuple[str, ...], metrics: list[str], axis: str, seconds: float
             if not folders:
                 raise UserError(f"no run in {' '.join(paths)} has a line in its metrics.jsonl yet: load the page again")
             report = read_report(folders, metrics, axis)
-            return report, runs_page.Live(status_table(report, folders), seconds)
+            samples = latest_samples(report, folders)
+            return report, runs_page.Live(status_table(report, folders), seconds, samples)
 
     def page() -> str:
         report, live = read()

@@ -108,6 +108,7 @@ def watched(tmp_path_factory):
     (folder / "wide" / "goodput.json").write_text(
         json.dumps([{"began": time.time() - 40, "step": 30, "done": False, "seconds": {"steps": 30, "saving": 10}}])
     )
+    (folder / "wide" / "samples.txt").write_text("step 30\n  · 90%  [the] <b>cat</b>\n")
     (folder / "later").mkdir()
     (folder / "later" / "metrics.jsonl").touch()
     words = [sys.executable, "-m", "pretrainax", "watch", str(folder), "--seconds=1"]
@@ -135,7 +136,9 @@ def test_the_page_shows_progress_and_follows_the_runs(watched):
     page = read(url)
     assert "deep<script>" not in page and "connect-src 'self'" in page and "const seconds = 1.0" in page
     assert not re.findall(r"(?:src|href)=.?(?:https?:)?//", page)
-    status = json.loads(read(f"{url}data"))["fragments"]["STATUS"]
+    fragments = json.loads(read(f"{url}data"))["fragments"]
+    status = fragments["STATUS"]
+    assert fragments["SAMPLES"] == "<h2>Samples of wide</h2><pre>step 30\n  · 90%  [the] &lt;b&gt;cat&lt;/b&gt;\n</pre>"
     assert "<td>75.0%</td>" in status and "<td>running</td>" in status and status.count("<tr>") == 3
     with open(folder / "wide" / "metrics.jsonl", "a") as f:
         f.write(json.dumps({"step": 40, "split": "train", "loss": 3.125, "step_seconds": 1.0}) + "\n")

@@ -233,7 +233,9 @@ class EvaluateConfig:
     # tasks to score at each validation, by name or description file as in `evaluate --tasks`: ("grammar",); (): none
     tasks: tuple[str, ...] = optional_in_json(())
     task_examples: int = optional_in_json(200)  # maximum number of examples of each task, evenly spaced; 0: all
-    # prompts for the samples at the end of the run. The model continues a prompt, or fills in [MASK] or <extra_id_0>.
+    # shows samples after each validation; False: only at the end of the run
+    samples: bool = optional_in_json(False)
+    # prompts for the samples. The model continues a prompt, or fills in [MASK] or <extra_id_0>.
     # (): the samples are predictions in validation examples
     prompts: tuple[str, ...] = resumable_field(())
 

@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -26,6 +27,7 @@ class Live(NamedTuple):
 
     status: Table  # a row for each run
     seconds: float  # interval between two updates
+    samples: Sequence[tuple[str, str]] = ()  # (name, text) of each run that has written samples
 
 
 def render(report: Report, picture: bytes, live: Optional[Live] = None) -> str:
@@ -59,12 +61,13 @@ def update(report: Report, live: Live) -> str:
 
 
 def _fragments(report: Report, live: Optional[Live]) -> dict[str, str]:
-    """Renders the status of the runs, the notes and the tables as HTML."""
+    """Renders the status of the runs, the notes, the tables and the samples as HTML."""
     colors = [style.color for style in line_styles([run.name for run in report.runs], report.settings)]
     return {
         "STATUS": _table(live.status, colors) if live else "",
         "NOTES": _list(report.notes),
         "TABLES": "".join(_tables(report, colors)),
+        "SAMPLES": "".join(_samples(live)) if live else "",
     }
 
 
@@ -122,6 +125,12 @@ def _tables(report: Report, colors: list[str]):
         yield _table(setting_table(verdict))
         yield f"<p>{html.escape(verdict.text)}</p>" if verdict.text else ""
     yield _table(field_table(report, most=100), css="fields")
+
+
+def _samples(live: Live) -> Iterator[str]:
+    """Yields the HTML of the latest samples of each run."""
+    for name, text in live.samples:
+        yield f"<h2>Samples of {html.escape(name)}</h2><pre>{html.escape(text)}</pre>"
 
 
 def _table(rows: Table, colors: Optional[list[str]] = None, css: str = "") -> str:

@@ -22,6 +22,7 @@ from pretrainax.storage.places import local_path, upload_status, with_urls
 from pretrainax.training.metrics import read_metrics
 
 METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.txt"  # the latest samples, after a line with their step
 
 
 def run_folders(path: str) -> Iterator[str]:

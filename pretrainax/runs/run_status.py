@@ -1,4 +1,4 @@
-"""Describes the progress of runs from the files in their folders: steps, remaining time, goodput and health."""
+"""Describes the progress of runs from the files in their folders: steps, time, goodput, health and samples."""
 
 import os
 import time
@@ -9,11 +9,12 @@ from pretrainax.reporting.run_lines import RunLines
 from pretrainax.reporting.runs_table import Report, Table
 from pretrainax.reporting.units import elapsed
 from pretrainax.runs.health import collapses, health_line
-from pretrainax.runs.run_reports import METRICS_FILE
+from pretrainax.runs.run_reports import METRICS_FILE, SAMPLES_FILE
 from pretrainax.runtime.goodput import read_goodput
 
 _NORM = "gradient_norm/stack="
 _SILENT_LOGS = 10  # a run that has written nothing for the time of so many logs has probably stopped
+_MOST_CHARACTERS = 20_000  # of the samples of a run
 _SILENT_SECONDS = 120.0  # the least such time: a validation or a checkpoint may take minutes
 
 
@@ -28,6 +29,20 @@ def status_table(report: Report, folders: Sequence[str]) -> Table:
         experiment = report.records[i].experiment
         rows.append([str(i + 1), run.name, *_cells(run, folder, experiment and experiment.train.steps)])
     return rows
+
+
+def latest_samples(report: Report, folders: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns (name, text) for each run that has written samples.
+
+    Args:
+      folders: the folders of the runs, in the order of the report.
+    """
+    found = []
+    for run, folder in zip(report.runs, folders, strict=True):
+        if os.path.isfile(path := os.path.join(folder, SAMPLES_FILE)):
+            with open(path, encoding="utf-8") as f:
+                found.append((run.name, f.read(_MOST_CHARACTERS)))
+    return found
 
 
 def _cells(run: RunLines, folder: str, steps: int | None) -> list[str]:

@@ -1,9 +1,10 @@
-"""Prints samples from a model at the end of a run: filled masks or spans, answers, or continuations.
+"""Shows samples from the model of a run: filled masks or spans, answers, or continuations.
 
 `prompted` uses the config's prompts. Without prompts, `samples` selects the most confident predictions in validation
 examples and shows them next to the true tokens. `show_samples` prints the samples within a few seconds.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
@@ -18,12 +19,14 @@ from pretrainax.data.batch import Example, HostBatch, Lengths, has_prefix, is_en
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
+from pretrainax.files.atomic_files import write_atomically
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.fill import fill
 from pretrainax.inference.holes import has_hole
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.models import AnyModel
+from pretrainax.runs.run_reports import SAMPLES_FILE
 from pretrainax.runs.sample_text import MAX_TOKENS, Cell, SampleText, one_line
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
@@ -31,7 +34,7 @@ from pretrainax.tokenization.base import Tokenizer
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
 
-SECONDS = 5.0  # time limit for all samples of a run, after the compilation
+SECONDS = 5.0  # time limit for the samples of a validation, after the compilation
 _CANDIDATES = 64  # number of examples, evenly spaced in the validation split
 _PROMPT = 64  # maximum tokens of a prompt cut from a document, and of a continuation
 _TEMPERATURE = 0.8  # of continuations
@@ -85,9 +88,16 @@ def show_samples(
 
 
 class Samples(Callback):
-    """Logs samples at the end of a run."""
+    """Logs samples at the end of a run or, with `config.evaluate.samples`, after each validation.
+
+    SAMPLES_FILE in the run's folder has the latest samples and their step.
+    """
 
     part, label = "finishing", "samples"
+
+    def on_evaluate(self, loop, state, metrics):
+        if loop.run.experiment.evaluate.samples and loop.step < loop.run.experiment.train.steps:
+            self.on_end(loop, state, metrics)
 
     def on_end(self, loop, state, metrics):
         lines: list[str] = []
@@ -97,7 +107,10 @@ class Samples(Callback):
             lines.append(line)
 
         show_samples(loop.run, loop.run.validated(state), log_line, lambda: loop.is_stopping)
-        loop.log_text("samples", "\n".join(lines))
+        text = "\n".join(lines)
+        loop.log_text("samples", text)
+        if lines and loop.run.is_primary:
+            write_atomically(os.path.join(loop.workdir, SAMPLES_FILE), f"step {loop.step:,}\n{text}\n")
 
 
 def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:

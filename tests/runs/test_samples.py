@@ -18,8 +18,11 @@ from pretrainax.models.outputs import Outputs
 from pretrainax.runs import sample_text
 from pretrainax.runs import samples as samples_module
 from pretrainax.runs.samples import prompted, samples
+from pretrainax.runs.train import train
 from pretrainax.tokenization.base import Vocabulary
+from tests.support import tiny
 from tests.support.loaded import loaded_case
+from tests.support.runs import arrays, write_text
 
 PIECES = ["</s>", "[CLS]", "<X>", "<Y>", *"thank you for inviting me last week ##ing ##s \n 12 34".split(" ")]
 ID = {piece: i for i, piece in enumerate(PIECES)}
@@ -211,3 +214,18 @@ def test_prompts_stop_when_they_are_told_to_and_when_time_is_up(monkeypatch):
     clock = iter(range(100, 10_000, 3))  # 3 s between two looks at it
     monkeypatch.setattr(samples_module.time, "monotonic", lambda: next(clock))
     assert len(list(prompted(loaded_case("bert"), ["a[MASK]c"] * 4, bool))) == 2
+
+
+@pytest.mark.slow
+def test_validations_show_samples_and_do_not_change_the_training(tmp_path, capsys):
+    for name, each_validation in (("without", False), ("with", True)):
+        made = tiny.get_config("bert")
+        made.data.source.path, made.data.cache_dir = str(write_text(tmp_path / "text")), str(tmp_path / "cache")
+        made.train.steps, made.evaluate.every, made.checkpoint.every, made.trackers = 4, 2, 4, ()
+        made.evaluate.samples = each_validation
+        assert train(made, str(tmp_path / name)) == 0
+        assert capsys.readouterr().err.count("the most confident words") == (2 if each_validation else 1)
+        step, legend, *rows = (tmp_path / name / "samples.txt").read_text().splitlines()
+        assert step == "step 4" and legend.startswith("the most confident words") and len(rows) >= 2
+    whole, got = arrays(tmp_path / "without"), arrays(tmp_path / "with")
+    assert whole.keys() == got.keys() and all((whole[name] == got[name]).all() for name in whole)
