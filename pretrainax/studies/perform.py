@@ -14,6 +14,7 @@ from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.config.metric import larger_is_better
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
+from pretrainax.reporting.run_lines import with_seconds
 from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.studies import measures  # noqa: F401  registers the classes that a study file names
 from pretrainax.studies.arms import VALIDATIONS, configured, fingerprint, length_flags, untrained_flags
@@ -25,7 +26,7 @@ from pretrainax.studies.study import Arm, Study
 from pretrainax.training.metrics import read_metrics
 
 Train = Callable[[Experiment, str], int]  # trains a run in a folder and returns the exit code
-_SPEED_STEPS, _SPEED_LOGS = 3 * VALIDATIONS, VALIDATIONS  # a timed run has as many validations as a run of the study
+_SPEED_STEPS = 3 * VALIDATIONS, 9 * VALIDATIONS  # of timed runs, which have as many validations as a run of the study
 
 
 def perform(plan: Plan, workdir: str, job: Job, train_run: Train) -> int:
@@ -134,10 +135,11 @@ def signed(larger_is_better: bool, value: float) -> float:
 
 
 def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
-    """Times the second of two short runs of an arm, and its measures, in a temporary folder.
+    """Times short runs of an arm, and its measures, in a temporary folder.
 
-    The first run compiles the programs, which later runs share or read from the compilation cache. The runs of an
-    untrained arm end before their first update.
+    The first run compiles the programs, which later runs share or read from the compilation cache. A step directly
+    after a validation takes longer. Runs of two lengths have equally many validations, so the time of an update is the
+    difference of their times. The runs of an untrained arm end before their first update.
 
     Returns:
       "step_seconds": seconds of an update, without validations and checkpoints; 0 for an untrained arm.
@@ -149,33 +151,44 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
     Raises:
       RunFailed: a run failed, for example because its loss is not finite.
     """
-    steps, callbacks = _SPEED_STEPS, ()
-    flags = [*length_flags(configured(arm), steps), f"--config.train.log_every={_SPEED_LOGS}"]
-    if arm.untrained:
-        steps, flags, callbacks = 0, untrained_flags(), (StopAt(0),)
-    run_seconds, choose_seconds, measure_seconds, lines = 0.0, 0.0, 0.0, []
+    short, long = (0, 0) if arm.untrained else _SPEED_STEPS
+    choose_seconds, measure_seconds = 0.0, 0.0
     with tempfile.TemporaryDirectory(prefix="study-speed-") as parent:
-        for name in ("first", "second"):
-            experiment, folder, started = configured(arm, flags), os.path.join(parent, name), time.perf_counter()
-            experiment.callbacks = (*experiment.callbacks, *callbacks)
-            if code := train_run(experiment, folder):
-                raise RunFailed(f"the timed run of the arm {arm.name} ended with exit code {code}")
-            run_seconds, choose_seconds, measure_seconds = time.perf_counter() - started, 0.0, 0.0
-            for measure in study.measures:
-                context = context_of(study, {}, study.final.seed, train_run=train_run)
-                timed = measure.timed(folder, experiment, context)
-                choose_seconds += timed.choose
-                measure_seconds += timed.outcomes
-            lines = lines_of(folder)
-    step_times = sorted(line["step_seconds"] for line in lines if line.get("step_seconds") is not None)
-    step_seconds = step_times[len(step_times) // 2] if steps else 0.0
+        _timed_run(arm, short, os.path.join(parent, "first"), train_run)
+        folder = os.path.join(parent, "second")
+        experiment, run_seconds, short_seconds = _timed_run(arm, short, folder, train_run)
+        for measure in study.measures:
+            context = context_of(study, {}, study.final.seed, train_run=train_run)
+            timed = measure.timed(folder, experiment, context)
+            choose_seconds += timed.choose
+            measure_seconds += timed.outcomes
+        step_seconds = 0.0
+        if not arm.untrained:
+            _, _, long_seconds = _timed_run(arm, long, os.path.join(parent, "third"), train_run)
+            step_seconds = max(long_seconds - short_seconds, 0.0) / (long - short)
     return {
         "step_seconds": step_seconds,
-        "fixed_seconds": max(run_seconds - steps * step_seconds, 0.0),
+        "fixed_seconds": max(run_seconds - short * step_seconds, 0.0),
         "choose_seconds": choose_seconds,
         "measure_seconds": measure_seconds,
         "devices": _machine(),
     }
+
+
+def _timed_run(arm: Arm, steps: int, folder: str, train_run: Train) -> tuple[Experiment, float, float]:
+    """Trains a short run; returns its config, its seconds, and the seconds of its steps without compilation."""
+    if steps:
+        flags = [*length_flags(configured(arm), steps), f"--config.train.log_every={VALIDATIONS}"]
+        experiment = configured(arm, flags)
+    else:
+        experiment = configured(arm, untrained_flags())
+        experiment.callbacks = (*experiment.callbacks, StopAt(0))
+    started = time.perf_counter()
+    if code := train_run(experiment, folder):
+        raise RunFailed(f"the timed run of the arm {arm.name} ended with exit code {code}")
+    elapsed = time.perf_counter() - started
+    lines = with_seconds(lines_of(folder))
+    return experiment, elapsed, (lines[-1]["seconds"] or 0.0) if lines else 0.0
 
 
 def _machine() -> str:

@@ -260,6 +260,13 @@ def test_a_run_is_refused_before_its_data_is_prepared(room, text, tmp_path, capf
     with pytest.raises(UserError, match="the run needs about"):
         train(experiment, str(tmp_path / "run"), callbacks=[MemoryCheck()])
     assert not (tmp_path / "cache").exists() and not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_may_not_fit_starts_with_a_warning(room, text, tmp_path, capfd):
+    experiment = make(rows=8)
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(tmp_path / "cache")
+    room(1000)
     experiment.train.steps, experiment.evaluate.batches = 1, 1
     assert train(experiment, str(tmp_path / "run"), callbacks=[MemoryCheck(refuses=False)]) == 0
     said = " ".join(capfd.readouterr().err.split())

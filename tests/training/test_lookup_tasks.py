@@ -190,7 +190,7 @@ def metrics_after_training(experiment) -> dict[str, float]:
         return run.validate(state.params)
 
 
-@pytest.mark.parametrize("name, task", few(PAIRS, [("gpt2", "spans"), ("t5_1_1", "tags")]))
+@pytest.mark.parametrize("name, task", few(PAIRS, [("t5_1_1", "tags")]))
 def test_a_model_finds_the_token_that_it_reads(name, task, tokenizers, tmp_path):
     metrics = metrics_after_training(experiment_of(name, task, tokenizers, tmp_path))
     assert metrics[TASKS[task][3]] >= 0.99
