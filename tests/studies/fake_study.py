@@ -1,6 +1,7 @@
 """A study whose runs take no time: `python -m tests.studies.fake_study WORKDIR`, the queue of `pretrainax study`."""
 
 import dataclasses
+import fcntl
 import functools
 import json
 import math
@@ -10,6 +11,7 @@ import time
 
 from pretrainax.config import RunFailed
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.runtime import workdir_lock
 from pretrainax.studies import queue, worker
 from pretrainax.studies.budgets import Length
 from pretrainax.studies.command import findings_json
@@ -24,6 +26,7 @@ from tests.support.runs import TINY
 RATE, ADAM = "optimizer.learning_rate", "optimizer.adam_learning_rate"
 REVERSED = "PRETRAINAX_TEST_REVERSED"  # environment variable: the last of the jobs that can run is the next one
 CRASHING = "PRETRAINAX_TEST_CRASH"  # environment variable: a part of the folder of the runs that end their process
+MACHINE = "PRETRAINAX_TEST_MACHINE"  # environment variable: name of a machine that shares files, but no file locks
 
 
 @dataclasses.dataclass
@@ -97,6 +100,8 @@ class Reversed(Results):
 
 def main(workdir: str) -> int:
     """Runs the study in a workdir that has a plan; returns the exit code."""
+    if machine := os.environ.get(MACHINE):
+        workdir_lock._machine, fcntl.flock = lambda: machine, lambda *_: None
     results = (Reversed if os.environ.get(REVERSED) else Results)(read_plan(workdir), workdir)
     final = results.plan.study.final
     seeds = range(final.seed, final.seed + final.seeds)

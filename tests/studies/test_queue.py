@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from pretrainax.studies.jobs import Results
 from pretrainax.studies.perform import context_of
 from pretrainax.studies.plan import extended, read_plan, write_plan
 from pretrainax.studies.study import Final
-from tests.studies.fake_study import ADAM, CRASHING, RATE, REVERSED, LastLoss, plan
+from tests.studies.fake_study import ADAM, CRASHING, MACHINE, RATE, REVERSED, LastLoss, plan
 from tests.support.runs import ENV, ROOT
 from tests.support.tiers import few
 
@@ -95,6 +96,18 @@ def test_two_processes_share_a_study(whole, tmp_path):
     write_plan(str(tmp_path), plan())
     outputs = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
     assert all("final/" in output for output in outputs) and findings(tmp_path) == findings(whole)
+
+
+@pytest.mark.slow
+def test_two_machines_without_common_file_locks_share_a_study(whole, tmp_path):
+    """As on a network file system. Each job is done once: the machines print different jobs."""
+    write_plan(str(tmp_path), plan())
+    processes = [start(tmp_path, **{MACHINE: "one"})]
+    wait_for_a_run(processes[0], tmp_path)
+    processes.append(start(tmp_path, **{MACHINE: "other"}))
+    done = [re.findall("^((?:trials|final)/.*?): ", finish(process), re.MULTILINE) for process in processes]
+    assert min(map(len, done)) > 1 and not set(done[0]) & set(done[1])
+    assert findings(tmp_path) == findings(whole)
 
 
 @pytest.mark.slow
