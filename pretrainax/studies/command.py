@@ -54,15 +54,12 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
     if problems := [line for measure in study.measures for line in measure.differences(experiments)]:
         raise_problems(path, problems)
     os.makedirs(workdir, exist_ok=True)
-    with Worker(workdir) as worker:
-        try:
-            with planning_lock(workdir):
-                plan = _plan(study, workdir, lambda: measure_speeds(study, workdir, worker))
-                speeds = measure_speeds(study, workdir, worker)
-                if go:
-                    write_plan(workdir, plan)
-        except Interrupted:
-            return PREEMPTED
+    with contextlib.suppress(Interrupted), Worker(workdir) as worker:
+        with planning_lock(workdir):
+            plan = _plan(study, workdir, lambda: measure_speeds(study, workdir, worker))
+            speeds = measure_speeds(study, workdir, worker)
+            if go:
+                write_plan(workdir, plan)
         print(estimate.report(plan, speeds, topology or study.budget.machine), flush=True)
         if not go:
             return 0
@@ -74,11 +71,12 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
             findings = findings_of(results, seeds)
             if judge(study, findings)[0].is_decided:  # a study with one look ends here in any case
                 break
-    write_atomically(os.path.join(workdir, _FINDINGS), findings_json(without_times(findings, study)))
-    write_times(workdir, study, findings, times_of(results, findings))
-    print(write_report(workdir, study, findings, estimate.facts(study)))
-    print(estimate.time_line(plan, speeds, results.seconds()), file=sys.stderr)
-    return 0
+        write_atomically(os.path.join(workdir, _FINDINGS), findings_json(without_times(findings, study)))
+        write_times(workdir, study, findings, times_of(results, findings))
+        print(write_report(workdir, study, findings, estimate.facts(study)))
+        print(estimate.time_line(plan, speeds, results.seconds()), file=sys.stderr)
+        return 0
+    return PREEMPTED
 
 
 def run_command(name: str, workdir: str, go: bool, run: Callable[[str], int]) -> int:

@@ -60,12 +60,14 @@ class WorkerEnded(Exception):
     """The worker process ended without a reply."""
 
 
-class Interrupted(Exception):
-    """A signal ended a timed run."""
+class Interrupted(BaseException):  # as KeyboardInterrupt: code that handles all exceptions lets it pass
+    """A signal arrived outside of a job."""
 
 
 class Worker:
     """Starts a worker process on demand, and forwards the signals that end a study to it.
+
+    Without a worker process, for example while data is prepared, such a signal raises Interrupted.
 
     Args:
       workdir: the study's workdir.
@@ -125,8 +127,9 @@ class Worker:
 
     def _forward(self, number: int, _: Optional[FrameType]) -> None:
         self.num_signals += 1
-        if self._process is not None:
-            self._process.send_signal(number)
+        if self._process is None:
+            raise Interrupted
+        self._process.send_signal(number)
 
 
 def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, JsonObject]:
@@ -139,6 +142,8 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
     path = os.path.join(workdir, "speeds.json")
     stored, speeds = read_object(path) if os.path.exists(path) else {}, {}
     for arm in study.arms:
+        if worker.num_signals:
+            raise Interrupted
         key = json.dumps(to_json([arm, study.measures]), sort_keys=True)
         if (speed := stored.get(arm.name, {})).get("of") != key:
             print_progress(f"timing a short run of the arm {arm.name}")

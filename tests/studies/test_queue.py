@@ -20,6 +20,7 @@ from pretrainax.studies.command import local_workdir
 from pretrainax.studies.jobs import Results
 from pretrainax.studies.perform import context_of
 from pretrainax.studies.plan import extended, read_plan, write_plan
+from pretrainax.studies.queue import Interrupted, Worker
 from pretrainax.studies.study import Final
 from tests.studies.fake_study import ADAM, CRASHING, MACHINE, RATE, REVERSED, LastLoss, plan
 from tests.support.runs import ENV, ROOT
@@ -89,6 +90,14 @@ def test_a_killed_study_continues(seed, whole, tmp_path):
     process.wait()
     finish(start(tmp_path))
     assert findings(tmp_path) == findings(whole)
+
+
+def test_a_signal_before_the_first_job_ends_the_study(tmp_path):
+    """Data preparation takes minutes, and starts no worker."""
+    with pytest.raises(Interrupted), Worker(str(tmp_path)):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Runs a ladder from its file to the score of its prediction."""
 
+import contextlib
 import functools
 import glob
 import json
@@ -44,14 +45,11 @@ def run(path: str, workdir: str, go: bool) -> int:
     rungs = list_rungs(ladder, base)
     if rungs.held_out is not None and not registration.is_registered(workdir):
         registration.check_not_started(workdir, rungs.held_out)  # hours before the prediction
-    with Worker(workdir) as worker:
-        try:
-            with planning_lock(workdir):
-                speeds = measure_speeds(_timed(rungs), workdir, worker)
-                if go:
-                    write_atomically(os.path.join(workdir, _LADDER), json.dumps(to_json(ladder), indent=1) + "\n")
-        except Interrupted:
-            return PREEMPTED
+    with contextlib.suppress(Interrupted), Worker(workdir) as worker:
+        with planning_lock(workdir):
+            speeds = measure_speeds(_timed(rungs), workdir, worker)
+            if go:
+                write_atomically(os.path.join(workdir, _LADDER), json.dumps(to_json(ladder), indent=1) + "\n")
         print(estimate(rungs, speeds), flush=True)
         if not go:
             return 0
@@ -66,8 +64,9 @@ def run(path: str, workdir: str, go: bool) -> int:
                 return code
             score = registration.score(workdir, registered, held_out)
             write_law(law_fit, workdir, registration.prediction_of(law_fit, held_out), score["measured"])
-    print(write_report(workdir, ladder, rungs, law_fit, score))
-    return 0
+        print(write_report(workdir, ladder, rungs, law_fit, score))
+        return 0
+    return PREEMPTED
 
 
 def fit_rungs(rungs: Rungs, workdir: str) -> Fit:
