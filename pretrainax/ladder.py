@@ -1,7 +1,7 @@
 """Predicts a large run from small ones: `python -m pretrainax.ladder FILE.toml --workdir=DIR [--go]`.
 
 FILE.toml names a config, widths and amounts of text (docs/how-to/ladder.md). The command checks the file, prepares the
-data, times a short run of each size, and prints the runs, their FLOPs and hours. `--go` then starts the ladder: for
+data, times short runs of each size, and prints the runs, their FLOPs and hours. `--go` then starts the ladder: for
 each size it trains a trunk at a constant learning rate and branches that decay from it, fits L(N, D) to the final
 losses with intervals, and writes law.json, report.md, report.json and law.png. If the file names a held-out run, the
 ladder writes prediction.json and its SHA-256 before this run starts, and score.json afterwards.

@@ -1,7 +1,7 @@
 """Compares ways to train with equal budgets: `python -m pretrainax.study FILE.toml --workdir=DIR [--go]`.
 
 FILE.toml states a question, the arms to compare, the budget of each run, the tuning, the seeds and the measures
-(docs/how-to/study.md). The command checks the file, prepares the data, times a short run of each arm, and prints the
+(docs/how-to/study.md). The command checks the file, prepares the data, times short runs of each arm, and prints the
 number of runs, their FLOPs, hours and price. `--go` then starts the study: it tunes each arm with the same number of
 trials, trains the final runs seed by seed with arms interleaved, computes the measures, and writes report.html,
 report.md, report.json and findings.json.

@@ -146,7 +146,7 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
             raise Interrupted
         key = json.dumps(to_json([arm, study.measures]), sort_keys=True)
         if (speed := stored.get(arm.name, {})).get("of") != key:
-            print_progress(f"timing a short run of the arm {arm.name}")
+            print_progress(f"timing short runs of the arm {arm.name}")
             log = os.path.join(workdir, "speeds", f"{arm.name}.txt")
             try:
                 reply = worker.ask({"speed": arm.name, "study": to_json(study), "log": log})
