@@ -220,9 +220,11 @@ def folder(flag: str, path: str) -> str:
 
 
 def config_name() -> str:
-    """Returns the config's name and variant, for example `t5_base-large` for --config=t5_base:large."""
+    """Returns the config's name and variant: `t5_base-large` for t5_base:large, `dna-full` for dna/config.py:full."""
     file, variant = find_config(_CONFIG_PARSER.config_argument)
-    return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
+    folder, name = os.path.split(os.path.abspath(file))
+    name = os.path.basename(folder) if name == "config.py" else name.removesuffix(".py")
+    return "-".join(filter(None, (name, variant)))
 
 
 def paper_source() -> str:

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 import pretrainax
+from pretrainax import cli
 from pretrainax.__main__ import MODULES
 from tests.support.runs import ROOT
 
@@ -180,3 +181,19 @@ def test_a_file_that_is_no_ledger_is_named_and_stops_nothing(tmp_path):
     (tmp_path / "mine.toml").write_text("steps = 5")
     ended = run("def main():\n    return print(cli.deviations())", f"--config={tmp_path}/mine.py:gpt")
     assert ended.stdout.decode().startswith(f"unknown: {tmp_path}/mine.toml is not a ledger: "), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("t5_base:large", "t5_base-large"),
+        ("examples/dna/config.py:full", "dna-full"),
+        ("config.py", "one"),
+        ("a.py", "a"),
+    ],
+)
+def test_a_config_has_the_name_of_its_file_or_of_its_folder(given, name, monkeypatch, tmp_path):
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.setattr(cli._CONFIG_PARSER, "config_argument", given)
+    assert cli.config_name() == name
