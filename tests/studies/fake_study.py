@@ -65,7 +65,7 @@ def train(experiment, folder):
         return RunFailed.exit_code
     loss = 3 + sum(math.log(rate) ** 2 for rate in rates) + (seed * 37 % 11) / 100
     stop = next((c.step for c in experiment.callbacks if isinstance(c, StopAt)), experiment.train.steps)
-    time.sleep(0.02)
+    time.sleep(1.0 if os.environ.get(MACHINE) else 0.02)  # another machine sees a free job within a second
     line = {"step": stop, "loss": loss, "flops": 2.0 * stop, "tokens_per_second": time.time()}
     os.makedirs(folder, exist_ok=True)
     write_atomically(
