@@ -33,6 +33,7 @@ from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
 from pretrainax.sharding.mesh import abstract_mesh
+from pretrainax.sharding.mesh import platform as current_platform
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
@@ -289,7 +290,10 @@ def _objective_jaxpr(
 
     `objective(params)` is the training objective of `model` on a batch with the given shapes.
     """
-    variables = train_step.abstract_variables(model, shapes)
+    # Initialization has no dropout, so a GPU may select cuDNN's attention for it. Tracing that requires cuDNN.
+    platform = "cpu" if (target := current_platform()) == "gpu" else target
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
+        variables = train_step.abstract_variables(model, shapes)
     params = variables.pop("params")
 
     def program(params, frozen, batch, key):

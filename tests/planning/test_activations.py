@@ -1,9 +1,15 @@
 """What a device keeps for the backward, by the attention that its layers choose."""
 
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from pretrainax.config import LearnedPositions, UserError
+from pretrainax.config.config_file import config_names, read_config_file
+from pretrainax.config.validation import complete
+from pretrainax.planning import activations
 from pretrainax.planning.activations import saved_residuals
+from pretrainax.planning.search import estimate_run
+from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.mesh import AXES
 from tests.support import tiny
 
@@ -30,3 +36,29 @@ def test_logits_of_attention_are_counted_where_no_layer_runs_cudnn(attention, lo
 def test_a_plan_with_an_attention_that_cannot_run_is_refused(attention, reason):
     with pytest.raises(UserError, match=reason):
         saved_residuals(windowed_t5(attention), ONE, "gpu")
+
+
+@pytest.fixture
+def no_cudnn(monkeypatch):
+    """As with the plain wheel, which installs no plugin for GPUs."""
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)
+    activations._trace.cache_clear()
+    activations._attention_specs.cache_clear()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_plan_for_a_gpu_needs_no_cudnn(dropout, no_cudnn):
+    """With dropout, training has another attention than the initialization."""
+    experiment = tiny.get_config("bert")
+    experiment.model.head_dim, experiment.data.sequence_length = 64, 128
+    experiment.model.position = LearnedPositions(128)
+    experiment.model.attention_dropout_rate = dropout
+    assert saved_residuals(experiment, ONE, "gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", config_names())
+def test_each_config_is_planned_without_cudnn(name, no_cudnn):
+    experiment = read_config_file(name)
+    complete(experiment)
+    assert estimate_run(experiment, Topology.parse("h100:8")).roofline.seconds > 0
