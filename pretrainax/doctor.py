@@ -8,8 +8,8 @@ machine, and imports two optional packages. It takes about 20 seconds of process
 product or the training fails, otherwise 0.
 """
 
+import functools
 import getpass
-import importlib
 import importlib.metadata
 import logging
 import os
@@ -33,6 +33,7 @@ from pretrainax.config import (
     TrainConfig,
     UserError,
 )
+from pretrainax.files.extras import import_extra
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, elapsed
@@ -44,8 +45,8 @@ _PACKAGES = (
     "safetensors array-record libtpu jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12 nvidia-cudnn-cu13 "
     "torch datasets scikit-learn seqeval sacrebleu rouge-score tensorboardX huggingface_hub"
 ).split()
-# Optional packages whose imports fail more often than others, because they depend on many packages.
-_OPTIONAL = ("transformers", "tensorflow_datasets")
+# Optional packages whose imports fail more often than others, because they depend on many packages, and their extras
+_OPTIONAL = {"transformers": "parity", "tensorflow_datasets": "tfds"}
 # Variables that control JAX and XLA; their values are flags and numbers.
 _VARIABLES = (
     "JAX_PLATFORMS JAX_ENABLE_X64 JAX_DEFAULT_MATMUL_PRECISION JAX_DISABLE_JIT JAX_DEBUG_NANS JAX_NUM_CPU_DEVICES "
@@ -78,7 +79,7 @@ def main() -> int:
         _check("compiled product", _multiply, required=True),
         _check("training", _train, required=True),
         _check("attention", _attention),
-        *(_check(f"import {name}", lambda name=name: _import(name)) for name in _OPTIONAL),
+        *(_check(f"import {name}", functools.partial(_import, name, extra)) for name, extra in _OPTIONAL.items()),
     ]
     if cli.prints_json():
         cli.print_json(_public({**sections, "checks": [check._asdict() for check in checks]}))
@@ -89,7 +90,8 @@ def main() -> int:
 
 def _text(sections: dict[str, dict[str, str]], checks: list[Check]) -> str:
     tables = [f"{title}\n{text_table(rows.items(), indent='  ')}" for title, rows in sections.items() if rows]
-    rows = [("✓" if check.works else "✗", check.name, elapsed(check.seconds), check.detail) for check in checks]
+    marks = {check.name: "✓" if check.works else "✗" if check.required else "–" for check in checks}
+    rows = [(marks[check.name], check.name, elapsed(check.seconds), check.detail) for check in checks]
     return "\n\n".join([*tables, f"checks\n{text_table(rows, indent='  ')}"])
 
 
@@ -146,7 +148,7 @@ def _backends() -> dict[str, str]:
 
         found["compute capability"] = first.compute_capability
         found["cuDNN in use"] = cudnn_version() or "none"
-    return found | {f"failed {i}": failure for i, failure in enumerate(failures, 1)}
+    return found | {f"not usable {i}": failure for i, failure in enumerate(failures, 1)}
 
 
 def _memory() -> dict[str, str]:
@@ -171,8 +173,8 @@ def _check(name: str, function: Callable[[], str], required: bool = False) -> Ch
     start = time.monotonic()
     try:
         works, detail = True, function()
-    except ModuleNotFoundError as e:
-        works, detail = False, f"{e.name} is not installed"
+    except UserError as e:
+        works, detail = False, str(e)
     except Exception as e:
         works, detail = False, f"{type(e).__name__}: {cli.describe_error(e)}"
     return Check(name, works, detail, round(time.monotonic() - start, 3), required)
@@ -248,8 +250,8 @@ def _attention() -> str:
     return ", ".join(lines())
 
 
-def _import(name: str) -> str:
-    module = importlib.import_module(name)
+def _import(name: str, extra: str) -> str:
+    module = import_extra(name, extra, "this optional check")
     return str(getattr(module, "__version__", "imported"))
 
 

@@ -58,7 +58,9 @@ def test_names_of_user_and_host_are_replaced(text, public, monkeypatch):
 
 
 def test_a_package_that_is_missing_or_broken_is_a_result():
-    assert doctor._check("x", lambda: doctor._import("no_such_package")).detail == "no_such_package is not installed"
+    assert doctor._check("x", lambda: doctor._import("no_such_package", "parity")).detail == (
+        "this optional check needs the package no-such-package: pip install 'pretrainax[parity]'"
+    )
 
     def broken() -> str:
         raise AttributeError("a\nb")

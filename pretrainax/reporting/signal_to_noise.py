@@ -40,7 +40,7 @@ class SignalToNoise(NamedTuple):
         return (
             f"{metric}: in parentheses, because noise can explain its differences: the best and the worst setting "
             f"differ by {reported(metric, self.signal)}, as equal settings do in {self.p_value:.0%} of cases "
-            f"(signal-to-noise ratio {self.ratio:.1f})"
+            f"(signal-to-noise ratio {self.ratio:.1f}; noise over {'seeds' if self.seeds else 'the last validations'})"
         )
 
 

@@ -88,14 +88,14 @@ def collapses(metrics: Mapping[str, Optional[float]], progress: float) -> dict[s
                 f"the model has collapsed: all tokens of a row have equal last hidden states ({name} {value:.1e}, the "
                 f"limit is {EQUAL_STATES:g}). Start again in a new --workdir with a lower "
                 "config.optimizer.learning_rate or a longer config.schedule.warmup_steps; a model that is not "
-                "pretrained is also more stable with config.model.norm_at=pre"
+                "pretrained is also more stable with config.model.norm_at=pre, which transformers' BERT cannot express"
             )
     targets = metrics.get(TARGET_SPREAD) or 0.0
     if progress >= _SETTLED and metrics.get(PREDICTION_SPREAD) == 0.0 and targets > 0.0:
         found[PREDICTION_SPREAD] = (
             f"the model has collapsed: it gives one answer everywhere, but {targets:.0%} of the targets differ from "
-            "the most frequent one. Start again in a new --workdir with a lower config.optimizer.learning_rate or more "
-            "config.train.steps; a model that is not pretrained and narrower than 512 also needs a "
-            "config.model.init_stddev above 0.02"
+            "the most frequent one. Start again in a new --workdir with a lower config.optimizer.learning_rate, a "
+            "longer config.schedule.warmup_steps or more config.train.steps; a model that is not pretrained and "
+            "narrower than 512 also needs a config.model.init_stddev above 0.02"
         )
     return found

@@ -19,6 +19,8 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 
+_BUDGET = ("config.train.budget",)
+
 
 def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     """Formats a table of commands that use the model of a finished run, one command per row.
@@ -50,8 +52,8 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
         *_uses(experiment, vocabulary, workdir),
         ("evaluate", _pretrainax("evaluate", f"--from={workdir}")),
         ("export to transformers", _export(experiment, vocabulary, export_flags)),
-        ("train longer", resume_command(workdir, [*remove_flags(words, ["config.train.budget"]), *extension_flags])),
-        ("train on from here", resume_command(f"{prefix}-more", [*words, *init_flags, *no_adapt])),
+        ("train longer", resume_command(workdir, _set_flags(remove_flags(words, _BUDGET), extension_flags))),
+        ("train on from here", resume_command(f"{prefix}-more", _set_flags(words, [*init_flags, *no_adapt]))),
         ("curves in TensorBoard", tensorboard),
     ]
     return f"what next\n{text_table(rows, indent='  ')}"
@@ -125,6 +127,12 @@ def remove_flags(words: Sequence[str], names: Sequence[str], switches: Sequence[
         elif not name or name.removeprefix("no") not in switches:
             remaining.append(word)
     return remaining
+
+
+def _set_flags(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Appends `flags` (--name=value) to `words`, without earlier values of the same flags."""
+    names = [flag.removeprefix("--").partition("=")[0] for flag in flags]
+    return [*remove_flags(words, names), *flags]
 
 
 def _pretrainax(command: str, *words: str) -> str:

@@ -10,7 +10,7 @@ from pretrainax.reporting.runs_table import Report, Table
 from pretrainax.reporting.units import elapsed
 from pretrainax.runs.health import collapses, health_line
 from pretrainax.runs.run_reports import METRICS_FILE, SAMPLES_FILE
-from pretrainax.runtime.goodput import read_goodput
+from pretrainax.runtime.goodput import GOODPUT_FILE, read_goodput
 
 _NORM = "gradient_norm/stack="
 _SILENT_LOGS = 10  # a run that has written nothing for the time of so many logs has probably stopped
@@ -63,13 +63,22 @@ def _cells(run: RunLines, folder: str, steps: int | None) -> list[str]:
 
 
 def _state(run: RunLines, folder: str, is_complete: bool) -> str:
-    """Returns "complete", "running", or the time since the last line of metrics.jsonl if that is long ago."""
-    if is_complete:
+    """Returns "complete", "running", or the time since the last line of metrics.jsonl if that is long ago.
+
+    A complete run that is extended writes config.json again before its first line.
+    """
+    if is_complete and _changed(folder, "config.json") <= _changed(folder, GOODPUT_FILE):
         return "complete"
-    silent = time.time() - os.path.getmtime(os.path.join(folder, METRICS_FILE))
+    silent = time.time() - max(_changed(folder, METRICS_FILE), _changed(folder, "config.json"))
     steps = [line["step"] for line in run.lines if line["split"] == "train"][-2:]
     log_seconds = (run.last("train", "step_seconds") or 0.0) * (steps[-1] - steps[0] if steps else 0)
     return "running" if silent < max(_SILENT_SECONDS, _SILENT_LOGS * log_seconds) else f"no line for {elapsed(silent)}"
+
+
+def _changed(folder: str, name: str) -> float:
+    """Returns the time of the last change of a file of a run; 0 if it does not exist."""
+    path = os.path.join(folder, name)
+    return os.path.getmtime(path) if os.path.exists(path) else 0.0
 
 
 def _health(run: RunLines, progress: float) -> str:

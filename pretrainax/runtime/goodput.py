@@ -23,6 +23,7 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import elapsed
 from pretrainax.storage import places
 
+GOODPUT_FILE = "goodput.json"
 PARTS = {
     "steps": "steps",
     "redone": "steps done again after a restart or a rollback",
@@ -49,7 +50,7 @@ class Goodput:
           age: seconds since this process started.
           primary: whether this is the primary process, which reads and writes goodput.json.
         """
-        self.path, self.primary = os.path.join(workdir, "goodput.json"), primary
+        self.path, self.primary = os.path.join(workdir, GOODPUT_FILE), primary
         self._earlier, self.damaged = _read(self.path) if primary else ([], 0)  # damaged: number of invalid entries
         self.furthest = max((start["step"] for start in self._earlier), default=0)  # highest step of all starts
         self._seconds = dict.fromkeys(PARTS, 0.0) | {"starting": age}
@@ -122,7 +123,7 @@ class Goodput:
 
 def read_goodput(workdir: str) -> tuple[Optional[float], bool]:
     """Reads the goodput of a run at its last log (None if it is not known), and whether the run is complete."""
-    starts, _ = _read(os.path.join(workdir, "goodput.json"))
+    starts, _ = _read(os.path.join(workdir, GOODPUT_FILE))
     if not starts or not (seconds := total(starts)) or not (all_seconds := sum(seconds.values())):
         return None, False
     return seconds["steps"] / all_seconds, starts[-1]["done"]
@@ -143,7 +144,7 @@ def total(starts: list[dict]) -> dict[str, float]:
 
 def seconds_of(workdir: str) -> float:
     """Returns the seconds of all starts of a run, without the time between them; 0 without a goodput.json."""
-    seconds = total(_read(os.path.join(workdir, "goodput.json"))[0])
+    seconds = total(_read(os.path.join(workdir, GOODPUT_FILE))[0])
     return sum(seconds.values()) - seconds["down"]
 
 
