@@ -463,6 +463,7 @@ def _command_config(config: Callable[[], Optional[Experiment]], wants_help: bool
 def _print_help() -> None:
     """Prints the docstring and flags of a command; with --config, also the docstring and every field of the config."""
     app.usage(shorthelp=True, writeto_stdout=True)
+    print("\nPages such as docs/guide.md are in https://github.com/pretrainax/pretrainax.")
     if CONFIG.value is None:
         print("\nWith --config=FILE, --help shows every field of that config. `pretrainax --help` lists all commands.")
         return

@@ -62,13 +62,14 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (train, _, more), (evaluate,), (generate,), (prepare,), (give, take) = (
+    (train, encoder, _, more), (evaluate,), (generate,), (prepare,), (give, take) = (
         commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "generate", "prepare", "huggingface")
     )
     cached = f"--config.data.cache_dir={cache}"
     said = run([*train, *SMALL.split(), cached], tmp_path)
     assert "unigram baseline" in said and (tmp_path / "runs" / "mine" / "curves.png").exists()
     assert "perplexity" in run(evaluate, tmp_path)
+    assert "token accuracy" in run([*encoder, *SMALL.split(), cached], tmp_path)
     assert "tokens/s" in run(generate, tmp_path)
     python, loop = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert loop.startswith("run = pretrainax.open(experiment)")  # tests/test_extending.py runs one like it
@@ -87,7 +88,7 @@ def test_a_model_learns_a_task_and_labels_records(tmp_path, text, cache):
     run([*started, "--config=bert_base:tiny", "--workdir=runs/bert", source, *SMALL.split(), cached], tmp_path)
     records = [{"sentence": word, "label": i % 2, "idx": i} for i, word in enumerate(["good", "bad"] * 20)]
     (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (_, tune, _), (predict,) = (commands(f"python -m pretrainax.{x} ") for x in ("main", "predict"))
+    (_, _, tune, _), (predict,) = (commands(f"python -m pretrainax.{x} ") for x in ("main", "predict"))
     small = ["--config.data.source=JsonLines(path='reviews.jsonl', valid_fraction=0.2)", "--config.train.steps=2"]
     said = run([*tune, *small, "--config.train.global_batch_size=8", "--seeds=2", cached], tmp_path)
     assert "mean ± 95 %" in said and {"seed-0", "seed-1"} <= {x.name for x in (tmp_path / "runs" / "sst2").iterdir()}

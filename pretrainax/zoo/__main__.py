@@ -17,8 +17,9 @@ from pretrainax.reporting import tables
 # The functions import JAX and the models, which take seconds, for which --help must not wait.
 COLUMNS = "family row config parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
-    "Config: the value of `--config` that trains the model; none: this repository has no config for it. Parameters: a "
-    "tied matrix counts once; the number in brackets is the parameters per token of a mixture of experts. Layers: of "
+    "Config: the value of `--config` that trains the model; none: this repository has no config for it. The "
+    "variants :tiny, :mini and :midi of configs are small models of this project, which no row describes. Parameters: "
+    "a tied matrix counts once; the number in brackets is the parameters per token of a mixture of experts. Layers: of "
     "each stack. Width and heads: of each stack if the stacks differ. Heads: query heads / key heads if these differ. "
     "Logits: the largest difference from the logits of transformers, in float32, on tiny models with random weights. "
     "The reference is an implementation of the paper if transformers lacks the model. Gradients: the largest relative "
