@@ -166,7 +166,7 @@ def test_every_rate_of_muon_must_be_tuned(text):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "studies").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_studies_of_the_docs_can_start(path, tmp_path, monkeypatch):
-    for name in ("books/train-0", "books/valid", "books/test"):
+    for name in ("books/train-00000-of-00008", "books/valid", "books/test"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
             file.write('{"text": "some words"}\n')
