@@ -1,4 +1,4 @@
-"""Pretrains a small ELECTRA on books by detecting replaced tokens: the blocks of `modernbert_base:tiny`, and a generator.
+"""Pretrains a small ELECTRA on books by detecting replaced tokens: blocks of `modernbert_base:tiny`, and a generator.
 
     pretrainax train --config=examples/electra/config.py --workdir=runs/electra
 
