@@ -98,7 +98,7 @@ def _last_phase_open(experiment: Experiment) -> list[str]:
 
 def resume_command(workdir: str, words: Sequence[str]) -> str:
     """Formats the command that resumes the run in `workdir`, with its original arguments `words`."""
-    return _pretrainax("train", *remove_flags(words, ["workdir"]), f"--workdir={workdir}")
+    return _pretrainax("train", *_set_flags(words, [f"--workdir={workdir}"]))
 
 
 def _export(experiment: Experiment, vocabulary: Vocabulary, flags: Sequence[str]) -> str:
