@@ -28,7 +28,7 @@ SHORT = {
         'CONFIG = "quickstart"': f'CONFIG = "{ROOT / TINY}:t5"',
         "STEPS = 600": "STEPS = 10",
     },
-    "evaluate_checkpoint": {"STEPS = 1000": "STEPS = 10"},
+    "evaluate_checkpoint": {"STEPS = 600": "STEPS = 10"},
     "compare_two_runs": {"STEPS = 200": "STEPS = 12"},
 }
 
