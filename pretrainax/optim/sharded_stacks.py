@@ -83,6 +83,7 @@ class MatrixWork(NamedTuple):
     stack: Stack
     flops: float  # FLOPs of the matrix multiplications
     operands: float  # elements that the matrix multiplications read and write
+    itemsize: int = 4  # bytes of an element: 4 for float32, 2 for bfloat16
 
 
 class _Key(NamedTuple):

@@ -11,7 +11,6 @@ from pretrainax.planning.activations import abstract_state
 # Time of a float32 matrix multiplication of the default precision relative to bfloat16. A GPU computes it in TF32, at
 # half of the bfloat16 rate (data sheets of A100, H100 and B200). A TPU rounds the operands to bfloat16.
 _FLOAT32_TIME = {"gpu": 2.0, "tpu": 1.0}
-ITEMSIZE = 4  # optimizers multiply float32 matrices
 
 
 def optimizer_flops(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
@@ -20,12 +19,13 @@ def optimizer_flops(experiment: Experiment, mesh_sizes: dict[str, int], platform
     Args:
       platform: "tpu" or "gpu".
     """
-    return _FLOAT32_TIME[platform] * sum(one.flops for one in matrix_work(experiment, mesh_sizes))
+    works = matrix_work(experiment, mesh_sizes)
+    return sum(one.flops * (_FLOAT32_TIME[platform] if one.itemsize == 4 else 1.0) for one in works)
 
 
 def optimizer_operands(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
     """Computes the bytes per device that the optimizer's matrix multiplications read and write in one update."""
-    return ITEMSIZE * sum(one.operands for one in matrix_work(experiment, mesh_sizes))
+    return sum(one.itemsize * one.operands for one in matrix_work(experiment, mesh_sizes))
 
 
 def matrix_work(experiment: Experiment, mesh_sizes: dict[str, int]) -> Iterable[MatrixWork]:

@@ -22,7 +22,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import feed_forwards_of, layer_groups
 from pretrainax.planning.activations import abstract_frozen, abstract_state, compute_itemsize, micro_rows, shapes_of
-from pretrainax.planning.optimizer_work import ITEMSIZE, matrix_work
+from pretrainax.planning.optimizer_work import matrix_work
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import (
     AXES,
@@ -254,5 +254,5 @@ def _optimizer_collectives(experiment: Experiment, sizes: dict[str, int]) -> Ite
     for work in matrix_work(experiment, sizes):
         for transfer in work.stack.transfers(sizes):
             devices = math.prod(sizes[axis] for axis in transfer.axes)
-            sent = _bytes_sent(ITEMSIZE * transfer.elements, devices)
+            sent = _bytes_sent(work.itemsize * transfer.elements, devices)
             yield Collective("+".join(transfer.axes), transfer.kind, sent, transfer.count, "optimizer", overlapping=0)

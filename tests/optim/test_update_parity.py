@@ -263,6 +263,19 @@ def muon(o, name, w, g, state, rate, t):
     return w * (1 - rate * decay(o, name)) - rate * update.T
 
 
+@pytest.mark.parametrize("rows, columns", [(64, 64), (64, 256), (256, 64)])
+def test_muon_in_bfloat16_orthogonalizes_as_in_float64(rows, columns):
+    """An iteration multiplies rounding errors of 2^-9 by up to 3.4; the RMS of the differences was 5.0 to 7.4 %."""
+    gradient = np.random.default_rng(0).normal(size=(2, rows, columns))
+    params = {"decoder": {"blocks": {"mlp": {"up": {"kernel": gradient.astype(np.float32)}}}}}
+    built = Muon(products="bfloat16").build(WarmupConstant(0).build(1.0, 10), params)
+    (update,) = jax.tree.leaves(built.update(params, built.init(params), params, step=jnp.int32(0))[0])
+    assert update.dtype == jnp.float32
+    for found, x in zip(update, gradient, strict=True):
+        expected = -(max(1, columns / rows) ** 0.5) * newton_schulz(x)
+        assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+
+
 def moonlight(o, name, w, g, state, rate, t):
     """Liu et al. 2025, section 2.2, of heads apart: momentum is a sum, the rate one for all."""
     if "/blocks/" not in name or "kernel" not in name:

@@ -57,6 +57,16 @@ def test_products_in_float32_take_twice_as_long_on_a_gpu():
     assert on_gpu == 2 * on_tpu
 
 
+def test_bfloat16_halves_the_time_on_a_gpu_and_all_bytes():
+    wide, narrow = tiny_muon(), tiny_muon()
+    narrow.optimizer = Muon(products="bfloat16")
+    for platform, ratio in (("gpu", 2), ("tpu", 1)):
+        assert optimizer_flops(wide, ONE, platform) == ratio * optimizer_flops(narrow, ONE, platform)
+    assert optimizer_operands(wide, ONE) == 2 * optimizer_operands(narrow, ONE)
+    sizes = ONE | {"fsdp": 4}
+    assert sent(wide, sizes) == {key: 2 * found for key, found in sent(narrow, sizes).items()} != {}
+
+
 def test_shards_of_matrices_are_sent_twice():
     shard = 4 * (SQUARE * D * D + WIDE * D * F) // 4
     assert sent(tiny_muon(), ONE | {"fsdp": 4}) == {("fsdp", "all-to-all"): 2 * shard * 3 // 4}
@@ -99,11 +109,12 @@ def compiled_gpt2(topology: Topology, optimizer: Optimizer) -> tuple[Experiment,
 
 
 @pytest.mark.slow
-def test_the_estimate_for_gpt2_is_that_of_the_compiled_step():
+@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
+def test_the_estimate_for_gpt2_is_that_of_the_compiled_step(numbers):
     """Within 10 %: the compiler may merge or split products and collectives; on 2026-11-28, the FLOPs were equal
     and the bytes differed by 1e-6."""
     topology, sizes = absent("h100:8"), ONE | {"fsdp": 8}
-    experiment, flops, bytes_sent = compiled_gpt2(topology, Muon())
+    experiment, flops, bytes_sent = compiled_gpt2(topology, Muon(products=numbers))
     _, flops_of_adamw, bytes_of_adamw = compiled_gpt2(topology, AdamW())
     assert optimizer_flops(experiment, sizes, "tpu") == pytest.approx(flops - flops_of_adamw, rel=0.1)
     assert sum(sent(experiment, sizes).values()) == pytest.approx(bytes_sent - bytes_of_adamw, rel=0.1)
