@@ -149,17 +149,29 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     Raises:
       UserError: the batch size or a model dimension is not divisible by the mesh.
     """
-    mesh = abstract_mesh(mesh_sizes, "cpu")
-    check_mesh(experiment, mesh)
-    steps = _cached_steps(config_key(experiment))
+    check_mesh(experiment, abstract_mesh(mesh_sizes, "cpu"))
+    return _cached_state(_state_key(experiment), tuple(mesh_sizes.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_state(key: str, mesh_sizes: tuple[tuple[str, int], ...]) -> TrainState:
+    mesh, steps = abstract_mesh(dict(mesh_sizes), "cpu"), _cached_steps(key)
     state = steps.abstract_state
     return with_shardings(state, train_step.state_shardings(mesh, steps.optimizer, state.params, state.ema is not None))
 
 
 def abstract_frozen(experiment: Experiment, mesh_sizes: dict[str, int]) -> dict[str, Params]:
     """Builds the abstract frozen parameters (shapes, dtypes, shardings) by Flax collection; {} if none are frozen."""
-    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _cached_steps(config_key(experiment)).abstract_frozen or {}
+    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _cached_steps(_state_key(experiment)).abstract_frozen or {}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()}
+
+
+def _state_key(experiment: Experiment) -> str:
+    """Returns the `config_key` with fixed values of the training fields that do not change the train state."""
+    train = dataclasses.replace(
+        experiment.train, attention="xla", global_batch_size=1, accumulate=1, remat="none", pipeline_schedule="gpipe"
+    )
+    return config_key(dataclasses.replace(experiment, train=train))
 
 
 @functools.lru_cache(maxsize=64)
@@ -170,10 +182,9 @@ def _cached_steps(key: str) -> Steps:
     batch.
 
     Args:
-      key: the config as JSON, from `config_key`.
+      key: the config as JSON, from `_state_key`.
     """
     experiment = config_lib.from_json(Experiment, json.loads(key))
-    experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
     with jax.sharding.use_abstract_mesh(mesh):
         return build_steps(experiment, batch_shapes(experiment), mesh, make_model=TrainedStart().model)

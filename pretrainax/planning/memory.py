@@ -145,6 +145,17 @@ def estimate(
     )
 
 
+def least_bytes(experiment: Experiment, mesh_sizes: dict[str, int]) -> int:
+    """Computes the bytes per device of the train state and one gradient, which are needed with each `train` setting.
+
+    Raises:
+      UserError: as `estimate`.
+    """
+    state, frozen = abstract_state(experiment, mesh_sizes), abstract_frozen(experiment, mesh_sizes)
+    trees = state.params, state.params, state.opt_state, state.ema, frozen
+    return sum(map(_bytes, jax.tree.leaves(trees)))
+
+
 def _bytes(x: jax.ShapeDtypeStruct) -> int:
     return part_bytes(x, x.sharding)
 

@@ -142,7 +142,7 @@ def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Op
     """Returns the best candidate on a mesh, or None if the mesh does not divide the batch or the model."""
     fitting = (
         _first_that_fits(experiment, topology, mesh, fields, accumulations(experiment))
-        for fields in _train_field_choices(mesh)
+        for fields in (_train_field_choices(mesh) if _can_fit(experiment, topology, mesh) else ())
     )
     unchanged_candidate = try_estimate(with_changes(experiment, mesh), topology)
     return min(filter(None, (unchanged_candidate, *fitting)), key=_rank, default=None)
@@ -180,15 +180,16 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
         experiment.train.accumulate,
         accumulations(experiment),
     )
-    meshes = list(_meshes(experiment, topology))
+    meshes = [mesh for mesh in _meshes(experiment, topology) if _can_fit(experiment, topology, mesh)]
+    current_meshes = [current_mesh] if _can_fit(experiment, topology, current_mesh) else []
     layer_axes = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
     meshes_with_same_layer_axes = [
         mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(current_mesh, axis) for axis in layer_axes)
     ]
     changes: list[Candidate] = []
     for choices, counts in (
-        ([current_mesh], [accumulate]),
-        ([current_mesh], all_accumulations),
+        (current_meshes, [accumulate]),
+        (current_meshes, all_accumulations),
         (meshes_with_same_layer_axes, all_accumulations),
         (meshes, all_accumulations),
     ):
@@ -216,6 +217,16 @@ def remedies_on_larger_topology(experiment: Experiment, topology: Topology) -> t
             return topology, changes
         larger, topology = topology, topology.doubled()
     return larger, []
+
+
+def _can_fit(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> bool:
+    """Returns False if a mesh is invalid, or too small for the train state and a gradient with any `train` settings."""
+    last = phases_of(with_changes(experiment, mesh))[-1].experiment
+    try:
+        sizes = mesh_sizes(mesh, topology.num_devices, processes=topology.hosts)
+        return memory.least_bytes(last, sizes) <= memory.MARGIN * topology.chip.memory_bytes
+    except UserError:
+        return False
 
 
 def _first_that_fits(

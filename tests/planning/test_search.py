@@ -79,10 +79,22 @@ def test_what_it_proposes_fits_and_each_later_proposal_is_faster(family, share):
         assert candidate.flags(experiment)
 
 
-@pytest.mark.slow
-def test_what_no_mesh_holds_has_no_remedy():
+def test_what_no_mesh_holds_has_no_remedy_and_is_not_searched(monkeypatch):
     experiment = large()
-    assert remedies(experiment, with_memory(FOUR, 1e-3, experiment)) == []
+    topology = with_memory(FOUR, 1e-3, experiment)
+    monkeypatch.setattr(search, "estimate_run", None)
+    assert remedies(experiment, topology) == []
+
+
+@pytest.mark.slow
+def test_meshes_that_are_left_out_have_no_remedy(monkeypatch):
+    experiment = tiny.get_config("gpt")  # its state needs more memory than its activations
+    topology = with_memory(FOUR, 0.5, experiment)
+    meshes = list(search._meshes(experiment, topology))
+    assert {search._can_fit(experiment, topology, mesh) for mesh in meshes} == {True, False}
+    found = remedies(experiment, topology)
+    monkeypatch.setattr(search, "_can_fit", lambda *arguments: True)
+    assert found == remedies(experiment, topology)
 
 
 def test_flags_say_what_differs():
