@@ -1,6 +1,7 @@
 """Measures of a study, of tiny runs."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -120,7 +121,7 @@ def test_throughput_is_a_time_without_records(pretrained):
     assert outcome.value > 0 and outcome.changes is None and measure.is_time
 
 
-def test_a_timed_fine_tuning_has_30_updates_and_counts_the_others(pretrained, tmp_path, monkeypatch):
+def test_a_timed_fine_tuning_has_30_updates_and_no_compilation(pretrained, tmp_path, monkeypatch):
     lengths, lines = [], [{"split": "train", "step": 30, "step_seconds": 0.5}]
 
     def fine_tune(measure, *_):
@@ -132,13 +133,14 @@ def test_a_timed_fine_tuning_has_30_updates_and_counts_the_others(pretrained, tm
         ("read_metrics", lambda _: lines),
     ):
         monkeypatch.setattr(task_measure, name, value)
-    monkeypatch.setattr(task_measure.time, "perf_counter", lambda: 0.0)
-    context = MeasureContext(downstream_seeds=(0, 1))
-    for rate_of, choose, outcomes in (("arm", 3, 2), ("run", 0, 5)):  # fine-tuning runs; a third rate at an edge
+    clock = itertools.cycle((0.0, 100.0, 200.0, 0.0, 5.0, 7.0))  # begin, trained, tested; the first run compiles
+    monkeypatch.setattr(task_measure.time, "perf_counter", lambda: next(clock))
+    context, run = MeasureContext(downstream_seeds=(0, 1)), 5.0 + 270 * 0.5
+    for rate_of, choose, others in (("arm", 3, 0), ("run", 0, 3)):  # fine-tuning runs; a third rate at an edge
         measure = pretrained.task(tmp_path, flags=(*FLAGS, "--config.train.steps=300"), rate_of=rate_of)
         timed = measure.timed(pretrained.folder, pretrained.experiment, context)
-        assert timed == (choose * 270 * 0.5, outcomes * 270 * 0.5)
-    assert lengths == [30, 30]
+        assert timed == (choose * run, others * run + 2 * (run + 2.0))
+    assert lengths == [30] * 4
 
 
 def test_a_task_of_words_has_baselines(pretrained, tmp_path):
