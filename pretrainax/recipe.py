@@ -127,14 +127,23 @@ def _is_unused(row: ledger.LedgerRow) -> bool:
 
 
 def _compare_config() -> ledger.Comparison:
-    cli.experiment(files=False)
-    comparison = cli.compare_with_ledger()
+    experiment, comparison = cli.experiment(files=False), cli.compare_with_ledger()
     if comparison is None:
         raise UserError(
             f"--config={cli.config_name()} has no ledger: write a .toml file with its name next to it, as described in "
             "docs/how-to/recipe-sources.md"
         )
-    return comparison
+    return comparison if experiment.transfer is None else comparison._replace(rows=comparison.rows + _transfer_rows())
+
+
+def _transfer_rows() -> list[ledger.LedgerRow]:
+    """Returns a row for each rule of `config.transfer`: what it multiplies, relative to the base model."""
+    from pretrainax.optim.transfer import SOURCES  # local import, because it imports JAX
+
+    return [
+        ledger.LedgerRow(f"transfer.{kind}", rule, ledger.Fact(rule, "code", source, quote=quote), agrees=True)
+        for kind, (rule, source, quote) in SOURCES.items()
+    ]
 
 
 def _compare_preset(name: str) -> ledger.Comparison:

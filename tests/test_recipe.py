@@ -227,6 +227,12 @@ def test_it_shows_each_number_with_its_source_and_what_a_flag_has_changed():
 
 
 @pytest.mark.slow
+def test_it_shows_the_released_code_of_each_rule_of_a_transfer():
+    said = shown("--config=gpt2:124m", "--config.transfer=Transfer(base_width=192)", "--only=transfer")
+    assert "transfer.hidden updates × 1 / m code microsoft/mup@" in said and said.endswith(" 0 other (here or ?)")
+
+
+@pytest.mark.slow
 def test_it_shows_what_the_source_has_and_one_part_alone():
     said = shown("--preset=macbert_base")
     assert "model.vocab_size 21,128 recalled Cui et al. 2020" in said

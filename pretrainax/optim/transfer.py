@@ -1,9 +1,8 @@
 """Transfers hyperparameters across width and depth: multipliers of initial values and updates of each parameter.
 
-Width: Yang et al. 2022, arXiv 2203.03466, table 3; microsoft/mup@19814971934ef91dd546f88e913fc963e096d11c:mup/optim.py.
-Depth: CompleteP with alpha = 1, Dey et al. 2025, arXiv 2505.01618;
-EleutherAI/nanoGPT-mup@6f8bc3bdc744556141255f810a22387b2255b6c1:model.py. With m, the width divided by the base width,
-and l, the depth divided by the base depth:
+Width: Yang et al. 2022, arXiv 2203.03466, table 3. Depth: CompleteP with alpha = 1, Dey et al. 2025, arXiv 2505.01618.
+`SOURCES` has the released code of each rule. With m, the width divided by the base width, and l, the depth divided by
+the base depth:
 
 | kind of parameter | inputs | outputs | initial values | Adam's update |
 | --- | --- | --- | --- | --- |
@@ -38,6 +37,18 @@ from pretrainax.optim.matrices import STACKED, first_output
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.sharding.rules import axes_of_leaves
 
+_MUP = "microsoft/mup@19814971934ef91dd546f88e913fc963e096d11c:mup/"
+_COMPLETE_P = "EleutherAI/nanoGPT-mup@6f8bc3bdc744556141255f810a22387b2255b6c1:model.py"
+# kind of parameter -> (its rule, released file, quote of this file); `pretrainax recipe` shows them
+SOURCES = {
+    "hidden": ("updates × 1 / m", f"{_MUP}optim.py", "group['lr'] /= width_mult"),
+    "hidden.init": ("× 1 / sqrt(m)", f"{_MUP}init.py", "sampler_(tensor, scale=tensor.infshape.width_mult()**-0.5)"),
+    "output": ("initial values and updates × 1 / m", f"{_MUP}layer.py", "self.output_mult * x / self.width_mult())"),
+    "input": ("× 1", f"{_MUP}optim.py", "new_param_groups.extend(list(matrix_like_p.values()) + [vector_like_p])"),
+    "vector": ("× 1", f"{_MUP}optim.py", "vector_like_p['params'].append(p)"),
+    "branch": ("× 1 / l", _COMPLETE_P, "1/(config.depth_multiplier ** config.depth_alpha_exp)"),
+    "epsilon": ("relative to the gradient's scale", _COMPLETE_P, "adam_eps *= (1 / self.config.mup_width_multiplier)"),
+}
 Factor = float | np.ndarray  # of a whole parameter, or [L, 1, …] with one factor per layer
 
 

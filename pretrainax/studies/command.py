@@ -74,7 +74,7 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
         write_atomically(os.path.join(workdir, _FINDINGS), findings_json(without_times(findings, study)))
         write_times(workdir, study, findings, times_of(results, findings))
         print(write_report(workdir, study, findings, estimate.facts(study)))
-        print(estimate.time_line(plan, speeds, results.seconds()), file=sys.stderr)
+        print(estimate.time_line(plan, speeds, results), file=sys.stderr)
         return 0
     return PREEMPTED
 

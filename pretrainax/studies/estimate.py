@@ -1,5 +1,6 @@
 """Estimates a study before its start: runs, FLOPs, hours on this machine, and hours and price on a named machine."""
 
+import collections
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
@@ -22,6 +23,7 @@ class Runs(NamedTuple):
     """The runs of an arm; the trained arms have equally many."""
 
     trials: int  # tuning runs without widening
+    scored: int  # of these, those that do not stop early
     trial_runs: float  # their length in whole runs: a trial that stops early is a part of a run
     finals: int
 
@@ -31,18 +33,22 @@ class ArmEstimate(NamedTuple):
 
     steps: int  # of one run
     flops: float  # of all runs
-    seconds: float  # of all runs on this machine
+    trial_seconds: float  # of all trials on this machine
+    final_seconds: float  # of all final runs and their measures
+
+    @property
+    def seconds(self) -> float:
+        return self.trial_seconds + self.final_seconds
 
 
 def runs_of(study: Study, arm: Arm) -> Runs:
     """Counts the runs of an arm, without those that widen a grid."""
-    trials, share, tuning = 0, 0.0, Tuning() if study.tuning is None or arm.untrained else study.tuning
+    trials, scored, tuning = 0, 0, Tuning() if study.tuning is None or arm.untrained else study.tuning
     for number, multiples in enumerate(tuning.grid.values()):
         settings = len(multiples) - (number > 0)  # later rounds have the best setting so far
-        complete = -(-settings // 2) if tuning.stop_share else settings
         trials += settings * tuning.seeds
-        share += (complete + (settings - complete) * tuning.stop_share) * tuning.seeds
-    return Runs(trials, share, study.final.seeds)
+        scored += (-(-settings // 2) if tuning.stop_share else settings) * tuning.seeds
+    return Runs(trials, scored, scored + (trials - scored) * tuning.stop_share, study.final.seeds)
 
 
 def estimates(plan: Plan, speeds: Mapping[str, JsonObject]) -> dict[str, ArmEstimate]:
@@ -54,11 +60,10 @@ def estimates(plan: Plan, speeds: Mapping[str, JsonObject]) -> dict[str, ArmEsti
     found = {}
     for name, length in plan.lengths.items():
         speed, runs = speeds[name], runs_of(plan.study, plan.arm(name))
-        whole = runs.trial_runs + runs.finals
-        updates = whole * length.steps * speed["step_seconds"]
-        others = (runs.trials + runs.finals) * speed["fixed_seconds"]
-        seconds = updates + others + speed["choose_seconds"] + runs.finals * speed["measure_seconds"]
-        found[name] = ArmEstimate(length.steps, whole * length.flops, seconds)
+        run_seconds, fixed = length.steps * speed["step_seconds"], speed["fixed_seconds"]
+        trials = runs.trial_runs * run_seconds + runs.trials * fixed + runs.scored * speed["trial_seconds"]
+        finals = runs.finals * (run_seconds + fixed + speed["measure_seconds"]) + speed["choose_seconds"]
+        found[name] = ArmEstimate(length.steps, (runs.trial_runs + runs.finals) * length.flops, trials, finals)
     return found
 
 
@@ -71,14 +76,16 @@ def remaining_seconds(plan: Plan, speeds: Mapping[str, JsonObject], results: Res
     Args:
       speeds: results of `perform.measure_speed` by arm.
     """
-    measured, estimated = dict.fromkeys(plan.lengths, 0.0), dict.fromkeys(plan.lengths, 0.0)
+    measured: dict[str, float] = collections.defaultdict(float)
+    estimated: dict[tuple[str, bool], float] = collections.defaultdict(float)  # (arm, is_tuning) -> seconds
     for job in results.finished():
         measured[job.arm] += job.seconds
-        estimated[job.arm] += _job_seconds(plan, speeds[job.arm], job)
-    seconds, ratio = 0.0, sum(measured.values()) / (sum(estimated.values()) or 1.0)
+        estimated[job.arm, job.is_tuning] += _job_seconds(plan, speeds[job.arm], job)
+    seconds, ratio = 0.0, sum(measured.values()) / (sum(estimated.values()) or 1.0) or 1.0
     for name, whole in estimates(plan, speeds).items():
-        own = measured[name] / estimated[name] if estimated[name] else ratio or 1.0
-        seconds += own * max(whole.seconds - estimated[name], 0.0)
+        trials, finals = estimated[name, True], estimated[name, False]
+        own = measured[name] / (trials + finals) if trials + finals else ratio
+        seconds += own * (max(whole.trial_seconds - trials, 0.0) + max(whole.final_seconds - finals, 0.0))
     return seconds
 
 
@@ -87,8 +94,8 @@ def _job_seconds(plan: Plan, speed: JsonObject, job: Finished) -> float:
     if job.step in ("choose", "measure"):
         return speed[f"{job.step}_seconds"]
     share = plan.study.tuning.stop_share if plan.study.tuning and job.is_tuning else 0.0
-    share = share if job.step == "part" else 1 - share
-    return share * plan.lengths[job.arm].steps * speed["step_seconds"] + speed["fixed_seconds"]
+    share, scored = (share, 0.0) if job.step == "part" else (1 - share, job.is_tuning * speed["trial_seconds"])
+    return share * plan.lengths[job.arm].steps * speed["step_seconds"] + speed["fixed_seconds"] + scored
 
 
 def machine_cost(plan: Plan, topology: Topology) -> tuple[float, Optional[float]]:
@@ -144,10 +151,13 @@ def facts(study: Study) -> list[str]:
     return [*tuning, *_power_lines(study)]
 
 
-def time_line(plan: Plan, speeds: Mapping[str, JsonObject], seconds: float) -> str:
-    """Compares the time of all jobs with the estimate."""
-    estimated = sum(one.seconds for one in estimates(plan, speeds).values())
-    return f"time of all jobs: {clock(seconds)}; estimated before the start: {clock(estimated)}"
+def time_line(plan: Plan, speeds: Mapping[str, JsonObject], results: Results) -> str:
+    """Compares the time of the finished jobs with the estimate, which now includes the trials that widened a grid."""
+    jobs = list(results.finished())
+    estimated = sum(_job_seconds(plan, speeds[job.arm], job) for job in jobs)
+    planned = sum(one.seconds for one in estimates(plan, speeds).values())
+    wider = f", of it {clock(estimated - planned)} for trials beyond the grids" if estimated > planned + 1 else ""
+    return f"time of all jobs: {clock(sum(job.seconds for job in jobs))}; estimated: {clock(estimated)}{wider}"
 
 
 def _tuning_line(tuning: Tuning, arms: int) -> str:

@@ -152,10 +152,6 @@ class Results:
         first = self.final(job.arm, self.plan.study.final.seed, "choose", {job.arm: job.values})
         return (self.of(first) or {}).get("choices", {})
 
-    def seconds(self) -> float:
-        """Returns the seconds of all jobs whose results were read."""
-        return sum(job.seconds for job in self.finished())
-
     def finished(self) -> Iterator[Finished]:
         """Yields the jobs whose results were read."""
         steps: dict[str, Step] = {name: step for step, name in RESULTS.items()}

@@ -145,14 +145,15 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
       "step_seconds": seconds of an update, without validations and checkpoints; 0 for an untrained arm.
       "fixed_seconds": seconds of a run apart from its updates.
       "choose_seconds": seconds of choosing the settings of the measures, once for an arm.
-      "measure_seconds": seconds of the measures of a run.
+      "measure_seconds": seconds of the measures of a final run.
+      "trial_seconds": seconds of the measure that scores a trial; 0 without such a measure.
       "devices": number and kind of the devices.
 
     Raises:
       RunFailed: a run failed, for example because its loss is not finite.
     """
     short, long = (0, 0) if arm.untrained else _SPEED_STEPS
-    choose_seconds, measure_seconds = 0.0, 0.0
+    choose_seconds, measure_seconds, trial_seconds = 0.0, 0.0, 0.0
     with tempfile.TemporaryDirectory(prefix="study-speed-") as parent:
         _timed_run(arm, short, os.path.join(parent, "first"), train_run)
         folder = os.path.join(parent, "second")
@@ -162,6 +163,8 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
             timed = measure.timed(folder, experiment, context)
             choose_seconds += timed.choose
             measure_seconds += timed.outcomes
+            if study.tuning and measure.name == study.tuning.measure and not arm.untrained:
+                trial_seconds = timed.trial
         step_seconds = 0.0
         if not arm.untrained:
             _, _, long_seconds = _timed_run(arm, long, os.path.join(parent, "third"), train_run)
@@ -171,6 +174,7 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
         "fixed_seconds": max(run_seconds - short * step_seconds, 0.0),
         "choose_seconds": choose_seconds,
         "measure_seconds": measure_seconds,
+        "trial_seconds": trial_seconds,
         "devices": _machine(),
     }
 

@@ -71,7 +71,8 @@ class Timed(NamedTuple):
     """The estimated seconds of a measure after all programs are compiled."""
 
     choose: float  # of `Measure.choose`, once for an arm
-    outcomes: float  # of `Measure.outcomes`, for each run
+    outcomes: float  # of `Measure.outcomes`, for each final run
+    trial: float  # of `Measure.outcomes` in a trial that the measure scores
 
 
 @dataclasses.dataclass
@@ -100,7 +101,8 @@ class Measure(Choice):
         """Times the measure; the first call also compiles its programs. Arguments as in `outcomes`."""
         started = time.perf_counter()
         self.outcomes(folder, experiment, context)
-        return Timed(0.0, time.perf_counter() - started)
+        elapsed = time.perf_counter() - started
+        return Timed(0.0, elapsed, elapsed)
 
     def differences(self, experiments: Mapping[str, Experiment]) -> Iterator[str]:
         """Yields one line for each reason why the values of the arms {name: config} are not comparable."""

@@ -159,7 +159,7 @@ def timed(measure: TaskScore, folder: str, context: MeasureContext) -> Timed:
     tune, test = run_once()
     choice = (len(measure.rates) + 1) * tune  # the best rate is often at an edge
     of_arm, of_run = (choice, 0.0) if measure.rate_of == "arm" else (0.0, choice)
-    return Timed(of_arm, of_run + len(context.downstream_seeds) * (tune + test))
+    return Timed(of_arm, of_run + len(context.downstream_seeds) * (tune + test), choice)
 
 
 def baselines(measure: TaskScore, folder: str, context: MeasureContext) -> dict[str, Outcome]:

@@ -1,9 +1,13 @@
 """The estimate before the start: numbers of runs, hours, power, and another machine."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from pretrainax.reporting.units import clock
 from pretrainax.studies import estimate
-from pretrainax.studies.jobs import Results
+from pretrainax.studies.jobs import Finished, Results
 from pretrainax.studies.tuning import search
 from tests.studies.fake_study import plan
 
@@ -12,6 +16,7 @@ SPEED = {
     "fixed_seconds": 4.0,
     "choose_seconds": 10.0,
     "measure_seconds": 1.0,
+    "trial_seconds": 3.0,
     "devices": "1 x cpu",
 }
 SPEEDS = {"adamw": SPEED, "muon": SPEED}
@@ -31,8 +36,9 @@ def test_the_runs_are_those_of_the_search():
 
 def test_the_time_is_that_of_updates_and_of_what_each_run_adds():
     found = estimate.estimates(plan(), SPEEDS)["adamw"]
-    # 3 final runs, 3 whole trials and 2 quarters of 40 steps; 8 starts; the choice of the measures; 3 measures
-    assert found.seconds == pytest.approx(6.5 * 40 * 0.5 + 8 * 4.0 + 10.0 + 3 * 1.0)
+    # 3 final runs, 3 whole trials and 2 quarters of 40 steps; 8 starts; the choice of the measures; 3 scores of trials
+    # and 3 measures
+    assert found.seconds == pytest.approx(6.5 * 40 * 0.5 + 8 * 4.0 + 10.0 + 3 * 3.0 + 3 * 1.0)
     assert found.flops == pytest.approx(6.5 * 80)
 
 
@@ -47,6 +53,19 @@ def test_the_remaining_time_follows_the_measured_times_of_finished_jobs(tmp_path
     assert results.of(job)
     # the other arm has no finished job, and has the ratio of all arms
     assert estimate.remaining_seconds(started, SPEEDS, results) == pytest.approx(2 * (seconds - 24.0) + 2 * seconds)
+
+
+def test_trials_that_widen_a_grid_leave_the_time_of_the_final_runs():
+    """Each trial takes twice its estimate: three quarters of 40 steps of 0.5 s, 4 s, and 3 s of its measure."""
+    started, trial = plan(), 0.75 * 40 * 0.5 + 4.0 + 3.0
+    trials = [Finished(arm, "train", True, 2 * trial) for arm in SPEEDS for _ in range(20)]
+    results = cast(Results, SimpleNamespace(finished=lambda: trials))
+    estimated = estimate.estimates(started, SPEEDS)["adamw"]
+    assert estimated.trial_seconds < 20 * trial and estimated.final_seconds == pytest.approx(3 * 25.0 + 10.0)
+    assert estimate.remaining_seconds(started, SPEEDS, results) == pytest.approx(2 * 2 * estimated.final_seconds)
+    wider = 40 * trial - 2 * estimated.seconds
+    line = estimate.time_line(started, SPEEDS, results)
+    assert line.endswith(f"estimated: {clock(40 * trial)}, of it {clock(wider)} for trials beyond the grids")
 
 
 def test_the_report_names_the_smallest_effect_and_the_price_of_a_machine():

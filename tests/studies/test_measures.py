@@ -139,7 +139,7 @@ def test_a_timed_fine_tuning_has_30_updates_and_no_compilation(pretrained, tmp_p
     for rate_of, choose, others in (("arm", 3, 0), ("run", 0, 3)):  # fine-tuning runs; a third rate at an edge
         measure = pretrained.task(tmp_path, flags=(*FLAGS, "--config.train.steps=300"), rate_of=rate_of)
         timed = measure.timed(pretrained.folder, pretrained.experiment, context)
-        assert timed == (choose * run, others * run + 2 * (run + 2.0))
+        assert timed == (choose * run, others * run + 2 * (run + 2.0), 3 * run)
     assert lengths == [30] * 4
 
 

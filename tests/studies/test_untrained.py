@@ -21,7 +21,14 @@ from tests.studies.fake_study import RATE, LastLoss, plan
 from tests.support.made_studies import whole_study
 from tests.support.runs import arrays, steps, write_text
 
-SPEED = {"step_seconds": 0.5, "fixed_seconds": 4.0, "choose_seconds": 0.0, "measure_seconds": 1.0, "devices": "1 x cpu"}
+SPEED = {
+    "step_seconds": 0.5,
+    "fixed_seconds": 4.0,
+    "choose_seconds": 0.0,
+    "measure_seconds": 1.0,
+    "trial_seconds": 0.0,
+    "devices": "1 x cpu",
+}
 
 
 def untrained_plan(*flags: str, **changes) -> Plan:
