@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import Experiment, LayersConfig, MeshConfig, TrainConfig, Transfer, resized
+from pretrainax.config import Experiment, LayersConfig, MeshConfig, TrainConfig, Transfer, resized, resolve_auto
 from pretrainax.config.validation import validate
 from pretrainax.data.batch import HostBatch
 from pretrainax.files.json_files import JsonObject
@@ -108,6 +108,7 @@ def _prepared(experiment: Experiment, width: int, base_width: int) -> tuple[Expe
     run.train = TrainConfig(steps=STEPS, global_batch_size=ROWS, dtype="float32", scan_unroll=1)
     run.model.dropout_rate = run.model.attention_dropout_rate = 0.0
     batches, run.model.vocab_size = random_batches(run, STEPS)
+    resolve_auto(run, None)
     validate(run, files=False)
     return run, batches
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.config.config_file import read_config_file
 from pretrainax.optim import Adafactor, Lamb, Muon, transfer
 from pretrainax.scaling import coordinates, coordinates_report
 from tests.support import tiny
@@ -79,6 +80,12 @@ def test_other_optimizers_pass(optimizer):
     experiment.optimizer = optimizer
     sizes, broken = check(experiment)
     assert not broken, coordinates_report.table(WIDTHS, sizes)
+
+
+@pytest.mark.parametrize("name", ["gpt2:tiny", "bert_base:tiny", "llama:tiny", "t5_base:tiny"])
+def test_automatic_sizes_become_numbers(name):
+    run, _ = coordinates._prepared(read_config_file(name), 128, 64)
+    assert isinstance(run.model.vocab_size, int) and isinstance(run.model.position.max_length, int | None)
 
 
 def test_a_width_without_whole_heads_is_refused():
