@@ -144,7 +144,7 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
     for arm in study.arms:
         if worker.num_signals:
             raise Interrupted
-        key = json.dumps(to_json([arm, study.measures]), sort_keys=True)
+        key = json.dumps(to_json([arm, study.measures, study.tuning and study.tuning.measure]), sort_keys=True)
         if (speed := stored.get(arm.name, {})).get("of") != key:
             print_progress(f"timing short runs of the arm {arm.name}")
             log = os.path.join(workdir, "speeds", f"{arm.name}.txt")

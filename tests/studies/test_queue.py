@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,7 +22,7 @@ from pretrainax.studies.command import local_workdir
 from pretrainax.studies.jobs import Results
 from pretrainax.studies.perform import context_of
 from pretrainax.studies.plan import extended, read_plan, write_plan
-from pretrainax.studies.queue import Interrupted, Worker
+from pretrainax.studies.queue import Interrupted, Worker, measure_speeds
 from pretrainax.studies.study import Final
 from tests.studies.fake_study import ADAM, CRASHING, MACHINE, RATE, REVERSED, LastLoss, plan
 from tests.support.runs import ENV, ROOT
@@ -204,3 +206,20 @@ def test_another_order_of_the_arms_has_the_same_jobs(tmp_path):
         for arms in (("adamw", "muon"), ("muon", "adamw"))
     ]
     assert folders[0] == folders[1]
+
+
+def test_another_tuning_measure_has_other_speeds(tmp_path):
+    """A stored speed has the time of the measure that scores trials."""
+    study, asked = plan().study, []
+
+    def ask(request):
+        asked.append(request["speed"])
+        return {"speed": {"trial_seconds": float(len(asked))}}
+
+    worker = cast(Worker, SimpleNamespace(num_signals=0, ask=ask))
+    first = measure_speeds(study, str(tmp_path), worker)
+    assert measure_speeds(study, str(tmp_path), worker) == first and asked == ["adamw", "muon"]
+    assert study.tuning is not None and study.tuning.measure == "loss"
+    other = dataclasses.replace(study, tuning=dataclasses.replace(study.tuning, measure=""))
+    measure_speeds(other, str(tmp_path), worker)
+    assert asked == ["adamw", "muon"] * 2
