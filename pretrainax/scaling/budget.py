@@ -1,8 +1,9 @@
 """Computes the optimal model size and number of tokens for a budget: `python -m pretrainax.plan --flops=1e21`.
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
+    --corpus=38MB     the text there is, which the run may repeat; alone, or with --flops or --hours
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
-    --law=besiroglu|hoffmann|FILE.json|DIR     the loss law; --fit=runs/* and `pretrainax ladder` write laws
+    --law=besiroglu|hoffmann|muennighoff|FILE.json|DIR     the loss law; --fit=runs/* and `pretrainax ladder` write laws
 
 The published laws were measured on causal decoders. An encoder or an encoder-decoder predicts different targets,
 so its loss differs, and its optimal ratio of parameters to tokens may differ. For these two families, run a ladder
@@ -26,21 +27,24 @@ if TYPE_CHECKING:
     from pretrainax.planning.topologies import Topology
     from pretrainax.scaling.compute_optimal import Plan, Space
     from pretrainax.scaling.power_laws import LossLaw
+    from pretrainax.scaling.scarce import ScarcePlan
 
-BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields of Budget
+BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields of Budget, or `corpus`
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The values of the flags of `plan` that set a budget: exactly one of BUDGETS, and further options."""
+    """The values of the flags of `plan` that set a budget: one of BUDGETS or `corpus`, and further options."""
 
     flops: Optional[float] = None  # training FLOPs of the whole run
     hours: Optional[float] = None  # duration of the run on the topology
     tokens: Optional[float] = None  # number of tokens of text that are available
+    corpus: Optional[str] = None  # amount of different text, such as "38MB"; alone, or with flops or hours
     fit: Optional[str] = None  # glob of workdirs: fits a law to these runs, and writes it to the folder `to`
     family: str = "decoder"
     topology: Optional[str] = None  # in the format of `Topology.parse`
-    law: str = "besiroglu"  # name in LAWS, or path of a JSON file that --fit writes
+    # name in LAWS, or path of a JSON file that --fit writes; None: muennighoff with `corpus`, or else besiroglu
+    law: Optional[str] = None
     # model FLOPs / peak FLOPs; LLaMA 3 405B reached 0.38 to 0.43 (Grattafiori et al. 2024, table 4; recalled)
     mfu: float = 0.4
     vocab_size: Optional[int] = None  # None: the value of the family, or less for a small budget
@@ -54,17 +58,25 @@ class Budget:
         Raises:
           UserError: not exactly one of BUDGETS is set.
         """
-        set_fields = {name: getattr(self, name) for name in BUDGETS if getattr(self, name) is not None}
+        set_fields = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         set_flags = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in set_fields.items()]
+        if self.corpus is not None:
+            if len(set_flags) > 1 or set_fields.keys() & {"tokens", "fit"}:
+                raise UserError(
+                    f"--corpus={self.corpus} goes with --flops or --hours, or alone; got {' '.join(set_flags)}"
+                )
+            return " ".join([f"--corpus={self.corpus}", *set_flags])
         if len(set_flags) != 1:
             raise UserError(
-                f"set exactly one of --flops, --hours, --tokens and --fit; got {' '.join(set_flags) or 'none'}"
+                "set exactly one of --flops, --hours, --tokens, --corpus and --fit; got "
+                f"{' '.join(set_flags) or 'none'}"
             )
         return set_flags[0]
 
     def check_range(self) -> None:
         """Raises UserError if the budget or the MFU is out of range, or if hours are given without a topology."""
-        if not 0 < (self.flops or self.hours or self.tokens or 0) < math.inf:
+        amounts = [x for x in (self.flops, self.hours, self.tokens) if x is not None]
+        if not all(0 < x < math.inf for x in amounts):
             raise UserError(f"{self.flag}: the budget must be above 0 and finite")
         if not 0 < self.mfu <= 1:
             raise UserError(f"--mfu={self.mfu}: the MFU must be in (0, 1]")
@@ -84,8 +96,8 @@ def report(budget: Budget) -> str:
     budget_flag = budget.flag
     if budget.fit is not None:
         return fit_report(budget.fit, budget.to)
-    solution = _solve(budget)
-    return plan_report(budget_flag, solution.plan, solution.space, solution.law, solution.topology, budget.mfu)
+    found = _solve(budget)
+    return plan_report(budget_flag, found.plan, found.space, found.law, found.topology, budget.mfu, found.scarce)
 
 
 def values(budget: Budget) -> JsonObject:
@@ -96,7 +108,17 @@ def values(budget: Budget) -> JsonObject:
     """
     if budget.fit is not None:
         raise UserError(f"{budget.flag} writes its law as JSON to --to={budget.to}: leave --json out")
-    plan, _, law, topology = _solve(budget)
+    plan, _, law, topology, scarce = _solve(budget)
+    of_corpus = (
+        {}
+        if scarce is None
+        else {
+            "text_tokens": scarce.text,
+            "epochs": scarce.epochs,
+            "weight_decay": scarce.weight_decay,
+            "dropout_rate": scarce.dropout_rate,
+        }
+    )
     shape, config = plan.shape, plan.shape.config
     return {
         "budget": budget.flag,
@@ -115,6 +137,7 @@ def values(budget: Budget) -> JsonObject:
         "global_batch_size": plan.examples,
         "steps": plan.steps,
         "loss": plan.loss,
+        **of_corpus,
         "topology": topology and str(topology),
         "hours": topology and plan.flops / topology.flops_at(budget.mfu) / 3600,
     }
@@ -127,6 +150,7 @@ class _Solution(NamedTuple):
     space: "Space"
     law: "LossLaw"
     topology: Optional["Topology"]
+    scarce: Optional["ScarcePlan"]  # with `corpus`
 
 
 def _solve(budget: Budget) -> _Solution:
@@ -135,23 +159,35 @@ def _solve(budget: Budget) -> _Solution:
     from pretrainax.scaling.compute_optimal import RECIPES, make_plan, space_for
     from pretrainax.scaling.power_laws import law_of
     from pretrainax.scaling.prediction import check_identified
+    from pretrainax.scaling.scarce import best_size, make_scarce_plan, parse_bytes, tokens_of
 
     budget.check_range()
     if budget.family not in RECIPES:
         raise UserError(f"--family={budget.family}: {nearest(budget.family, RECIPES)}")
-    law = law_of(budget.law)
+    name = budget.law or ("besiroglu" if budget.corpus is None else "muennighoff")
+    law = law_of(name)
     if law.family != budget.family:
         raise UserError(
-            f"--law={budget.law} was measured on runs of the family {law.family}, and --family is {budget.family}: fit "
+            f"--law={name} was measured on runs of the family {law.family}, and --family is {budget.family}: fit "
             "a law to your own runs of this family (--fit=runs/*), and set --law to its law.json"
         )
-    check_identified(budget.law, law)
+    check_identified(name, law)
     topology = Topology.parse(budget.topology) if budget.topology else None
     flops = budget.flops
     if budget.hours is not None:
         flops = budget.hours * 3600 * topology.flops_at(budget.mfu)
-    space, flops = space_for(budget.family, budget.vocab_size, budget.sequence_length, law, flops, budget.tokens)
-    return _Solution(make_plan(space, law, flops, budget.tokens), space, law, topology)
+    limit, fields = flops, (budget.family, budget.vocab_size, budget.sequence_length, law)
+    if budget.corpus is not None:
+        num_bytes = parse_bytes(budget.corpus)
+        space = space_for(*fields, lambda space: best_size(space, law, tokens_of(num_bytes, space.vocab_size), limit))
+        scarce = make_scarce_plan(space, law, tokens_of(num_bytes, space.vocab_size), limit)
+        return _Solution(scarce.run, space, law, topology, scarce)
+
+    def total(space: "Space") -> float:
+        return space.flops_for(law, budget.tokens) if limit is None else limit
+
+    space = space_for(*fields, lambda space: space.optimum(law, total(space)))
+    return _Solution(make_plan(space, law, total(space), budget.tokens), space, law, topology, None)
 
 
 def define_flags() -> dict[str, flags.FlagHolder]:
@@ -163,13 +199,19 @@ def define_flags() -> dict[str, flags.FlagHolder]:
         "flops": flags.DEFINE_float("flops", None, "Budget: training FLOPs"),
         "hours": flags.DEFINE_float("hours", None, "Budget: hours on the --topology"),
         "tokens": flags.DEFINE_float("tokens", None, "Budget: tokens of text"),
+        "corpus": flags.DEFINE_string(
+            "corpus",
+            None,
+            "The text there is, such as 38MB, which the run may repeat; alone, or with --flops or --hours",
+        ),
         "fit": define_path("fit", None, "Glob of workdirs, such as runs/*: fit the law to their validation losses"),
         "to": define_path("to", Budget.to, "Output folder of --fit"),
         "family": flags.DEFINE_string("family", Budget.family, "Model family: decoder, encoder or encoder_decoder"),
         "law": define_path(
             "law",
-            Budget.law,
-            "Constants of the loss: besiroglu, hoffmann, a file that --fit writes, or the folder of a ladder",
+            None,
+            "Constants of the loss: besiroglu (default), hoffmann, muennighoff (default with --corpus), a file that "
+            "--fit writes, or the folder of a ladder",
         ),
         "mfu": flags.DEFINE_float("mfu", Budget.mfu, "Assumed MFU: share of the peak FLOP/s that the run reaches"),
         "vocab_size": flags.DEFINE_integer(

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 import jax
@@ -207,31 +208,36 @@ def _depth_line() -> np.ndarray:
 
 
 def space_for(
-    family: str, vocab_size: Optional[int], sequence_length: Optional[int], law: LossLaw, flops: Optional[float], tokens
-) -> tuple[Space, float]:
-    """Builds the models of a family that suit a budget; returns them with the training FLOPs of the budget.
+    family: str,
+    vocab_size: Optional[int],
+    sequence_length: Optional[int],
+    law: LossLaw,
+    best_size: Callable[[Space], float],
+) -> Space:
+    """Builds the models of a family that suit a budget.
 
     If `vocab_size` or `sequence_length` is None, the function uses the family's default, or the largest of the smaller
-    defaults (_SMALLER) whose optimal model has at least a quarter of its parameters outside the embeddings.
+    defaults (_SMALLER) whose optimal model has at least a quarter of its parameters outside the embeddings, and at most
+    twice the layers of its width.
 
     Args:
       family: key of RECIPES.
-      flops: training FLOPs of the budget; None: the FLOPs of the optimal run on `tokens` tokens.
-      tokens: number of tokens of the budget, if `flops` is None.
+      best_size: computes the number of parameters N, as `law` defines it, of the budget's optimal model.
 
     Raises:
-      UserError: the budget is less than MIN_FLOPS, or the vocabulary or the sequence length is too small.
+      UserError: the vocabulary or the sequence length is too small.
     """
     recipe_length = RECIPES[family].sequence_length
     for vocabulary, length in ((None, None), *_SMALLER):
         space = Space(family, vocab_size or vocabulary, sequence_length or min(length or recipe_length, recipe_length))
-        total = space.flops_for(law, tokens) if flops is None else flops
-        size = space.optimum(law, total)
-        if space.contains(law, size) and 4 * (shape := space.nearest(law, size)).without_embeddings > shape.parameters:
+        size = best_size(space)
+        if not space.contains(law, size):
+            continue
+        shape = space.nearest(law, size)
+        is_shallow = shape.config.num_layers <= 2 * depth_of(shape.config.d_model)
+        if is_shallow and 4 * shape.without_embeddings > shape.parameters:
             break
-    if total < MIN_FLOPS:
-        raise UserError(f"the budget is {total:.3g} FLOPs, it must be at least {MIN_FLOPS:.0e}")
-    return space, total
+    return space
 
 
 def _head_width(width: float) -> int:
@@ -305,12 +311,23 @@ def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] 
     Args:
       tokens: number of tokens to train on. Defaults to as many as the FLOPs allow. If given, the model is still the
         optimal one for `flops`, but the run may need more or fewer FLOPs.
+
+    Raises:
+      UserError: the budget is less than MIN_FLOPS, or the optimal model is out of range.
     """
+    if flops < MIN_FLOPS:
+        raise UserError(f"the budget is {flops:.3g} FLOPs, it must be at least {MIN_FLOPS:.0e}")
     shape = space.nearest(law, space.optimum(law, flops))
-    size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
-    plan = Plan(shape, size, 1, 1, tokens, tokens * shape.flops_per_token, law.loss(size, tokens))
+    return run_of(space, shape, law, tokens or flops / shape.flops_per_token)
+
+
+def run_of(space: Space, shape: Shape, law: LossLaw, tokens: float, epochs: float = 1.0) -> Plan:
+    """Computes the batch and the steps of a run of one model on `tokens` tokens of text, in `epochs` passes."""
+    size, loss = shape.size(law), law.loss(shape.size(law), tokens, epochs)
+    plan = Plan(shape, size, 1, 1, tokens, tokens * shape.flops_per_token, loss)
     batch_tokens = BATCH_SHARE * plan.critical_batch_size
     examples = 2 ** max(0, round(math.log2(batch_tokens / space.lengths.raw)))
     steps = max(1, round(tokens / (examples * space.lengths.raw)))
-    tokens = float(steps * examples * space.lengths.raw)
-    return Plan(shape, size, examples, steps, tokens, tokens * shape.flops_per_token, law.loss(size, tokens))
+    rounded = float(steps * examples * space.lengths.raw)
+    loss = law.loss(size, rounded, epochs * rounded / tokens)
+    return Plan(shape, size, examples, steps, rounded, rounded * shape.flops_per_token, loss)

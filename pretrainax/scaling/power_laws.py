@@ -1,9 +1,9 @@
 """Published scaling laws: the loss of a Transformer by parameters N, tokens D and training FLOPs C.
 
 Sources: Kaplan et al. 2020 (arXiv 2001.08361), Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"), Besiroglu et al.
-2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"). Losses are in nats per token. All papers
-measured causal decoders, each with its own corpus and tokenizer. The losses themselves are therefore not comparable
-between papers; differences between losses are.
+2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"), Muennighoff et al. 2023 (arXiv 2305.16264).
+Losses are in nats per token. All papers measured causal decoders, each with its own corpus and tokenizer. The losses
+themselves are therefore not comparable between papers; differences between losses are.
 """
 
 import dataclasses
@@ -40,8 +40,6 @@ def effective_tokens(tokens, epochs, repetition):
     D' = U + U R* (1 - exp(-R / R*)), where U = `tokens` / `epochs` is the amount of different text, R = `epochs` - 1
     the number of repetitions, and R* = `repetition` the number of repetitions after which further ones are worth little
     (Muennighoff et al. 2023, arXiv 2305.16264, equation 5; recalled).
-
-    NOTE The paper also discounts parameters in excess of what the different text supports; this term is not used here.
     """
     repetitions = np.maximum(epochs, 1.0) - 1
     return tokens / (repetitions + 1) * (1 + repetition * -np.expm1(-repetitions / repetition))
@@ -122,11 +120,19 @@ class Frontier:
 # 1.6 times the tokens of the paper's own table A3 (at 10^9 parameters). The digits below come from the paper's TeX, as
 # quoted by Besiroglu et al. (table 1). Besiroglu et al. refitted the runs of Hoffmann et al.: the original fit had
 # stopped early, and its optimal sizes contradicted approaches 1 and 2. The new fit agrees with both approaches.
+# NOTE The constants of Muennighoff et al. 2023 are in huggingface/datablations@1370131:README.md, line 301. Their law
+# (line 323) also discounts parameters in excess of what the different text supports. This package leaves this term out:
+# with a tuned weight decay, larger models remained better (Kim et al. 2025, arXiv 2509.14786, abstract).
 # NOTE For approaches 1 and 2 the paper gives exponents (0.50 and 0.49, table 2) but no coefficients. The laws below
 # pass through the first and the last row of the paper's tables of projected optimal sizes.
 LAWS: Mapping[str, LossLaw | Frontier] = {
     "besiroglu": LossLaw(1.8172, 482.01, 0.3478, 2085.43, 0.3658, "Besiroglu et al. 2024, table 1"),
     "hoffmann": LossLaw(1.6934, 406.4, 0.3392, 410.7, 0.2849, "Hoffmann et al. 2022, approach 3"),
+    "muennighoff": LossLaw(
+        *(math.exp(0.6254804), math.exp(6.255414), 0.3526596, math.exp(7.3049974), 0.3526596),
+        source="Muennighoff et al. 2023",
+        repetition=15.387756,
+    ),
     "hoffmann1": Frontier.through((1.92e19, 4e8), (1.30e28, 1e13), "Hoffmann et al. 2022, approach 1 (table 3)"),
     "hoffmann2": Frontier.through((1.84e19, 4e8), (1.75e28, 1e13), "Hoffmann et al. 2022, approach 2 (table A3)"),
     # N without embeddings; FLOPs in PF-days, at batch sizes far below the critical batch size

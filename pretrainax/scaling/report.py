@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Optional
 
+import numpy as np
 from scipy import optimize
 
 from pretrainax.data.sources import HuggingFace
@@ -21,6 +22,7 @@ from pretrainax.scaling.power_laws import (
     kaplan_loss_by_tokens,
     learning_rate,
 )
+from pretrainax.scaling.scarce import MIN_TEXT, ScarcePlan, epochs_of
 
 # (number of tokens with GPT-2's tokenizer, dataset, its configuration): WikiText-103 (Merity et al. 2016), and samples
 # of FineWeb (Penedo et al. 2024), all of which has 15 T tokens.
@@ -33,7 +35,15 @@ _DATASETS = (
 )
 
 
-def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
+def plan_report(
+    said: str,
+    plan: Plan,
+    space: Space,
+    law: LossLaw,
+    topology: Optional[Topology],
+    mfu: float,
+    scarce: Optional[ScarcePlan] = None,
+) -> str:
     """Formats the report: the optimal run, other sizes and laws for the same FLOPs, and the training command.
 
     Args:
@@ -41,14 +51,52 @@ def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Opt
       plan: the optimal run.
       topology: the devices for which to estimate hours and price. If None, the report omits both.
       mfu: the fraction of the peak FLOP/s that the run is assumed to reach on the topology.
+      scarce: the plan on a limited text, from which `plan` is.
     """
-    rows = [("budget", said.lstrip("-").replace("=", " ")), *_run_rows(plan, space, law)]
+    rows = [("budget", said.replace("--", "").replace("=", " ")), *_run_rows(plan, space, law)]
+    if scarce is not None:
+        rows += _scarce_rows(scarce)
     if topology is not None:
         rows += _cost(plan, topology, mfu)
-    sections = [text_table(rows), _neighbours(plan, space, law)]
-    if plan.shape.config.family == "decoder":
+    sections = [text_table(rows)]
+    sections += [_neighbours(plan, space, law)] if scarce is None else [_scarce_sizes(scarce, space, law)]
+    if plan.shape.config.family == "decoder" and scarce is None:
         sections.append(_other_laws(plan))
-    return "\n\n".join([*sections, _command(plan, space)]) + "\n"
+    return "\n\n".join([*sections, _command(plan, space, scarce)]) + "\n"
+
+
+def _scarce_rows(scarce: ScarcePlan) -> Iterator[tuple[str, str]]:
+    """Yields (label, text) for the properties of a run on limited text."""
+    source = "Kim et al. 2025 at this ratio of parameters to tokens"
+    yield "text", f"{large_number(scarce.text)} different tokens, estimated as for books in English"
+    yield "epochs", three_digits(scarce.epochs)
+    if scarce.epochs <= 1:
+        yield "NOTE", "there is more text than the FLOPs need: nothing is repeated"
+    else:
+        yield (
+            "weight decay",
+            f"{scarce.weight_decay:.2g} for AdamW ({source}; tune it first, it is known to a factor of 2)",
+        )
+        yield "dropout", f"{scarce.dropout_rate:g} (0.1 for more than 4 epochs by convention; not measured)"
+    if scarce.text < MIN_TEXT:
+        yield (
+            "NOTE",
+            f"the runs behind the laws have {large_number(MIN_TEXT)} different tokens or more: tune the size too",
+        )
+
+
+def _scarce_sizes(scarce: ScarcePlan, space: Space, law: LossLaw) -> str:
+    """Formats a table of models with a quarter to four times the parameters of the best one, each with its epochs."""
+    rows = [("", "parameters", "epochs", "FLOPs", "loss", "more")]
+    factors = {"quarter": 0.25, "half": 0.5, "this": 1.0, "double": 2.0, "four times": 4.0}
+    sizes = scarce.run.size * np.array([*factors.values()])
+    epochs = epochs_of(space, law, sizes, scarce.text, scarce.flops)
+    losses = law.loss(sizes, epochs * scarce.text, np.maximum(epochs, 1.0))
+    flops, more = epochs * scarce.text * space.cost(law, sizes), losses - losses[[*factors].index("this")]
+    for name, *cells in zip(factors, sizes, epochs, flops, losses, more, strict=True):
+        size, passes, cost, loss, extra = cells
+        rows.append((name, large_number(size), three_digits(passes), f"{cost:.3g}", f"{loss:.3f}", f"{extra:+.3f}"))
+    return "Other sizes, each with its epochs (more: loss above this one):\n" + text_table(rows, "<>")
 
 
 def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str]]:
@@ -161,7 +209,7 @@ def _other_laws(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _command(plan: Plan, space: Space) -> str:
+def _command(plan: Plan, space: Space, scarce: Optional[ScarcePlan]) -> str:
     """Formats the shell command that trains the optimal run, with notes about data and learning rate."""
     config, recipe = plan.shape.config, space.recipe
     model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}
@@ -176,10 +224,17 @@ def _command(plan: Plan, space: Space) -> str:
         # the learning rate decays to a tenth over exactly the steps of the run (Hoffmann et al. 2022, section 3.1)
         "schedule": f'"WarmupCosine(warmup_steps={min(2000, plan.steps // 20)}, final_fraction=0.1)"',
     }
-    lines = [f"--config.{name}={value}" for name, value in fields.items()]
     notes = [
         "The dataset is on the Hugging Face Hub. For your own text: --config.data.source=\"TextFiles(path='FOLDER')\"."
     ]
+    if scarce is not None:
+        fields["data.source"] = "\"TextFiles(path='FOLDER')\""
+        notes = ["FOLDER is the folder of your text."]
+    if scarce is not None and scarce.epochs > 1:
+        fields["data.packing"] = '"Windows(shuffle_documents=True)"'
+        fields["model.dropout_rate"] = f"{scarce.dropout_rate:g}"
+        fields |= {} if recipe.relative_rate else {"optimizer.weight_decay": f"{scarce.weight_decay:.2g}"}
+    lines = [f"--config.{name}={value}" for name, value in fields.items()]
     if not recipe.relative_rate:
         lines.append(f"--config.optimizer.learning_rate={learning_rate(plan.shape.without_embeddings):.2g}")
     command = " \\\n  ".join([f"python -m pretrainax.main --config={recipe.config}", *lines])

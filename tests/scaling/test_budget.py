@@ -214,7 +214,7 @@ def test_a_budget_of_tokens_is_read_at_the_optimum(spaces):
 
 def test_a_budget_out_of_range_is_refused(spaces):
     with pytest.raises(UserError, match="give another budget"):
-        make_plan(spaces["decoder"], LAWS["besiroglu"], 1e9)
+        make_plan(spaces["decoder"], LAWS["besiroglu"], 2e12)
 
 
 # --- the report -----------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_a_file_that_is_no_law_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({}, "set exactly one of --flops, --hours, --tokens and --fit; got none"),
+        ({}, "set exactly one of --flops, --hours, --tokens, --corpus and --fit; got none"),
         ({"flops": 1e20, "tokens": 1e9}, "got --flops=1e[+]20 --tokens=1e[+]09"),
         ({"hours": 3}, "needs a --topology"),
         ({"flops": 1e11}, "the budget is 1e[+]11 FLOPs, it must be at least 1e[+]12"),
