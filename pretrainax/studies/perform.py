@@ -134,12 +134,15 @@ def signed(larger_is_better: bool, value: float) -> float:
     return -value if larger_is_better else value
 
 
-def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
+def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonObject] = None) -> JsonObject:
     """Times short runs of an arm, and its measures, in a temporary folder.
 
     The first run compiles the programs, which later runs share or read from the compilation cache. A step directly
     after a validation takes longer. Runs of two lengths have equally many validations, so the time of an update is the
     difference of their times. The runs of an untrained arm end before their first update.
+
+    Args:
+      twin: the result for an arm whose measures take the same time; None: the measures are timed.
 
     Returns:
       "step_seconds": seconds of an update, without validations and checkpoints; 0 for an untrained arm.
@@ -158,7 +161,7 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
         _timed_run(arm, short, os.path.join(parent, "first"), train_run)
         folder = os.path.join(parent, "second")
         experiment, run_seconds, short_seconds = _timed_run(arm, short, folder, train_run)
-        for measure in study.measures:
+        for measure in study.measures if twin is None else ():
             context = context_of(study, {}, study.final.seed, train_run=train_run)
             timed = measure.timed(folder, experiment, context)
             choose_seconds += timed.choose
@@ -172,8 +175,8 @@ def measure_speed(study: Study, arm: Arm, train_run: Train) -> JsonObject:
     return {
         "step_seconds": step_seconds,
         "fixed_seconds": max(run_seconds - short * step_seconds, 0.0),
-        "choose_seconds": choose_seconds,
-        "measure_seconds": measure_seconds,
+        "choose_seconds": choose_seconds if twin is None else twin["choose_seconds"],
+        "measure_seconds": measure_seconds if twin is None else twin["measure_seconds"],
         "trial_seconds": trial_seconds,
         "devices": _machine(),
     }

@@ -22,7 +22,7 @@ from pretrainax.reporting.streams import print_progress
 from pretrainax.reporting.units import clock, elapsed
 from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
 from pretrainax.runtime.workdir_lock import WorkdirLock
-from pretrainax.studies.study import Study
+from pretrainax.studies.study import Arm, Study
 
 _PROGRAM = (sys.executable, "-c", "from pretrainax.studies import worker; worker.main()")
 _ATTEMPTS = 2  # crashes after which a job counts as failed
@@ -135,6 +135,8 @@ class Worker:
 def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, JsonObject]:
     """Measures the speed of each arm on this machine (see `perform.measure_speed`), and stores it in the workdir.
 
+    The measures take as long for the untrained start of an arm as for the arm, so they are timed once.
+
     Raises:
       RunFailed: a timed run failed.
       Interrupted: a signal arrived.
@@ -149,7 +151,8 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
             print_progress(f"timing short runs of the arm {arm.name}")
             log = os.path.join(workdir, "speeds", f"{arm.name}.txt")
             try:
-                reply = worker.ask({"speed": arm.name, "study": to_json(study), "log": log})
+                twin = next((speeds[x.name] for x in study.arms if x.name in speeds and _is_start(arm, x)), None)
+                reply = worker.ask({"speed": arm.name, "study": to_json(study), "twin": twin, "log": log})
             except (UserError, WorkerEnded) as e:
                 if worker.num_signals:
                     raise Interrupted from e
@@ -158,6 +161,11 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
         speeds[arm.name] = speed
         write_atomically(path, json.dumps(stored | speeds, indent=1) + "\n")
     return speeds
+
+
+def _is_start(arm: Arm, other: Arm) -> bool:
+    """Returns True if an arm is the untrained start of another."""
+    return arm.untrained and not other.untrained and (arm.config, arm.flags) == (other.config, other.flags)
 
 
 def run_jobs(

@@ -223,3 +223,16 @@ def test_another_tuning_measure_has_other_speeds(tmp_path):
     other = dataclasses.replace(study, tuning=dataclasses.replace(study.tuning, measure=""))
     measure_speeds(other, str(tmp_path), worker)
     assert asked == ["adamw", "muon"] * 2
+
+
+def test_the_measures_of_an_arm_and_of_its_untrained_start_are_timed_once(tmp_path):
+    study, twins = plan().study, {}
+    start = dataclasses.replace(study.arms[0], name="start", untrained=True)
+    study = dataclasses.replace(study, arms=(*study.arms, start))
+
+    def ask(request):
+        twins[request["speed"]] = request["twin"]
+        return {"speed": {"measure_seconds": float(len(twins))}}
+
+    speeds = measure_speeds(study, str(tmp_path), cast(Worker, SimpleNamespace(num_signals=0, ask=ask)))
+    assert twins == {"adamw": None, "muon": None, "start": speeds["adamw"]}
