@@ -10,12 +10,13 @@ import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from pretrainax.config import Experiment, LayersConfig, MeshConfig, TrainConfig, Transfer, resized, resolve_auto
 from pretrainax.config.validation import validate
@@ -35,7 +36,8 @@ from pretrainax.training.train_step import Params, global_shapes
 STEPS = 10
 ROWS, LENGTH = 8, 64  # of a batch
 LIMIT = 0.15  # relative difference over all widths, above which a size is not flat
-_SEEDS = 2
+SEEDS, MOST_SEEDS = 2, 6  # of each width; more than SEEDS if their sizes differ too much to decide
+_LEVEL = 0.05  # probability that noise alone makes one width of a row differ by more than its error
 # Compiling takes most of the time. With this option, a step of a narrow GPT compiles in 7 instead of 21 CPU seconds.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": "1"}
 _NAME = "transfer_output"  # of a stored output
@@ -43,7 +45,7 @@ _LOGITS = "unembedding"  # the module whose output is the logits, also if it has
 
 
 class Sizes(NamedTuple):
-    """The sizes of one module's output in models of several widths, each the mean over layers and seeds."""
+    """The sizes of one module's output in models of several widths, each the mean over layers."""
 
     module: str  # path of the module, or of the parameter for "update"
     # activation: RMS after the last step | change: RMS of the difference from the first step | update: RMS of the
@@ -53,7 +55,12 @@ class Sizes(NamedTuple):
     # contribute shrinks as 1 / sqrt(width), and the part that training contributes is equal in all widths
     is_output: bool
     widths: tuple[int, ...]
-    sizes: tuple[float, ...]  # one per width
+    by_seed: tuple[tuple[float, ...], ...]  # [widths][seeds]
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Returns the means over seeds, one per width."""
+        return tuple(float(np.mean(values)) for values in self.by_seed)
 
     @property
     def difference(self) -> float:
@@ -72,30 +79,64 @@ class Sizes(NamedTuple):
             expected = np.clip(sizes, sizes[0] * growth**-0.5, sizes[0])
         return float(np.max(np.abs(sizes / expected - 1)))
 
+    @property
+    def error(self) -> float:
+        """Returns the error of `difference` that the seeds show; 0 with one seed, or if a model diverged.
+
+        It is the simultaneous interval (Bonferroni) of the mean logs of all widths, with one variance for all.
+        """
+        values = np.array(self.by_seed)
+        widths, seeds = values.shape
+        if seeds == 1 or not np.all(np.isfinite(values) & (values > 0)):
+            return 0.0
+        variance = float(np.mean(np.var(np.log(values), axis=1, ddof=1)))
+        return float(stats.t.ppf(1 - _LEVEL / 2 / widths, widths * (seeds - 1))) * math.sqrt(variance / seeds)
+
     def values(self) -> JsonObject:
         """Returns the values that `inspect --json` prints."""
-        return {**self._asdict(), "difference": self.difference, "is_flat": self.is_flat}
+        of = {"sizes": self.sizes, "difference": self.difference, "error": self.error, "verdict": self.verdict}
+        return self._asdict() | of
 
     @property
-    def is_flat(self) -> bool:
-        return self.difference <= LIMIT
+    def verdict(self) -> Literal["flat", "NOT FLAT", "not known"]:
+        """Returns the result; "not known": the difference is above LIMIT, but perhaps only because of the seeds."""
+        if self.difference <= LIMIT:
+            return "flat"
+        return "NOT FLAT" if self.difference - self.error > LIMIT else "not known"
 
 
-def measure(experiment: Experiment, widths: Sequence[int], seeds: int = _SEEDS) -> list[Sizes]:
+def measure(
+    experiment: Experiment, widths: Sequence[int], seeds: int = SEEDS, most_seeds: int = MOST_SEEDS
+) -> list[Sizes]:
     """Trains the model of a config in several widths for `STEPS` steps, and returns the sizes of its outputs.
 
     The learning rate is constant, and the batches are small and random. With config.transfer of None, the smallest
     width is the base width.
 
+    Args:
+      seeds: number of seeds of each width. most_seeds: their number if a verdict is not known with fewer.
+
     Raises:
       UserError: a width does not fit the model, or the config is invalid.
     """
-    by_width = [_sizes(*_prepared(experiment, width, min(widths)), seeds) for width in widths]
+    runs, found = [_Run(*_prepared(experiment, width, min(widths))) for width in widths], []
+    for seed in range(max(seeds, most_seeds)):
+        for run in runs:
+            run.train(seed)
+        if seed + 1 >= seeds:
+            found = _compared(widths, [run.sizes for run in runs])
+            if all(x.verdict != "not known" for x in found):
+                break
+    return found
+
+
+def _compared(widths: Sequence[int], by_width: Sequence[Mapping[tuple[str, str, bool], list[float]]]) -> list[Sizes]:
+    """Returns the sizes of each module and kind of size, from those of each width."""
     found = []
     for key in sorted({(module, what) for module, what, _ in by_width[-1]}):
         is_output = any((*key, True) in sizes for sizes in by_width)  # no matrix of the base model has this kind
-        sizes = tuple(x[*key, True] if (*key, True) in x else x[*key, False] for x in by_width)
-        found.append(Sizes(*key, is_output, tuple(widths), sizes))
+        values = (x[*key, True] if (*key, True) in x else x[*key, False] for x in by_width)
+        found.append(Sizes(*key, is_output, tuple(widths), tuple(map(tuple, values))))
     return found
 
 
@@ -113,34 +154,39 @@ def _prepared(experiment: Experiment, width: int, base_width: int) -> tuple[Expe
     return run, batches
 
 
-def _sizes(run: Experiment, batches: Sequence[HostBatch], seeds: int) -> dict[tuple[str, str, bool], float]:
-    """Trains a model, and returns {(module or parameter, what, is_output): size}."""
-    mesh, found = make_mesh(run.mesh, jax.devices()[:1]), {}
-    with jax.set_mesh(mesh):
-        built = build_steps(run, global_shapes(batches[0], ROWS), mesh)
-        assert run.transfer is not None
-        multipliers = flat(multipliers_of(run.model, run.transfer, built.abstract_state.params))
-        on_device = [put_batch(batch, mesh) for batch in batches]
-        step = built.step.lower(built.abstract_state, on_device[0]).compile(_COMPILER_OPTIONS)
-        outputs = jax.jit(functools.partial(_outputs, built.model), compiler_options=_COMPILER_OPTIONS)
-        for seed in range(seeds):
-            state = built.init(seed)
-            first, old = outputs(state.params, on_device[0]), jax.device_get(flat(state.params))
-            for batch in on_device:
-                state, _ = step(state, batch, None, built.step.arguments)
-            last, new = outputs(state.params, on_device[0]), jax.device_get(flat(state.params))
-            for what, tree in ("activation", last), ("change", jax.tree.map(jnp.subtract, last, first)):
-                for path, x in tree.items():
-                    found.setdefault((path, what, _is_output(multipliers, path)), []).append(
-                        _size(multipliers, path, _rms(x))
-                    )
-            for path, m in multipliers.items():
-                if not path.endswith(
-                    ("kernel", "key/bias")
-                ):  # a key bias has no effect: its gradient is a rounding error
-                    update = np.sqrt(np.mean(np.square((new[path] - old[path]) / m.folded)))
-                    found.setdefault((path, "update", False), []).append(float(update))
-    return {key: float(np.mean(values)) for key, values in found.items()}
+class _Run:
+    """Trains the model of one width with several seeds; `sizes` are {(module or parameter, what, is_output): sizes}."""
+
+    def __init__(self, run: Experiment, batches: Sequence[HostBatch]):
+        self.sizes: dict[tuple[str, str, bool], list[float]] = {}
+        self._mesh = make_mesh(run.mesh, jax.devices()[:1])
+        with jax.set_mesh(self._mesh):
+            self._built = built = build_steps(run, global_shapes(batches[0], ROWS), self._mesh)
+            assert run.transfer is not None
+            self._multipliers = flat(multipliers_of(run.model, run.transfer, built.abstract_state.params))
+            self._batches = [put_batch(batch, self._mesh) for batch in batches]
+            self._step = built.step.lower(built.abstract_state, self._batches[0]).compile(_COMPILER_OPTIONS)
+            self._outputs = jax.jit(functools.partial(_outputs, built.model), compiler_options=_COMPILER_OPTIONS)
+
+    def train(self, seed: int) -> None:
+        """Trains from the initial values of a seed, and appends the size of each output to `sizes`."""
+        multipliers, batches = self._multipliers, self._batches
+        with jax.set_mesh(self._mesh):
+            state = self._built.init(seed)
+            first, old = self._outputs(state.params, batches[0]), jax.device_get(flat(state.params))
+            for batch in batches:
+                state, _ = self._step(state, batch, None, self._built.step.arguments)
+            last, new = self._outputs(state.params, batches[0]), jax.device_get(flat(state.params))
+        for what, tree in ("activation", last), ("change", jax.tree.map(jnp.subtract, last, first)):
+            for path, x in tree.items():
+                self._add(path, what, _is_output(multipliers, path), _size(multipliers, path, _rms(x)))
+        for path, m in multipliers.items():
+            if not path.endswith(("kernel", "key/bias")):  # a key bias has no effect: its gradient is a rounding error
+                update = np.sqrt(np.mean(np.square((new[path] - old[path]) / m.folded)))
+                self._add(path, "update", False, float(update))
+
+    def _add(self, path: str, what: str, is_output: bool, size: float) -> None:
+        self.sizes.setdefault((path, what, is_output), []).append(size)
 
 
 def _is_output(multipliers: Mapping[str, Multipliers], path: str) -> bool:

@@ -13,20 +13,26 @@ _TICKS = (0.1, 0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 4, 10)  # of the relative s
 
 def table(widths: Sequence[int], sizes: Sequence[Sizes]) -> str:
     """Formats the sizes of all modules, and the ones that depend on the width."""
-    rows = [("module", "RMS of", *(f"{width:,}" for width in widths), "difference", "")]
+    rows = [("module", "RMS of", *(f"{width:,}" for width in widths), "difference", "error", "")]
     for x in sizes:
         numbers = (f"{size:.3g}" for size in x.sizes)
-        rows.append((x.module, x.what, *numbers, f"{x.difference:.0%}", "flat" if x.is_flat else "NOT FLAT"))
-    failed = sorted({x.module for x in sizes if not x.is_flat})
-    summary = f"all sizes are within {LIMIT:.0%} of their mean over widths"
+        rows.append((x.module, x.what, *numbers, f"{x.difference:.0%}", f"{x.error:.0%}", x.verdict))
+    failed, unknown = (
+        sorted({x.module for x in sizes if x.verdict == verdict}) for verdict in ("NOT FLAT", "not known")
+    )
+    lines = [f"all sizes are within {LIMIT:.0%} of their mean over widths"] if not failed + unknown else []
     if failed:
-        summary = f"the output depends on the width after {STEPS} steps: {', '.join(failed)}"
-    return f"{text_table(rows, '<<>')}\n\n{summary}"
+        lines.append(f"the output depends on the width after {STEPS} steps: {', '.join(failed)}")
+    if unknown:
+        lines.append(f"not known, because the seeds differ too much: {', '.join(unknown)}")
+    seeds = len(sizes[0].by_seed[0])
+    lines.append(f"{seeds} seeds of each width; error: what their differences can explain (95 %)")
+    return "\n\n".join([text_table(rows, "<<>"), "\n".join(lines)])
 
 
 def draw(path: str, widths: Sequence[int], sizes: Sequence[Sizes]) -> None:
     """Draws two panels in a PNG file, activations and changes, with one line per module."""
-    legend = f"RMS relative to the smallest width, after {STEPS} steps; orange: differs by more than {LIMIT:.0%}"
+    legend = f"RMS relative to the smallest width, after {STEPS} steps; orange: depends on the width"
     titles = ("activations", "changes of outputs, and of tables, norms and biases")
     with matplotlib.rc_context(STYLE):
         picture, panels = two_panels("Sizes of outputs by width", legend)
@@ -34,7 +40,13 @@ def draw(path: str, widths: Sequence[int], sizes: Sequence[Sizes]) -> None:
             panel.set_title(title)
             for x in (x for x in sizes if x.what in shown):
                 relative = [size / x.sizes[0] if x.sizes[0] else 1.0 for size in x.sizes]
-                panel.plot(widths, relative, color=TRAINING if x.is_flat else VALIDATION, linewidth=1.2, alpha=0.7)
+                panel.plot(
+                    widths,
+                    relative,
+                    color=VALIDATION if x.verdict == "NOT FLAT" else TRAINING,
+                    linewidth=1.2,
+                    alpha=0.7,
+                )
             panel.axhspan(1 - LIMIT, 1 + LIMIT, color=GRID, alpha=0.6)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from pretrainax.config import UserError
@@ -26,8 +27,8 @@ def config_of(variant, **model):
 
 
 def check(experiment, widths=WIDTHS):
-    sizes = coordinates.measure(experiment, widths, seeds=1)
-    return sizes, {x.module for x in sizes if not x.is_flat}
+    sizes = coordinates.measure(experiment, widths, seeds=1, most_seeds=1)
+    return sizes, {x.module for x in sizes if x.verdict != "flat"}
 
 
 @pytest.mark.parametrize("variant", few(["gpt", "bert", "t5"], ["gpt"]))
@@ -93,10 +94,57 @@ def test_a_width_without_whole_heads_is_refused():
         coordinates.measure(config_of("gpt"), (12, 32))
 
 
+def planted(widths, slope, noise, seeds, rng):
+    """Sizes that are proportional to width ** slope, with lognormal noise."""
+    logs = slope * np.log(np.array(widths))[:, None] + noise * rng.standard_normal((len(widths), seeds))
+    return coordinates.Sizes("block", "change", False, widths, tuple(map(tuple, np.exp(logs))))
+
+
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_noise_alone_is_hardly_ever_called_a_dependence_on_the_width(seeds):
+    rng = np.random.default_rng(0)
+    verdicts = [planted((64, 128, 256, 512), 0.0, 0.3, seeds, rng).verdict for _ in range(400)]
+    # The level is 5 %, for one width alone and without the 15 % that are allowed. 0.05 + 3 standard deviations: 0.083
+    assert verdicts.count("NOT FLAT") / 400 <= 0.083
+    assert verdicts.count("not known") / 400 > 0.3
+
+
+def test_a_dependence_is_found_as_soon_as_it_exceeds_the_noise():
+    rng = np.random.default_rng(0)
+    assert planted((64, 128, 256), 0.5, 0.02, 2, rng).verdict == "NOT FLAT"
+    assert planted((64, 128, 256), 0.5, 0.5, 2, rng).verdict == "not known"
+    assert planted((64, 128, 256), 0.0, 0.02, 2, rng).verdict == "flat"
+    # one seed has no error
+    assert planted((64, 128, 256), 0.5, 0.0, 1, rng).error == 0.0
+    diverged = coordinates.Sizes("block", "change", False, (64, 128), ((1.0, 1.0), (1.0, np.inf)))
+    assert diverged.verdict == "NOT FLAT" and diverged.error == 0.0
+
+
+def test_more_seeds_train_only_while_a_verdict_is_not_known(monkeypatch):
+    """The first seed of the wide model is twice as large; the mean of four seeds, 1.25, is within the limit."""
+    trained, factors = [], {64: [1.0] * 6, 128: [2.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
+
+    class Run:
+        def __init__(self, width):
+            self.width, self.sizes = width, {("block", "change", False): []}
+
+        def train(self, seed):
+            trained.append((self.width, seed))
+            self.sizes["block", "change", False].append(factors[self.width][seed])
+
+    monkeypatch.setattr(coordinates, "_prepared", lambda _, width, base: (width,))
+    monkeypatch.setattr(coordinates, "_Run", Run)
+    (found,) = coordinates.measure(config_of("gpt"), (64, 128))
+    assert found.verdict == "flat" and trained == [(width, seed) for seed in range(4) for width in (64, 128)]
+    factors[128] = [1.0] * 6
+    (found,) = coordinates.measure(config_of("gpt"), (64, 128))
+    assert found.verdict == "flat" and len(found.by_seed[0]) == coordinates.SEEDS
+
+
 @pytest.mark.slow
 def test_the_command_prints_and_draws_the_sizes(tmp_path):
     command = [sys.executable, "-m", "pretrainax.inspect", "--config=tests/support/tiny.py:gpt", "--widths=32,64"]
     done = subprocess.run([*command, f"--picture={tmp_path}/a.png", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert {"module", "sizes", "is_flat"} <= json.loads(done.stdout)["sizes"][0].keys()
+    assert {"module", "sizes", "error", "verdict"} <= json.loads(done.stdout)["sizes"][0].keys()
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
