@@ -5,7 +5,6 @@ import importlib
 import importlib.util
 import json
 import os
-import runpy
 import subprocess
 import sys
 
@@ -66,16 +65,6 @@ def test_the_bytes_of_a_compiled_step_are_counted(tmp_path):
 def test_devices_to_compile_for_that_are_missing_or_unknown_are_one_line(words, line):
     done = run("traffic", TINY, *words)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and line in done.stderr
-
-
-def test_the_tables_of_adaptation_are_of_the_numbers_beside_them(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    adaptation = runpy.run_path(str(ROOT / "benchmarks" / "adaptation.py"))
-    found = adaptation["known"](str(ROOT / "docs" / "adapt.json"))
-    assert found.keys() == {*adaptation["MODELS"], "baselines"}
-    page = (ROOT / "docs" / "adapt.md").read_text()
-    for table in adaptation["tables"](found).split("\n\n"):
-        assert table in page, "paste what benchmarks/adaptation.py prints"
 
 
 # --- gpu.py ----------------------------------------------------------------------------------------------------------

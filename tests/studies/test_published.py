@@ -1,0 +1,73 @@
+"""The numbers of docs/studies/index.md and docs/adapt.md are those of the reports in docs/studies/*.json."""
+
+import json
+import re
+
+import pytest
+
+from tests.support.runs import ROOT
+
+DOCS = ROOT / "docs"
+MODELS = {"LLaMA": "causal", "ModernBERT": "masked", "T5": "spans"}
+NUMBER = r"[-+]?\d+\.\d+"
+
+
+def objectives():
+    return json.loads((DOCS / "studies" / "objectives.json").read_text())
+
+
+def same(written: str, exact: float) -> bool:
+    """Returns True if a number in a document is a rounded value."""
+    # half a unit of the last digit; the report has rounded its own numbers, so one more digit may be lost
+    return abs(float(written) - exact) <= 0.51 * 10 ** -len(written.partition(".")[2])
+
+
+def cells(page: str, title: str) -> list[list[str]]:
+    """The rows of the tables in one section of a page, as lists of cells."""
+    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return [[x.strip() for x in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
+
+
+def test_the_table_of_objectives_is_of_its_report():
+    names = {"causal": "causal", "prefix LM": "prefix", "replaced tokens": "replaced", "masked": "masked"}
+    names |= {"spans": "spans", "UL2": "ul2"}
+    rows, found = objectives()["tables"]["Measures"], 0
+    for first, *scores in cells((DOCS / "studies" / "index.md").read_text(), "Objectives"):
+        if (arm := names.get(first.partition(" (")[0])) is None:
+            continue
+        for written, row in zip(scores, rows, strict=True):
+            numbers = re.findall(NUMBER, written), re.findall(NUMBER, row[arm])
+            assert all(same(a, float(b)) for a, b in zip(*numbers, strict=True)), (arm, written, row[arm])
+            found += 1
+    assert found == 3 * len(names)
+
+
+def test_the_primary_verdict_of_objectives_is_that_of_its_report():
+    page = re.sub(r"\s+", " ", (DOCS / "studies" / "index.md").read_text())
+    (primary,) = (contrast for contrast in objectives()["contrasts"] if contrast["role"] == "primary")
+    low, high = primary["interval"]
+    assert primary["verdict"] == "worse" and primary["one"] == "spans" and primary["other"] == "causal"
+    assert f"by {-primary['difference']:.3f} bits per byte" in page
+    assert f"interval {-high:.3f} to {-low:.3f}; 5 seeds" in page
+
+
+@pytest.mark.parametrize("task, measure", [("chunks", "conll2000"), ("SST-2", "sst2")])
+def test_the_effects_of_pretraining_are_those_of_the_report(task, measure):
+    contrasts = {(x["measure"], x["one"]): x for x in objectives()["contrasts"] if x["other"].endswith("-untrained")}
+    (scores,) = (row for row in objectives()["tables"]["Measures"] if row["measure"].startswith(measure))
+    current, found = "", 0
+    for row in cells((DOCS / "adapt.md").read_text(), "The experiment"):
+        current = row[0] or current
+        if len(row) != 7 or not current.startswith(task) or row[1] not in MODELS:
+            continue
+        arm = MODELS[row[1]]
+        contrast = contrasts[measure, arm]
+        for written, name in zip(row[3:5], (arm, f"{arm}-untrained"), strict=True):
+            numbers = re.findall(NUMBER, written), re.findall(NUMBER, scores[name])
+            assert all(same(a, float(b)) for a, b in zip(*numbers, strict=True)), (row, scores[name])
+        difference, level, low, high = re.findall(r"[-+]?\d+\.\d+", row[5])
+        assert same(difference, contrast["difference"]) and same(level, 100 * (1 - contrast["level"]))
+        assert same(low, contrast["interval"][0]) and same(high, contrast["interval"][1])
+        assert row[6] == contrast["verdict"]
+        found += 1
+    assert found == len(MODELS)
