@@ -174,7 +174,7 @@ def _verdict(test: _Test, level: float, equal_level: Optional[float], study: Stu
         )
     elif estimate.p_value < level:
         word = "better" if estimate.value > 0 else "worse"
-        text = f"{contrast.one} is {word} than {contrast.other} in {contrast.measure}: {size}."
+        text = f"{contrast.one} is {word} than {contrast.other} in {contrast.measure}, by {_size(test, level, word)}."
     else:
         word = "not known"
         more, advice = _more_seeds(test.comparison, level, _margin(study, contrast))
@@ -213,8 +213,11 @@ def _more_seeds(comparison: Comparison, level: float, margin: Optional[float]) -
     return None, f"more than {MAX_SEEDS:,} seeds needed"
 
 
-def _size(test: _Test, level: float) -> str:
-    """Describes a difference: "+0.0210 bits per byte (95 % interval +0.0100 to +0.0320; 5 seeds, 300 test records)"."""
+def _size(test: _Test, level: float, word: Optional[Word] = None) -> str:
+    """Describes a difference: "+0.0210 bits per byte (95 % interval +0.0100 to +0.0320; 5 seeds, 300 test records)".
+
+    After the word "better" or "worse", positive numbers are a difference in its direction, and have no sign.
+    """
     comparison = test.comparison
     estimate, count = comparison.estimate, len(comparison.seeds)
     sample = f"{count} seed{'s' * (count != 1)}" + f", {comparison.records:,} test records" * bool(comparison.records)
@@ -223,10 +226,11 @@ def _size(test: _Test, level: float) -> str:
     if not count:
         return f"no difference ({sample})"
     decimals, interval = decimals_of(estimate.standard_error), estimate.t_interval(level)
-    difference = f"{estimate.value:+,.{decimals}f} {test.unit}".rstrip()
+    sign, style = -1 if word == "worse" else 1, f"{'' if word else '+'},.{decimals}f"
+    difference = f"{sign * estimate.value:{style}} {test.unit}".rstrip()
     if interval is None:
         return f"{difference} (error unknown; {sample})"
-    bounds = " to ".join(f"{bound:+,.{decimals}f}" for bound in interval)
+    bounds = " to ".join(f"{bound:{style}}" for bound in sorted(sign * bound for bound in interval))
     return f"{difference} ({confidence(level)} interval {bounds}; {sample})"
 
 

@@ -28,7 +28,7 @@ def page(report):
 def test_the_verdict_follows_the_question(report, page):
     question, verdict = render_markdown(report).split("\n\n")[:2]
     assert question == "# Is Muon better than AdamW for a decoder of 10 M parameters at 1e15 FLOPs?"
-    assert verdict.startswith("**muon is better than adamw in bits per byte: +0.0")
+    assert verdict.startswith("**muon is better than adamw in bits per byte, by 0.0")
     assert page.index('<p class="verdict better">muon is better') < page.index("<h2>")
 
 

@@ -28,7 +28,10 @@ def test_the_word_of_a_verdict(shift, word):
 
 def test_a_verdict_is_one_sentence_with_its_interval():
     assert judged(1 + NOISE).text == (
-        "new is better than old in bits per byte: +1.00 bits per byte (95 % interval +0.64 to +1.36; 5 seeds)."
+        "new is better than old in bits per byte, by 1.00 bits per byte (95 % interval 0.64 to 1.36; 5 seeds)."
+    )
+    assert judged(-1 - NOISE).text == (
+        "new is worse than old in bits per byte, by 1.00 bits per byte (95 % interval 0.64 to 1.36; 5 seeds)."
     )
 
 
@@ -171,4 +174,4 @@ def test_larger_throughput_is_better():
     arms = {"new": made_outcomes(1000 + 1000 * NOISE), "old": made_outcomes(np.zeros(5))}
     study = made_study(list(arms), 5, measures=(SPEED,), primary=Contrast(SPEED.name, "new", "old"))
     verdict = judge(study, made_findings(arms, SPEED.name))[0]
-    assert verdict.word == "better" and "+1,000 tokens per second (95 % interval" in verdict.text
+    assert verdict.word == "better" and "by 1,000 tokens per second (95 % interval" in verdict.text
