@@ -81,7 +81,7 @@ def _scarce_rows(scarce: ScarcePlan) -> Iterator[tuple[str, str]]:
     if scarce.text < MIN_TEXT:
         yield (
             "NOTE",
-            f"the runs behind the laws have {large_number(MIN_TEXT)} different tokens or more: tune the size too",
+            f"the rules for epochs and weight decay are from {large_number(MIN_TEXT)} different tokens or more: tune them",
         )
 
 

@@ -27,7 +27,7 @@ WEIGHT_DECAYS = 0.1, 3.2  # the smallest and largest of the 16
 # The runs of Muennighoff et al. 2023 lose little in the first four epochs (recalled). With more, dropout helps
 # (Xue et al. 2023, arXiv 2305.13230; recalled); the settings of Kim et al. have none.
 FEW_EPOCHS, DROPOUT = 4.0, 0.1
-MIN_TEXT = 1e8  # tokens of the smallest text in the runs of Muennighoff et al. 2023 (recalled)
+MIN_TEXT = 2e8  # tokens of the smallest text of Kim et al.
 # bytes of text per token by size of the BPE vocabulary, measured on English books with `python -m pretrainax.tokenizer
 # report`; larger vocabularies count as the last
 BYTES_PER_TOKEN = {512: 1.98, 1024: 2.59, 8192: 3.76, 32_000: 4.21}

@@ -94,7 +94,7 @@ def test_the_report_has_the_flags_of_the_run():
     assert f"--config.optimizer.weight_decay={found['weight_decay']:.2g}" in text
     assert f"--config.train.steps={found['steps']} " in text
     assert "Windows(shuffle_documents=True)" in text and "--config.model.dropout_rate=0.1" in text
-    assert "tune the size too" in text  # 47 M tokens are less than the law's runs have
+    assert "200 M different tokens or more: tune them" in text  # the text has 47 M
     assert found["epochs"] * found["text_tokens"] == pytest.approx(found["tokens"], rel=1e-3)
 
 
