@@ -79,10 +79,8 @@ def _scarce_rows(scarce: ScarcePlan) -> Iterator[tuple[str, str]]:
         )
         yield "dropout", f"{scarce.dropout_rate:g} (0.1 for more than 4 epochs by convention; not measured)"
     if scarce.text < MIN_TEXT:
-        yield (
-            "NOTE",
-            f"the rules for epochs and weight decay are from {large_number(MIN_TEXT)} different tokens or more: tune them",
-        )
+        least = large_number(MIN_TEXT)
+        yield "NOTE", f"the rules of epochs and weight decay are from {least} different tokens or more: tune them"
 
 
 def _scarce_sizes(scarce: ScarcePlan, space: Space, law: LossLaw) -> str:
