@@ -12,8 +12,8 @@ MODELS = {"LLaMA": "causal", "ModernBERT": "masked", "T5": "spans"}
 NUMBER = r"[-+]?\d+\.\d+"
 
 
-def objectives():
-    return json.loads((DOCS / "studies" / "objectives.json").read_text())
+def report(name: str):
+    return json.loads((DOCS / "studies" / f"{name}.json").read_text())
 
 
 def same(written: str, exact: float) -> bool:
@@ -31,7 +31,7 @@ def cells(page: str, title: str) -> list[list[str]]:
 def test_the_table_of_objectives_is_of_its_report():
     names = {"causal": "causal", "prefix LM": "prefix", "replaced tokens": "replaced", "masked": "masked"}
     names |= {"spans": "spans", "UL2": "ul2"}
-    rows, found = objectives()["tables"]["Measures"], 0
+    rows, found = report("objectives")["tables"]["Measures"], 0
     for first, *scores in cells((DOCS / "studies" / "index.md").read_text(), "Objectives"):
         if (arm := names.get(first.partition(" (")[0])) is None:
             continue
@@ -44,17 +44,37 @@ def test_the_table_of_objectives_is_of_its_report():
 
 def test_the_primary_verdict_of_objectives_is_that_of_its_report():
     page = re.sub(r"\s+", " ", (DOCS / "studies" / "index.md").read_text())
-    (primary,) = (contrast for contrast in objectives()["contrasts"] if contrast["role"] == "primary")
+    (primary,) = (contrast for contrast in report("objectives")["contrasts"] if contrast["role"] == "primary")
     low, high = primary["interval"]
     assert primary["verdict"] == "worse" and primary["one"] == "spans" and primary["other"] == "causal"
     assert f"by {-primary['difference']:.3f} bits per byte" in page
     assert f"interval {-high:.3f} to {-low:.3f}; 5 seeds" in page
 
 
+def test_the_table_of_optimizers_is_of_its_report():
+    of = report("optimizers-gpt")
+    (losses,) = of["tables"]["Measures"]
+    contrasts, losses_before = {x["one"]: x for x in of["contrasts"]}, []
+    for name, loss, better, _ in cells((DOCS / "studies" / "index.md").read_text(), "Optimizers")[2:]:
+        arm = name.lower().replace("schedule-free adamw", "schedule-free").replace("stableadamw", "stable-adamw")
+        assert loss == losses[arm]
+        losses_before.append(float(loss.partition(" ")[0]))
+        if arm == "adamw":
+            assert not better
+            continue
+        difference, low, high = re.findall(NUMBER, better)
+        contrast = contrasts[arm]
+        assert same(difference, contrast["difference"])
+        assert same(low, contrast["interval"][0]) and same(high, contrast["interval"][1])
+    assert len(losses_before) == 12 and losses_before == sorted(losses_before)
+
+
 @pytest.mark.parametrize("task, measure", [("chunks", "conll2000"), ("SST-2", "sst2")])
 def test_the_effects_of_pretraining_are_those_of_the_report(task, measure):
-    contrasts = {(x["measure"], x["one"]): x for x in objectives()["contrasts"] if x["other"].endswith("-untrained")}
-    (scores,) = (row for row in objectives()["tables"]["Measures"] if row["measure"].startswith(measure))
+    contrasts = {
+        (x["measure"], x["one"]): x for x in report("objectives")["contrasts"] if x["other"].endswith("-untrained")
+    }
+    (scores,) = (row for row in report("objectives")["tables"]["Measures"] if row["measure"].startswith(measure))
     current, found = "", 0
     for row in cells((DOCS / "adapt.md").read_text(), "The experiment"):
         current = row[0] or current
