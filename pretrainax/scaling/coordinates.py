@@ -131,7 +131,7 @@ def measure(
 
 
 def _compared(widths: Sequence[int], by_width: Sequence[Mapping[tuple[str, str, bool], list[float]]]) -> list[Sizes]:
-    """Returns the sizes of each module and kind of size, from those of each width."""
+    """Collects the sizes of all widths for each module and kind of size."""
     found = []
     for key in sorted({(module, what) for module, what, _ in by_width[-1]}):
         is_output = any((*key, True) in sizes for sizes in by_width)  # no matrix of the base model has this kind

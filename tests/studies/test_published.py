@@ -1,4 +1,4 @@
-"""The numbers of docs/studies/index.md and docs/adapt.md are those of the reports in docs/studies/*.json."""
+"""The tables of docs/studies/index.md and docs/adapt.md agree with the reports in docs/studies/*.json."""
 
 import json
 import re
