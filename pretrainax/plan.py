@@ -50,7 +50,7 @@ def main() -> int:
 
     jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free for other processes
     budget_flags = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
-    if any(name in budget_flags for name in (*budget.BUDGETS, "corpus")):
+    if any(name in budget_flags for name in budget.BUDGETS):
         asked = Budget(**budget_flags, topology=_TOPOLOGY.value)
         if cli.prints_json():
             cli.print_json(budget.values(asked))

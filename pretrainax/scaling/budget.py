@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from pretrainax.scaling.power_laws import LossLaw
     from pretrainax.scaling.scarce import ScarcePlan
 
-BUDGETS = ("flops", "hours", "tokens", "fit")  # the user sets exactly one of these fields of Budget, or `corpus`
+# The user sets exactly one of these fields of Budget, or `corpus` together with `flops` or `hours`.
+BUDGETS = ("corpus", "flops", "hours", "tokens", "fit")
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The values of the flags of `plan` that set a budget: one of BUDGETS or `corpus`, and further options."""
+    """The values of the flags of `plan` that set a budget (BUDGETS), and further options."""
 
     flops: Optional[float] = None  # training FLOPs of the whole run
     hours: Optional[float] = None  # duration of the run on the topology
@@ -53,25 +54,19 @@ class Budget:
 
     @property
     def flag(self) -> str:
-        """Returns the budget as a flag, such as "--flops=1e+21".
+        """Returns the budget as flags, such as "--flops=1e+21".
 
         Raises:
-          UserError: not exactly one of BUDGETS is set.
+          UserError: the fields of BUDGETS that are set do not go together.
         """
-        set_fields = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
-        set_flags = [f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in set_fields.items()]
-        if self.corpus is not None:
-            if len(set_flags) > 1 or set_fields.keys() & {"tokens", "fit"}:
-                raise UserError(
-                    f"--corpus={self.corpus} goes with --flops or --hours, or alone; got {' '.join(set_flags)}"
-                )
-            return " ".join([f"--corpus={self.corpus}", *set_flags])
-        if len(set_flags) != 1:
-            raise UserError(
-                "set exactly one of --flops, --hours, --tokens, --corpus and --fit; got "
-                f"{' '.join(set_flags) or 'none'}"
-            )
-        return set_flags[0]
+        fields = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
+        set_flags = {name: f"--{name}={x if isinstance(x, str) else f'{x:g}'}" for name, x in fields.items()}
+        corpus, given = set_flags.pop("corpus", None), " ".join(set_flags.values())
+        if corpus is None and len(set_flags) != 1:
+            raise UserError(f"set exactly one of --flops, --hours, --tokens, --corpus and --fit; got {given or 'none'}")
+        if corpus is not None and set_flags.keys() not in (set(), {"flops"}, {"hours"}):
+            raise UserError(f"{corpus} goes with --flops or --hours, or alone; got {given}")
+        return f"{corpus or ''} {given}".strip()
 
     def check_range(self) -> None:
         """Raises UserError if the budget or the MFU is out of range, or if hours are given without a topology."""
@@ -109,16 +104,6 @@ def values(budget: Budget) -> JsonObject:
     if budget.fit is not None:
         raise UserError(f"{budget.flag} writes its law as JSON to --to={budget.to}: leave --json out")
     plan, _, law, topology, scarce = _solve(budget)
-    of_corpus = (
-        {}
-        if scarce is None
-        else {
-            "text_tokens": scarce.text,
-            "epochs": scarce.epochs,
-            "weight_decay": scarce.weight_decay,
-            "dropout_rate": scarce.dropout_rate,
-        }
-    )
     shape, config = plan.shape, plan.shape.config
     return {
         "budget": budget.flag,
@@ -137,7 +122,7 @@ def values(budget: Budget) -> JsonObject:
         "global_batch_size": plan.examples,
         "steps": plan.steps,
         "loss": plan.loss,
-        **of_corpus,
+        **(scarce.values() if scarce else {}),
         "topology": topology and str(topology),
         "hours": topology and plan.flops / topology.flops_at(budget.mfu) / 3600,
     }
@@ -173,18 +158,16 @@ def _solve(budget: Budget) -> _Solution:
         )
     check_identified(name, law)
     topology = Topology.parse(budget.topology) if budget.topology else None
-    flops = budget.flops
-    if budget.hours is not None:
-        flops = budget.hours * 3600 * topology.flops_at(budget.mfu)
-    limit, fields = flops, (budget.family, budget.vocab_size, budget.sequence_length, law)
+    flops = budget.flops if budget.hours is None else budget.hours * 3600 * topology.flops_at(budget.mfu)
+    fields = (budget.family, budget.vocab_size, budget.sequence_length, law)
     if budget.corpus is not None:
         num_bytes = parse_bytes(budget.corpus)
-        space = space_for(*fields, lambda space: best_size(space, law, tokens_of(num_bytes, space.vocab_size), limit))
-        scarce = make_scarce_plan(space, law, tokens_of(num_bytes, space.vocab_size), limit)
+        space = space_for(*fields, lambda space: best_size(space, law, tokens_of(num_bytes, space.vocab_size), flops))
+        scarce = make_scarce_plan(space, law, tokens_of(num_bytes, space.vocab_size), flops)
         return _Solution(scarce.run, space, law, topology, scarce)
 
     def total(space: "Space") -> float:
-        return space.flops_for(law, budget.tokens) if limit is None else limit
+        return space.flops_for(law, budget.tokens) if flops is None else flops
 
     space = space_for(*fields, lambda space: space.optimum(law, total(space)))
     return _Solution(make_plan(space, law, total(space), budget.tokens), space, law, topology, None)

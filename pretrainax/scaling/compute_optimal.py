@@ -321,13 +321,20 @@ def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] 
     return run_of(space, shape, law, tokens or flops / shape.flops_per_token)
 
 
-def run_of(space: Space, shape: Shape, law: LossLaw, tokens: float, epochs: float = 1.0) -> Plan:
-    """Computes the batch and the steps of a run of one model on `tokens` tokens of text, in `epochs` passes."""
-    size, loss = shape.size(law), law.loss(shape.size(law), tokens, epochs)
-    plan = Plan(shape, size, 1, 1, tokens, tokens * shape.flops_per_token, loss)
+def run_of(space: Space, shape: Shape, law: LossLaw, tokens: float, text: Optional[float] = None) -> Plan:
+    """Computes the batch and the steps of a run of one model on `tokens` tokens of text.
+
+    Args:
+      text: tokens of different text, which the run repeats. None: nothing is repeated.
+    """
+
+    def plan_of(examples: int, steps: int, tokens: float) -> Plan:
+        size = shape.size(law)
+        loss = law.loss(size, tokens, 1.0 if text is None else tokens / text)
+        return Plan(shape, size, examples, steps, tokens, tokens * shape.flops_per_token, loss)
+
+    plan = plan_of(1, 1, tokens)
     batch_tokens = BATCH_SHARE * plan.critical_batch_size
     examples = 2 ** max(0, round(math.log2(batch_tokens / space.lengths.raw)))
     steps = max(1, round(tokens / (examples * space.lengths.raw)))
-    rounded = float(steps * examples * space.lengths.raw)
-    loss = law.loss(size, rounded, epochs * rounded / tokens)
-    return Plan(shape, size, examples, steps, rounded, rounded * shape.flops_per_token, loss)
+    return plan_of(examples, steps, float(steps * examples * space.lengths.raw))

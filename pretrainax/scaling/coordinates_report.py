@@ -40,13 +40,8 @@ def draw(path: str, widths: Sequence[int], sizes: Sequence[Sizes]) -> None:
             panel.set_title(title)
             for x in (x for x in sizes if x.what in shown):
                 relative = [size / x.sizes[0] if x.sizes[0] else 1.0 for size in x.sizes]
-                panel.plot(
-                    widths,
-                    relative,
-                    color=VALIDATION if x.verdict == "NOT FLAT" else TRAINING,
-                    linewidth=1.2,
-                    alpha=0.7,
-                )
+                color = VALIDATION if x.verdict == "NOT FLAT" else TRAINING
+                panel.plot(widths, relative, color=color, linewidth=1.2, alpha=0.7)
             panel.axhspan(1 - LIMIT, 1 + LIMIT, color=GRID, alpha=0.6)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")

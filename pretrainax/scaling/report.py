@@ -88,11 +88,11 @@ def _scarce_sizes(scarce: ScarcePlan, space: Space, law: LossLaw) -> str:
     rows = [("", "parameters", "epochs", "FLOPs", "loss", "more")]
     factors = {"quarter": 0.25, "half": 0.5, "this": 1.0, "double": 2.0, "four times": 4.0}
     sizes = scarce.run.size * np.array([*factors.values()])
-    epochs = epochs_of(space, law, sizes, scarce.text, scarce.flops)
-    losses = law.loss(sizes, epochs * scarce.text, np.maximum(epochs, 1.0))
-    flops, more = epochs * scarce.text * space.cost(law, sizes), losses - losses[[*factors].index("this")]
-    for name, *cells in zip(factors, sizes, epochs, flops, losses, more, strict=True):
-        size, passes, cost, loss, extra = cells
+    costs = space.cost(law, sizes)
+    epochs = epochs_of(sizes, costs, scarce.text, scarce.flops)
+    losses = law.loss(sizes, epochs * scarce.text, epochs)
+    flops, more = epochs * scarce.text * costs, losses - losses[[*factors].index("this")]
+    for name, size, passes, cost, loss, extra in zip(factors, sizes, epochs, flops, losses, more, strict=True):
         rows.append((name, large_number(size), three_digits(passes), f"{cost:.3g}", f"{loss:.3f}", f"{extra:+.3f}"))
     return "Other sizes, each with its epochs (more: loss above this one):\n" + text_table(rows, "<>")
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.files.json_files import JsonObject
 from pretrainax.scaling.compute_optimal import Plan, Space, run_of
 from pretrainax.scaling.power_laws import LossLaw
 
@@ -54,6 +55,15 @@ class ScarcePlan(NamedTuple):
         """Returns the dropout rate."""
         return DROPOUT if self.epochs > FEW_EPOCHS else 0.0
 
+    def values(self) -> JsonObject:
+        """Returns the numbers that `plan --json` prints in addition to those of the run."""
+        return {
+            "text_tokens": self.text,
+            "epochs": self.epochs,
+            "weight_decay": self.weight_decay,
+            "dropout_rate": self.dropout_rate,
+        }
+
 
 def parse_bytes(text: str) -> float:
     """Parses an amount of text with a unit, such as "38MB".
@@ -74,22 +84,23 @@ def tokens_of(num_bytes: float, vocab_size: int) -> float:
     return num_bytes / float(np.interp(math.log(vocab_size), np.log(sizes), bytes_per_token))
 
 
-def epochs_of(space: Space, law: LossLaw, size, text: float, flops: Optional[float]):
-    """Computes the epochs of models with N = `size` parameters (as `law` defines it): a number or an array like `size`.
+def epochs_of(size, flops_per_token, text: float, flops: Optional[float]):
+    """Computes the epochs of models with N = `size` parameters: a number, or an array like `size`.
 
     Args:
+      flops_per_token: training FLOPs per token of each model.
       text: tokens of different text.
       flops: training FLOPs of the run. None: no limit.
     """
     longest = _line(EPOCHS, size / text)
-    return longest if flops is None else np.minimum(longest, flops / space.cost(law, size) / text)
+    return longest if flops is None else np.minimum(longest, flops / flops_per_token / text)
 
 
 def best_size(space: Space, law: LossLaw, text: float, flops: Optional[float]) -> float:
-    """Finds the number of parameters N (as `law` defines it) with the lowest loss; arguments as in `epochs_of`."""
+    """Finds the number of parameters N, as `law` defines it, with the lowest loss; see `epochs_of`."""
     sizes = np.geomspace(space.ladder[0].size(law), space.ladder[-1].size(law), 20_000)
-    epochs = epochs_of(space, law, sizes, text, flops)
-    return float(sizes[np.argmin(law.loss(sizes, epochs * text, np.maximum(epochs, 1.0)))])
+    epochs = epochs_of(sizes, space.cost(law, sizes), text, flops)
+    return float(sizes[np.argmin(law.loss(sizes, epochs * text, epochs))])
 
 
 def make_scarce_plan(space: Space, law: LossLaw, text: float, flops: Optional[float] = None) -> ScarcePlan:
@@ -107,10 +118,8 @@ def make_scarce_plan(space: Space, law: LossLaw, text: float, flops: Optional[fl
             "to the law of a ladder whose runs repeat their text"
         )
     shape = space.nearest(law, best_size(space, law, text, flops))
-    epochs = float(_line(EPOCHS, shape.size(law) / text))
-    if flops is not None:
-        epochs = min(epochs, flops / shape.flops_per_token / text)
-    return ScarcePlan(run_of(space, shape, law, epochs * text, max(epochs, 1.0)), text, epochs, flops)
+    epochs = float(epochs_of(shape.size(law), shape.flops_per_token, text, flops))
+    return ScarcePlan(run_of(space, shape, law, epochs * text, text), text, epochs, flops)
 
 
 def _line(constants: tuple[float, float], ratio):

@@ -156,12 +156,13 @@ def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonO
       RunFailed: a run failed, for example because its loss is not finite.
     """
     short, long = (0, 0) if arm.untrained else _SPEED_STEPS
-    choose_seconds, measure_seconds, trial_seconds = 0.0, 0.0, 0.0
+    choose_seconds, measure_seconds = (twin["choose_seconds"], twin["measure_seconds"]) if twin else (0.0, 0.0)
+    trial_seconds = 0.0
     with tempfile.TemporaryDirectory(prefix="study-speed-") as parent:
         _timed_run(arm, short, os.path.join(parent, "first"), train_run)
         folder = os.path.join(parent, "second")
         experiment, run_seconds, short_seconds = _timed_run(arm, short, folder, train_run)
-        for measure in study.measures if twin is None else ():
+        for measure in () if twin else study.measures:
             context = context_of(study, {}, study.final.seed, train_run=train_run)
             timed = measure.timed(folder, experiment, context)
             choose_seconds += timed.choose
@@ -175,8 +176,8 @@ def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonO
     return {
         "step_seconds": step_seconds,
         "fixed_seconds": max(run_seconds - short * step_seconds, 0.0),
-        "choose_seconds": choose_seconds if twin is None else twin["choose_seconds"],
-        "measure_seconds": measure_seconds if twin is None else twin["measure_seconds"],
+        "choose_seconds": choose_seconds,
+        "measure_seconds": measure_seconds,
         "trial_seconds": trial_seconds,
         "devices": _machine(),
     }

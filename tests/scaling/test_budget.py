@@ -265,10 +265,21 @@ def test_twice_the_mfu_is_half_the_time():
     assert times[0] / times[1] == pytest.approx(2, rel=0.01)  # three digits
 
 
+CONSTANTS = dict(E=1.5, A=300.0, alpha=0.3, B=400.0, beta=0.3)
+
+
+def law_file(folder, family) -> str:
+    """Writes a law of a model family; returns the path."""
+    path = folder / "law.json"
+    path.write_text(json.dumps(dict(constants=CONSTANTS, source="mine", family=family, with_embeddings=False)))
+    return str(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_printed_flags_make_a_sound_config(family, tmp_path):
-    text = report(Budget(flops=1e18, family=family, vocab_size=8192))
+    law = "besiroglu" if family == "decoder" else law_file(tmp_path, family)  # the published laws are of decoders
+    text = report(Budget(flops=1e18, family=family, vocab_size=8192, law=law))
     flags = text[text.index("--config=") :].partition("\n\n")[0].replace("\\\n", " ")
     code = (
         "from pretrainax import cli\nfrom pretrainax.models import abstract_params\n"
@@ -297,12 +308,9 @@ def test_the_printed_text_is_as_long_as_the_run_reads(tokens, name):
 
 
 def test_a_law_from_a_file(tmp_path):
-    path = tmp_path / "law.json"
-    constants = dict(E=1.5, A=300.0, alpha=0.3, B=400.0, beta=0.3)
-    values = dict(constants=constants, source="mine", family="encoder", with_embeddings=False)
-    path.write_text(json.dumps(values))
-    assert law_of(str(path)) == LossLaw(**constants, source="mine", with_embeddings=False, family="encoder")
-    text = report(Budget(flops=1e18, family="encoder", law=str(path)))
+    path = law_file(tmp_path, "encoder")
+    assert law_of(path) == LossLaw(**CONSTANTS, source="mine", with_embeddings=False, family="encoder")
+    text = report(Budget(flops=1e18, family="encoder", law=path))
     assert "law            mine" in text and "NOTE" not in text
 
 

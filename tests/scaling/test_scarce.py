@@ -61,7 +61,7 @@ def test_the_plan_has_the_lowest_loss_of_all_sizes_and_keeps_the_limit(space, fl
     text = 1e8
     best = best_size(space, LAW, text, flops)
     sizes = best * np.array([0.5, 0.8, 1.0, 1.25, 2.0])
-    epochs = epochs_of(space, LAW, sizes, text, flops)
+    epochs = epochs_of(sizes, space.cost(LAW, sizes), text, flops)
     losses = LAW.loss(sizes, epochs * text, np.maximum(epochs, 1.0))
     assert np.argmin(losses) == 2
     plan = make_scarce_plan(space, LAW, text, flops)

@@ -22,6 +22,12 @@ def same(written: str, exact: float) -> bool:
     return abs(float(written) - exact) <= 0.51 * 10 ** -len(written.partition(".")[2])
 
 
+def all_same(written: str, exact: str) -> bool:
+    """Returns True if the numbers in a document are those of a cell of the report, rounded."""
+    numbers = re.findall(NUMBER, written), re.findall(NUMBER, exact)
+    return all(same(a, float(b)) for a, b in zip(*numbers, strict=True))
+
+
 def cells(page: str, title: str) -> list[list[str]]:
     """The rows of the tables in one section of a page, as lists of cells."""
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
@@ -36,10 +42,12 @@ def test_the_table_of_objectives_is_of_its_report():
         if (arm := names.get(first.partition(" (")[0])) is None:
             continue
         for written, row in zip(scores, rows, strict=True):
-            numbers = re.findall(NUMBER, written), re.findall(NUMBER, row[arm])
-            assert all(same(a, float(b)) for a, b in zip(*numbers, strict=True)), (arm, written, row[arm])
+            assert all_same(written, row[arm]), (arm, written, row[arm])
             found += 1
     assert found == 3 * len(names)
+    header = cells((DOCS / "studies" / "index.md").read_text(), "Objectives")[0]
+    assert [x.partition("(")[2].rstrip(")").lower() for x in header[2:]] == ["accuracy", "f1"]
+    assert [row["measure"] for row in rows[1:]] == ["sst2 (accuracy)", "conll2000 (f1)"]
 
 
 def test_the_primary_verdict_of_objectives_is_that_of_its_report():
@@ -75,17 +83,17 @@ def test_the_effects_of_pretraining_are_those_of_the_report(task, measure):
         (x["measure"], x["one"]): x for x in report("objectives")["contrasts"] if x["other"].endswith("-untrained")
     }
     (scores,) = (row for row in report("objectives")["tables"]["Measures"] if row["measure"].startswith(measure))
-    current, found = "", 0
+    metric, current, found = re.findall(r"\((.*)\)", scores["measure"])[0], "", 0
     for row in cells((DOCS / "adapt.md").read_text(), "The experiment"):
         current = row[0] or current
         if len(row) != 7 or not current.startswith(task) or row[1] not in MODELS:
             continue
+        assert f"({metric})" in current.lower()
         arm = MODELS[row[1]]
         contrast = contrasts[measure, arm]
         for written, name in zip(row[3:5], (arm, f"{arm}-untrained"), strict=True):
-            numbers = re.findall(NUMBER, written), re.findall(NUMBER, scores[name])
-            assert all(same(a, float(b)) for a, b in zip(*numbers, strict=True)), (row, scores[name])
-        difference, level, low, high = re.findall(r"[-+]?\d+\.\d+", row[5])
+            assert all_same(written, scores[name]), (row, scores[name])
+        difference, level, low, high = re.findall(NUMBER, row[5])
         assert same(difference, contrast["difference"]) and same(level, 100 * (1 - contrast["level"]))
         assert same(low, contrast["interval"][0]) and same(high, contrast["interval"][1])
         assert row[6] == contrast["verdict"]
