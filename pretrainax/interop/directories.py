@@ -152,13 +152,13 @@ def export_workdir(
     shutil.rmtree(staging, ignore_errors=True)
     try:
         os.makedirs(staging)
+        write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         files = Writer(staging, tensors, shard_bytes)
         _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # encoders do not generate
             generation = _generation_config(workdir, config_json, tokenizer.vocabulary)
             _write_json(os.path.join(staging, GENERATION), generation)
-        write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         write_modules(staging, model)
         manifest.write_manifest(staging)
         finish(staging)

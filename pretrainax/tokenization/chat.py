@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
-import tokenizers
 
 from pretrainax.config import UserError
 from pretrainax.files.atomic_files import write_atomically
@@ -18,7 +17,7 @@ from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization import chat_templates
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.huggingface import FIELDS
-from pretrainax.tokenization.tokenizer_json import tokenizer_json
+from pretrainax.tokenization.tokenizer_json import library_tokenizer
 
 # Template for vocabularies without role tokens: roles are plain text, and an answer ends with the EOS token.
 PLAIN = """\
@@ -39,6 +38,7 @@ PLAIN = """\
 _TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 _SETTING = "config.objective.template"  # the origin of a template in error messages, for training
 _MARK = "\ufdd2"  # marks the end of the final message; this Unicode noncharacter occurs in no text
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")  # Jinja's tag around an answer
 _TOKEN = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")  # strings in a template that look like special tokens
 
 Message = Mapping[str, str]  # {"role": …, "content": …}
@@ -69,12 +69,12 @@ class Chat:
         """
         check_template(template, origin)
         self._origin = origin
-        self._template, self.marks_answers = template, "{% generation" in template.replace("{%-", "{%")
+        self._template, self.marks_answers = template, _GENERATION.search(template) is not None
         pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
         special_ids = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
         self._tokens = {name: pieces[i] for name, i in special_ids.items() if i is not None}
         self.end_of_text = pieces.get(vocabulary.separator, "")  # piece at which generation stops; "": none
-        self._encoder = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
+        self._encoder = library_tokenizer(tokenizer)
         added_tokens = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
         self.lacking = sorted(set(_TOKEN.findall(template)) - added_tokens - set(pieces.values()))
 

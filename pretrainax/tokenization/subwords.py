@@ -60,7 +60,8 @@ class SubwordTokenizer(Tokenizer):
         description = json.loads(self.model)
         if '"ByteLevel"' in json.dumps([description["pre_tokenizer"], description["decoder"]]):
             byte_of = {byte_character(byte): byte for byte in range(256)}
-            return [bytes(byte_of[c] for c in p if c in byte_of) for p in pieces]
+            # an added token can contain other characters, such as spaces, and then stands for itself
+            return [bytes(map(byte_of.get, p)) if byte_of.keys() >= set(p) else p.encode() for p in pieces]
         return [piece_bytes(piece) for piece in pieces]
 
 

@@ -27,9 +27,23 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
         return tokenizer.model
     if isinstance(tokenizer, SentencePieceTokenizer):
         converted = _from_sentencepiece(tokenizer)
-    else:
+    elif isinstance(tokenizer, CharacterTokenizer):
         converted = _from_characters(tokenizer)
+    else:
+        raise UserError(f"{type(tokenizer).__name__} has no tokenizer.json; use a tokenizer of characters or subwords")
     return converted.to_str().encode()
+
+
+def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Converts `tokenizer` to one of the `tokenizers` library that encodes whole texts, without padding.
+
+    Raises:
+      UserError: a rule of the tokenizer cannot be expressed in a tokenizer.json.
+    """
+    library = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
+    library.no_truncation()  # a tokenizer.json stores both settings of the last call of transformers
+    library.no_padding()
+    return library
 
 
 def add_special(converted: tokenizers.Tokenizer, special_pieces: dict[int, str]) -> None:
