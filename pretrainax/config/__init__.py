@@ -44,7 +44,7 @@ from pretrainax.config.recurrent import NUM_CHARACTERS, WORD_LENGTH, Recurrent
 from pretrainax.config.serialization import differences, differing_fields, dump, from_json, load, to_json
 from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, SparseAttention
 from pretrainax.config.transfer import Transfer, resized
-from pretrainax.files.errors import RunFailed, UserError, nearest
+from pretrainax.files.errors import Diverged, RunFailed, UserError, nearest
 
 __all__ = [
     "NUM_CHARACTERS",
@@ -57,6 +57,7 @@ __all__ = [
     "DataConfig",
     "DecoderSizes",
     "DisentangledPositions",
+    "Diverged",
     "Embed",
     "EvaluateConfig",
     "Experiment",

@@ -16,6 +16,10 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+class Diverged(RunFailed):
+    """Raised if a run ends because its loss, its gradients or its outputs are not finite, or because its loss rises."""
+
+
 def printable(text: str) -> str:
     """Converts a string to one line: whitespace becomes single spaces, other unprintable characters become U+FFFD."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pretrainax import models
-from pretrainax.config import AUTO, Experiment, Transfer, UserError, load
+from pretrainax.config import AUTO, Experiment, Transfer, UserError, load, to_json
 from pretrainax.files.json_files import JsonObject
 from pretrainax.optim.transfer import Multipliers, multipliers_of
 from pretrainax.reporting.tables import text_table
@@ -38,8 +38,7 @@ class TransferPlan(NamedTuple):
         assert transfer is not None
         return [
             f'--config.transfer="Transfer(base_width={transfer.base_width}, base_depth={transfer.base_depth})"',
-            f"--config.optimizer.learning_rate={run.optimizer.learning_rate:.3g}",
-            f"--config.optimizer.weight_decay={run.optimizer.weight_decay:.3g}",
+            f'--config.optimizer="{run.optimizer}"',
             f"--config.train.global_batch_size={run.train.global_batch_size}",
             f"--config.train.steps={run.train.steps}",
         ]
@@ -49,8 +48,7 @@ class TransferPlan(NamedTuple):
         return {
             "base_tokens": self.base_tokens,
             "tokens": self.tokens,
-            "learning_rate": self.run.optimizer.learning_rate,
-            "weight_decay": self.run.optimizer.weight_decay,
+            "optimizer": to_json(self.run.optimizer),
             "global_batch_size": self.run.train.global_batch_size,
             "steps": self.run.train.steps,
             "flags": self.flags(),
@@ -67,8 +65,9 @@ class TransferPlan(NamedTuple):
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yields the rows of a table of the factors of each kind; the last matrix of a branch has its own row."""
-        yield "kind", "parameters", "factor of Adam's update", "rate", "factor of initial values"
-        peak = self.run.optimizer.learning_rate
+        yield "kind", "parameters", "factor of Adam's update", "Adam's rate", "factor of initial values"
+        optimizer = self.run.optimizer
+        peak = getattr(optimizer, "adam_learning_rate", None) or optimizer.learning_rate
         for kind, found in sorted(self.factors.items()):
             pairs = [(float(np.ravel(m.update)[-1]), float(np.ravel(m.init)[-1])) for m in found]
             for update, init in sorted(set(pairs), reverse=True):
@@ -90,7 +89,7 @@ def plan_transfer(experiment: Experiment, folder: str) -> TransferPlan:
         raise UserError("--transfer_from is a run with {}, and config.optimizer is {}: use the same one".format(*names))
     if base.train.steps < 1 or base.model.vocab_size == AUTO:
         raise UserError(f"--transfer_from={folder} has not started: its numbers of steps and tokens are not known")
-    run.transfer = Transfer(base.model.d_model, base.model.num_layers)
+    run.transfer = base.transfer or Transfer(base.model.d_model, base.model.num_layers)
     if problems := list(run.transfer.problems(run)):
         raise UserError("; ".join(problems))
     tokens, base_tokens = text_tokens(run), text_tokens(base)
@@ -99,11 +98,11 @@ def plan_transfer(experiment: Experiment, folder: str) -> TransferPlan:
     run.train.global_batch_size = 2 ** max(round(math.log2(batch / row)), 0)
     run.train.steps = max(round(tokens / row / run.train.global_batch_size), 1)
     growth = (run.train.global_batch_size * row / (base.train.global_batch_size * base_row)) ** 0.5
-    run.optimizer = copy.deepcopy(base.optimizer)
-    run.optimizer.learning_rate *= growth
-    if getattr(run.optimizer, "adam_learning_rate", None) is not None:
-        run.optimizer.adam_learning_rate *= growth
-    run.optimizer.weight_decay *= growth * base_tokens / tokens
+    run.optimizer, rates = copy.deepcopy(base.optimizer), ("learning_rate", "adam_learning_rate")
+    scales = dict.fromkeys(rates, growth) | {"weight_decay": growth * base_tokens / tokens}
+    for name, scale in scales.items():
+        if (value := getattr(run.optimizer, name, None)) is not None:
+            setattr(run.optimizer, name, float(f"{value * scale:.3g}"))
     factors: dict[str, list[Multipliers]] = {}
     for m in jax.tree.leaves(multipliers_of(run.model, run.transfer, models.abstract_params(run.model))):
         factors.setdefault(m.kind, []).append(m)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import RunFailed, UserError
+from pretrainax.config import Diverged, UserError
 from pretrainax.data.batch import Batch, Example
 from pretrainax.inference.framing import max_input_length
 from pretrainax.inference.loaded import LoadedModel
@@ -115,7 +115,7 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
         target_nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0)  # [B, N]
         nats = target_nats.sum(axis=1)
         if not np.isfinite(nats).all():
-            raise RunFailed(
+            raise Diverged(
                 f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
             )
         best = (is_best & (weights > 0)).sum(axis=1)

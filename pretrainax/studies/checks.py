@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.planning.topologies import Topology
 from pretrainax.studies.arms import configured, rate_fields, tunable
+from pretrainax.studies.measures import ValidationLoss
 from pretrainax.studies.study import AMOUNTS, Arm, Contrast, Study
 from pretrainax.studies.study_file import raise_problems
 
@@ -117,6 +118,12 @@ def _tuning_problems(study: Study, experiments: Mapping[str, Experiment]) -> Ite
     names = [SELECTED_METRIC, *(measure.name for measure in study.measures)]
     if tuning.measure not in names:
         yield f"tuning.measure is {tuning.measure!r}, {nearest(tuning.measure, names)}"
+    for measure in study.measures:
+        if isinstance(measure, ValidationLoss) and tuning.measure not in names[1:]:
+            yield (
+                f"tuning.measure is {tuning.measure!r}, which reads all records of the validation, also those on which "
+                f"{measure.name} scores the final runs: set it to {measure.name!r}"
+            )
     if not tuning.grid:
         yield "tuning.grid is empty: give a field and multiples, such as 'optimizer.learning_rate' = [0.3, 1, 3]"
     for field, multiples in tuning.grid.items():

@@ -1,11 +1,12 @@
 """Collects the results of a study from its workdir, in an order that does not depend on the order of the runs."""
 
+import glob
 import os
 from collections.abc import Iterator
 
 from pretrainax.config.metric import declared, larger_is_better
 from pretrainax.files.json_files import JsonObject
-from pretrainax.studies.jobs import RUN, Job, Results, experiment_of
+from pretrainax.studies.jobs import FINAL, RUN, Job, Results, experiment_of
 from pretrainax.studies.outcomes import FinalRun, Findings, Outcome, Outcomes, Trial
 from pretrainax.studies.perform import context_of, lines_of, signed
 from pretrainax.studies.study import Measure, Study
@@ -22,6 +23,7 @@ def findings_of(results: Results, seeds: range) -> Findings:
     arms = [arm.name for arm in plan.study.arms]
     runs, finished = [], list[Job]()
     for arm in arms:
+        changes += _changes(results, state, arm)
         for seed in seeds:
             job = results.final(arm, seed, "train", state.chosen)
             if (result := results.of(job)) is None:
@@ -29,9 +31,10 @@ def findings_of(results: Results, seeds: range) -> Findings:
             if result["failed"]:
                 changes.append(f"{job.folder} failed: {result['failed']}")
                 continue
-            if reason := (results.of(job._replace(step="measure")) or {}).get("failed"):
-                changes.append(f"the measures of {job.folder} failed: {reason}")
-            else:
+            measured = results.of(job._replace(step="measure"))
+            if measured and measured["failed"]:
+                changes.append(f"the measures of {job.folder} failed: {measured['failed']}")
+            elif measured:
                 finished.append(job)
             runs.append(_final_run(job, result, workdir))
     return Findings(
@@ -44,6 +47,19 @@ def findings_of(results: Results, seeds: range) -> Findings:
         changes=changes,
         choices={measure.name: _choices(results, measure, state) for measure in plan.study.measures if measure.chooses},
     )
+
+
+def _changes(results: Results, state: Search, arm: str) -> Iterator[str]:
+    """Yields a line if the settings of an arm could not be chosen, and one for each folder of unused final runs."""
+    chooser = results.chooser(arm, state.chosen)
+    choice = chooser and results.of(chooser)
+    if choice and choice["failed"]:
+        yield f"the settings of the measures of {arm} were not chosen: {choice['failed']}"
+    used = os.path.dirname(results.final(arm, results.plan.study.final.seed, "train", state.chosen).folder)
+    for path in sorted(glob.glob(os.path.join(glob.escape(results.workdir), FINAL, arm, "*"))):
+        folder = os.path.relpath(path, results.workdir)
+        if folder != used and not state.pending:
+            yield f"an addition to the study changed the best values of {arm}: the runs in {folder} are not used"
 
 
 def without_times(findings: Findings, study: Study) -> Findings:

@@ -7,6 +7,7 @@ computed again.
 
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Optional
 
@@ -17,20 +18,20 @@ from pretrainax.studies.plan import Plan
 from pretrainax.studies.tuning import Request, Search, search
 
 Step = Literal["part", "train", "choose", "measure"]
-RESULTS: dict[Step, str] = {  # names of the result files
+RESULTS: dict[Step, str] = {  # names of the result files; a study may get further measures after the start
     "part": "part.json",  # the first part of a trial, which may stop early
     "train": "result.json",
-    "choose": "choices.json",  # settings of the measures that all runs of an arm share
-    "measure": "measured.json",
+    "choose": "choices-{measures}.json",  # settings of the measures that all runs of an arm share
+    "measure": "measured-{measures}.json",
 }
 RUN = "run"  # subfolder of a job's folder: the workdir of its run
-TRIALS = "trials"  # first part of the folders of trials
+TRIALS, FINAL = "trials", "final"  # first part of the folders of trials and of final runs
 
 
 class Job(NamedTuple):
     """A step of a trial or of a final run."""
 
-    folder: str  # below the study's workdir: trials/ARM/FIELD=VALUE,…/seed-1000 or final/ARM/seed-0
+    folder: str  # below the study's workdir: trials/ARM/FIELD=VALUE,…/seed-1000 or final/ARM/FIELD=VALUE,…/seed-0
     step: Step
     arm: str
     seed: int
@@ -38,11 +39,12 @@ class Job(NamedTuple):
     is_tuning: bool
     # number of updates after which the run stops: a part of a trial, or 0 for an untrained arm; None: all updates
     stop: Optional[int] = None
+    measures: int = 0  # number of the study's measures
 
     @property
     def result(self) -> str:
         """Returns the path of the result file, below the study's workdir."""
-        return os.path.join(self.folder, RESULTS[self.step])
+        return os.path.join(self.folder, RESULTS[self.step].format(measures=self.measures))
 
     @property
     def label(self) -> str:
@@ -109,8 +111,7 @@ class Results:
     def trial(self, request: Request) -> Job:
         """Returns the job of a trial."""
         values = dict(request.setting)
-        name = ",".join(f"{field}={value!r}" for field, value in values.items()) or "default"
-        folder = os.path.join(TRIALS, request.arm, name, f"seed-{request.seed}")
+        folder = _folder(TRIALS, request.arm, values, request.seed)
         stop = None
         if request.is_part:
             assert self.plan.study.tuning is not None
@@ -118,43 +119,62 @@ class Results:
         return Job(folder, "part" if stop else "train", request.arm, request.seed, values, True, stop)
 
     def final(self, arm: str, seed: int, step: Step, chosen: Mapping[str, Mapping[str, float]]) -> Job:
-        """Returns a job of a final run; `chosen` has the values of each arm, as `Search.chosen`."""
-        stop = 0 if self.plan.arm(arm).untrained else None
-        return Job(os.path.join("final", arm, f"seed-{seed}"), step, arm, seed, dict(chosen[arm]), False, stop)
+        """Returns a job of a final run; `chosen` has the values of each arm, as `Search.chosen`.
+
+        The folder contains the values. An arm that is added later can extend the search, so that another value becomes
+        the best one of an old arm, whose final runs are then trained again.
+        """
+        stop, values = 0 if self.plan.arm(arm).untrained else None, dict(chosen[arm])
+        folder = _folder(FINAL, arm, values, seed)
+        return Job(folder, step, arm, seed, values, False, stop, len(self.plan.study.measures))
 
     def next_jobs(self, seeds: range) -> list[Job]:
         """Returns the jobs that can run now, seed by seed with arms interleaved; []: the runs are finished.
 
-        seeds: seeds of the final runs. The measures' common settings of an arm are chosen on the run of the first seed.
+        seeds: seeds of the final runs.
         """
         state = self.search()
         if state.pending:
             return [self.trial(request) for request in state.pending]
-        jobs, waiting = [], set[str]()  # arms whose settings are not chosen
-        for seed, arm in itertools.product(seeds, (arm.name for arm in self.plan.study.arms)):
-            train, choose, measure = (
-                self.final(arm, seed, step, state.chosen) for step in ("train", "choose", "measure")
-            )
+        jobs, arms = [], [arm.name for arm in self.plan.study.arms]
+        choosers = {arm: self.chooser(arm, state.chosen) for arm in arms}
+        for seed, arm in itertools.product(seeds, arms):
+            train, measure = (self.final(arm, seed, step, state.chosen) for step in ("train", "measure"))
             if (trained := self.of(train)) is None:
                 jobs.append(train)
-                waiting |= {arm} if seed == seeds.start else set()
-            elif trained["failed"]:
-                continue
-            elif seed == seeds.start and self.of(choose) is None:
-                jobs.append(choose)
-                waiting.add(arm)
-            elif arm not in waiting and self.of(measure) is None:
-                jobs.append(measure)
+            elif not trained["failed"] and (chooser := choosers[arm]) is not None:
+                if (choice := self.of(chooser)) is None:
+                    jobs += [chooser] * (seed == chooser.seed)
+                elif not choice["failed"] and self.of(measure) is None:
+                    jobs.append(measure)
         return jobs
+
+    def chooser(self, arm: str, chosen: Mapping[str, Mapping[str, float]]) -> Optional[Job]:
+        """Returns the job that chooses the settings of an arm's measures; None: all final runs failed.
+
+        They are chosen on the run of the first seed, or of the next one if it failed; arguments as in `final`.
+        """
+        final = self.plan.study.final
+        for seed in range(final.seed, final.seed + final.seeds):
+            trained = self.of(self.final(arm, seed, "train", chosen))
+            if trained is None or not trained["failed"]:
+                return self.final(arm, seed, "choose", chosen)
+        return None
 
     def choices(self, job: Job) -> JsonObject:
         """Returns the choices of an arm's job "choose", {measure: choice}; {} if there are none."""
-        first = self.final(job.arm, self.plan.study.final.seed, "choose", {job.arm: job.values})
-        return (self.of(first) or {}).get("choices", {})
+        chooser = self.chooser(job.arm, {job.arm: job.values})
+        return ((chooser and self.of(chooser)) or {}).get("choices", {})
 
     def finished(self) -> Iterator[Finished]:
         """Yields the jobs whose results were read."""
-        steps: dict[str, Step] = {name: step for step, name in RESULTS.items()}
+        steps: dict[str, Step] = {re.split("[-.]", name)[0]: step for step, name in RESULTS.items()}
         for path, result in self._read.items():
             kind, arm, *_, name = path.split(os.sep)
-            yield Finished(arm, steps[name], kind == TRIALS, result.get("seconds", 0.0))
+            yield Finished(arm, steps[re.split("[-.]", name)[0]], kind == TRIALS, result.get("seconds", 0.0))
+
+
+def _folder(kind: str, arm: str, values: Mapping[str, float], seed: int) -> str:
+    """Returns the folder of a run, below the study's workdir."""
+    name = ",".join(f"{field}={value!r}" for field, value in values.items()) or "default"
+    return os.path.join(kind, arm, name, f"seed-{seed}")

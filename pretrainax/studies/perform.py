@@ -10,7 +10,7 @@ from typing import Optional
 
 import jax
 
-from pretrainax.config import Experiment, RunFailed, UserError
+from pretrainax.config import Diverged, Experiment, RunFailed, UserError
 from pretrainax.config.metric import larger_is_better
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
@@ -32,32 +32,40 @@ _SPEED_STEPS = 3 * VALIDATIONS, 9 * VALIDATIONS  # of timed runs, which have as 
 def perform(plan: Plan, workdir: str, job: Job, train_run: Train) -> int:
     """Performs a job and writes its result file; returns 0, or 75 if a signal paused the training.
 
-    A run that fails by itself, for example because its loss is not finite, has a result file with the reason.
+    A run that diverges, and one that fails with an exit code, have a result file with the reason.
+
+    Raises:
+      UserError: the config or an input is invalid.
+      RunFailed: a cause outside the run, such as a full disk, ended it; a repeated call resumes it.
     """
     run, started = os.path.join(workdir, job.folder, RUN), time.perf_counter()
-    experiment, code = experiment_of(plan, job), 0
+    experiment = experiment_of(plan, job)
     if job.step in ("part", "train"):
-        code, result = _train(plan, job, experiment, run, train_run)
+        result = _train(plan, job, experiment, run, train_run)
     else:
         result = _measure(plan, workdir, job, experiment, train_run)
-    if code == 0:
-        result |= {"seconds": time.perf_counter() - started, "machine": _machine()}
-        write_atomically(os.path.join(workdir, job.result), json.dumps(result, indent=1) + "\n")
-    return code
+    if result is None:
+        return PREEMPTED
+    result |= {"seconds": time.perf_counter() - started, "machine": _machine()}
+    write_atomically(os.path.join(workdir, job.result), json.dumps(result, indent=1) + "\n")
+    return 0
 
 
 def _measure(plan: Plan, workdir: str, job: Job, experiment: Experiment, train_run: Train) -> JsonObject:
     """Computes all measures of a finished run, or chooses the settings of an arm; returns the content of the result."""
     run, choices = os.path.join(workdir, job.folder, RUN), Results(plan, workdir).choices(job)
     chosen, is_first = {}, (job.arm, job.seed) == (plan.study.arms[0].name, plan.study.final.seed)
-    for measure in plan.study.measures:
-        context = context_of(plan.study, choices.get(measure.name, {}), job.seed, train_run=train_run)
-        if job.step == "measure":
-            if is_first:  # before the outcomes: `ValidationLoss` then opens the run once
-                measure.baselines(run, experiment, context)
-            measure.outcomes(run, experiment, context)
-        elif measure.chooses:
-            chosen[measure.name] = measure.choose(run, experiment, context)
+    try:
+        for measure in plan.study.measures:
+            context = context_of(plan.study, choices.get(measure.name, {}), job.seed, train_run=train_run)
+            if job.step == "measure":
+                if is_first:  # before the outcomes: `ValidationLoss` then opens the run once
+                    measure.baselines(run, experiment, context)
+                measure.outcomes(run, experiment, context)
+            elif measure.chooses:
+                chosen[measure.name] = measure.choose(run, experiment, context)
+    except Diverged as e:
+        return {"failed": str(e)}
     return {"failed": "", "choices": chosen}
 
 
@@ -76,14 +84,14 @@ def context_of(
     return MeasureContext(seeds, is_tuning, choice, train_run)
 
 
-def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Train) -> tuple[int, JsonObject]:
-    """Trains a run, or continues it; returns the exit code and the content of the result file."""
+def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Train) -> Optional[JsonObject]:
+    """Trains a run, or continues it; returns the content of the result file, or None if a signal paused the run."""
     if job.stop is not None:
         experiment.callbacks = (*experiment.callbacks, StopAt(job.stop))
-    code = train_run(experiment, run)
-    if code == PREEMPTED:
-        return code, {}
-    reason, lines = failure_of(code, job.folder), lines_of(run)
+    reason = failure_of(experiment, run, job.folder, train_run)
+    if reason is None:
+        return None
+    lines = lines_of(run)
     trained = [line for line in lines if line["split"] == "train"]
     arm, flags = plan.arm(job.arm), run_flags(plan, job)
     result = {
@@ -95,17 +103,27 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     }
     if job.is_tuning:
         result["cost"] = None if reason else _cost(plan, job, experiment, run, lines, train_run)
-    return 0, result
+    return result
 
 
-def failure_of(code: int, folder: str) -> str:
-    """Returns the reason why a run with an exit code failed, or "" if it did not.
+def failure_of(experiment: Experiment, run: str, folder: str, train_run: Train) -> Optional[str]:
+    """Trains a run; returns the reason why it failed, "" if it did not, or None if a signal paused it.
+
+    Args:
+      run: the run's workdir.
+      folder: name of the run in messages.
 
     Raises:
       UserError: the config or an input of the run is invalid.
     """
+    try:
+        code = train_run(experiment, run)
+    except Diverged as e:
+        return str(e)
     if code == UserError.exit_code:
         raise UserError(f"{folder} has an invalid config or input: its log.txt has the reason")
+    if code == PREEMPTED:
+        return None
     return f"exit code {code}; its log.txt has the reason" if code else ""
 
 
@@ -115,7 +133,7 @@ def lines_of(run: str) -> list[JsonObject]:
 
 
 def _cost(plan: Plan, job: Job, experiment: Experiment, run: str, lines: list[dict], train_run: Train) -> float | None:
-    """Returns the value of the tuning measure of a trial, negated if larger values are better.
+    """Returns the value of the tuning measure of a trial, negated if larger values are better; None if it diverged.
 
     The value of a part, and of a study whose `tuning.measure` names no measure, is the validation metric that selects
     checkpoints.
@@ -123,7 +141,10 @@ def _cost(plan: Plan, job: Job, experiment: Experiment, run: str, lines: list[di
     assert plan.study.tuning is not None
     for measure in plan.study.measures:
         if measure.name == plan.study.tuning.measure and job.step == "train":
-            found = measure.outcomes(run, experiment, context_of(plan.study, {}, job.seed, True, train_run))
+            try:
+                found = measure.outcomes(run, experiment, context_of(plan.study, {}, job.seed, True, train_run))
+            except Diverged:
+                return None
             return signed(measure.larger_is_better, sum(outcome.value for outcome in found) / len(found))
     value = next((line[experiment.select_by] for line in reversed(lines) if line["split"] == "valid"), None)
     return None if value is None else signed(larger_is_better(experiment.select_by), value)

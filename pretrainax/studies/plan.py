@@ -20,6 +20,7 @@ from pretrainax.studies.study_file import study_from
 PLAN = "plan.json"
 # fields that may grow after the start: new entries at the end, or more seeds
 _GROWING = ("arms", "measures", "declared")
+MORE_SEEDS = "final.seeds increased after the start"  # begins the line about such a change
 
 
 class Plan(NamedTuple):
@@ -71,6 +72,8 @@ def extended(plan: Plan, study: Study) -> Plan:
         found = list(_additions(name, before[name], after[name]))
         forbidden += [name] if None in found else []
         additions += [line for line in found if line is not None]
+    if study.stop.rule == "group_sequential" and study.final != plan.study.final:
+        forbidden.append("final (the levels of a group-sequential study belong to its number of seeds)")
     if forbidden:
         raise UserError(
             f"the study file changed after the start in {', '.join(forbidden)}: only new arms, measures, declared "
@@ -90,7 +93,7 @@ def _additions(name: str, before: object, after: object) -> Iterator[str | None]
         return
     if name == "final" and isinstance(before, dict) and isinstance(after, dict):
         if before | {"seeds": after["seeds"]} == after and after["seeds"] > before["seeds"]:
-            yield f"final.seeds increased after the start from {before['seeds']} to {after['seeds']}"
+            yield f"{MORE_SEEDS} from {before['seeds']} to {after['seeds']}"
             return
     yield None
 

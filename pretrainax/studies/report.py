@@ -37,7 +37,8 @@ _METHOD = (
     "The unit is the pretraining seed. A contrast is the mean difference over the seeds that both arms have. If it is "
     "positive, the first arm is better.",
     "Intervals cover pretraining seeds and test records (two-way), with Satterthwaite's degrees of freedom.",
-    "Holm's method keeps the probability of a false verdict among the primary and declared contrasts at 5 %.",
+    "Holm's method keeps two probabilities among the primary and declared contrasts at 5 % each: that of a false "
+    "better or worse, and that of a false equivalent.",
     "Exploratory contrasts have no verdict: one in 20 of their intervals does not contain the true difference.",
     "The signal-to-noise ratio is the range of the arms' means, divided by the standard error of a mean over seeds. A "
     "measure is grey if equal arms would have this range in 5 % of cases or more (Tukey's test).",

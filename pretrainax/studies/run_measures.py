@@ -37,13 +37,19 @@ def differences(measure: ValidationLoss, experiments: Mapping[str, Experiment]) 
     """Yields one line for each setting that makes the losses of two arms incomparable."""
     (first, reference), *others = experiments.items()
     for name, experiment in others:
-        for field in _SHARED:
-            one, other = map(operator.attrgetter(field), (reference, experiment))
+        found = {f"config.{field}": map(operator.attrgetter(field), (reference, experiment)) for field in _SHARED}
+        found["config.evaluate.batches × config.train.global_batch_size"] = map(_rows, (reference, experiment))
+        for field, (one, other) in found.items():
             if one != other:
                 yield (
-                    f"the {measure.metric} of the arms {first} and {name} is not comparable, because config.{field} is "
-                    f"{one} and {other}"
+                    f"the {measure.metric} of the arms {first} and {name} is not comparable, because {field} is {one} "
+                    f"and {other}"
                 )
+
+
+def _rows(experiment: Experiment) -> int:
+    """Returns the number of rows of a validation; 0: all rows."""
+    return experiment.evaluate.batches * experiment.train.global_batch_size
 
 
 def outcomes(measure: ValidationLoss, folder: str, experiment: Experiment, context: MeasureContext) -> list[Outcome]:

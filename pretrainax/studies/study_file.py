@@ -71,6 +71,8 @@ def _table(path: str) -> dict[str, object]:
         return tomllib.loads(read_bytes(path).decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise UserError(f"{path} is not a TOML file: {e}") from e
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from e
 
 
 def raise_problems(path: str, problems: list[str]) -> NoReturn:

@@ -16,7 +16,7 @@ from typing import Optional
 import jax
 import numpy as np
 
-from pretrainax.config import Experiment, RunFailed, UserError, nearest
+from pretrainax.config import Diverged, Experiment, UserError, nearest
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.metric import larger_is_better
 from pretrainax.config.overrides import set_field
@@ -91,7 +91,8 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
     scores = {rate: _selection_score(measure, folder, rate, context) for rate in rates}
 
     def best() -> float:
-        return max(rates, key=lambda rate: -math.inf if (score := scores[rate]) is None else sign * score)
+        inner = [*rates[1:-1], rates[0], rates[-1]]  # of equal scores, one at an edge is the last choice
+        return max(inner, key=lambda rate: -math.inf if (score := scores[rate]) is None else sign * score)
 
     is_flat = len(set(scores.values())) == 1
     for edge, neighbor, place in ((rates[0], rates[1], 0), (rates[-1], rates[-2], len(rates))):
@@ -102,7 +103,7 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
             break
     rate, unfinished = best(), ""
     if scores[rate] is None:
-        raise RunFailed(f"{measure.name}: all fine-tuning runs of {folder} diverged: lower the rates of the measure")
+        raise Diverged(f"{measure.name}: all fine-tuning runs of {folder} diverged: lower the rates of the measure")
     if is_flat:
         unfinished = f"{measure.name}: all learning rates have the same score, {scores[rate]:g}"
     elif rate in (rates[0], rates[-1]):
@@ -234,7 +235,7 @@ def _selection_score(measure: TaskScore, folder: str, rate: float, context: Meas
     def compute(scratch: str) -> JsonObject:
         try:
             _fine_tune(measure, folder, scratch, rate, _TUNING_SEED, context)
-        except RunFailed:
+        except Diverged:
             return {"score": None}
         *_, last = (x for x in read_metrics(os.path.join(scratch, "metrics.jsonl")) if x["split"] == "valid")
         shutil.rmtree(os.path.join(scratch, "checkpoints"))

@@ -4,7 +4,8 @@ The search is a coordinate search: round by round, in the order of `tuning.grid`
 the others keep their best values so far. It has sum(k) trials instead of the product(k) of a full grid, and misses
 interactions between two fields.
 
-- An arm that lacks a round's field runs as many trials in that round, at finer steps around its best values.
+- An arm with fewer new values in a round, such as one that lacks the field, runs as many trials, at finer steps around
+  its best values.
 - If `tuning.stop_share` is set, all trials of a round run until this share of the budget. The better half of each arm
   continues to the end. The rule compares all trials of the round at once, so it does not depend on their order.
 - If the best value of an arm is at an edge of a field's grid, the grid of all arms gets the next value on that side,
@@ -116,9 +117,10 @@ class _Rounds:
             settings = (_replaced(start[arm], field, value) for value in values)
             batch[arm] = [setting for setting in settings if setting not in self._settings[arm]]
         count = max(map(len, batch.values()), default=0)
-        for arm in self._defaults:
-            settings = (s for s in self._refinements(start[arm]) if s not in self._settings[arm])
-            batch.setdefault(arm, list(itertools.islice(settings, count)))
+        for arm in self._defaults:  # also with the field: an earlier refinement can be a value of this grid
+            own, tried = batch.setdefault(arm, []), self._settings[arm]
+            settings = (s for s in self._refinements(start[arm]) if s not in tried and s not in own)
+            batch[arm] = own + list(itertools.islice(settings, count - len(own)))
         return {arm: batch[arm] for arm in self._defaults}
 
     def _refinements(self, setting: Setting) -> Iterator[Setting]:

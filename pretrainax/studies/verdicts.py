@@ -1,13 +1,16 @@
 """Decides the contrasts of a study: better, worse, equivalent within the margin, or not known.
 
 - The primary contrast and the declared ones are tests with two-sided t intervals. Holm's method keeps the probability
-  of one or more false verdicts among them at 5 %. A study without declared contrasts tests the primary one at 5 %.
-- "Equivalent" needs two one-sided tests at the same level against the margin, which applies to the primary measure. It
-  takes precedence over "better" and "worse", because differences below the margin count as equal.
+  of one or more false "better" or "worse" among them at 5 %. A study without declared contrasts tests the primary one
+  at 5 %.
+- "Equivalent" needs two one-sided tests against the margin, which applies to the primary measure. Holm's method keeps
+  the probability of one or more false "equivalent" at 5 %, too. It takes precedence over "better" and "worse", because
+  differences below the margin count as equal.
 - All other contrasts are exploratory. They have intervals and no verdict.
 
 A verdict requires all seeds of a look (`studies/sequential.py`); without interim looks, all seeds of the study. Further
-looks would find differences between equal arms in more than 5 % of studies.
+looks would find differences between equal arms in more than 5 % of studies. A verdict after `final.seeds` increased is
+such a look, and says so.
 """
 
 import functools
@@ -19,12 +22,16 @@ from pretrainax.reporting.significance import ALPHA, holm_levels
 from pretrainax.studies.baselines import baseline_warning
 from pretrainax.studies.contrasts import Comparison, Noise, compare
 from pretrainax.studies.outcomes import Findings, Outcomes
+from pretrainax.studies.plan import MORE_SEEDS
 from pretrainax.studies.power import MAX_SEEDS, equivalence_power, power, seeds_needed
 from pretrainax.studies.sequential import look_levels, look_seeds
 from pretrainax.studies.study import Contrast, Study
 
 Role = Literal["primary", "declared", "exploratory"]
 Word = Literal["better", "worse", "equivalent", "not known", "tuning not finished", ""]  # "": exploratory
+
+
+_MORE_SEEDS = " Seeds were added after a first result, so that a false verdict has a probability above 5 %."
 
 
 class Verdict(NamedTuple):
@@ -94,6 +101,8 @@ def _judge_at(study: Study, findings: Findings, look: int, seeds: range) -> list
         for i, test in enumerate(tests)
     ]
     verdicts = [v._replace(text=v.text + baseline_warning(study, findings, v.contrast)) for v in verdicts]
+    if any(change.startswith(MORE_SEEDS) for change in findings.changes):
+        verdicts = [v._replace(text=v.text + _MORE_SEEDS * v.is_decided) for v in verdicts]
     return verdicts + [_exploratory(study, findings, c, seeds) for c in _other_contrasts(study, tested)]
 
 

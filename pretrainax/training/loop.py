@@ -22,7 +22,7 @@ import jax
 
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.config import RunFailed, UserError
+from pretrainax.config import Diverged, UserError
 from pretrainax.config.metric import STANDARD_ERRORS
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
@@ -187,7 +187,7 @@ class Loop:
             state = self._roll_back(spike)
 
     def _train_steps(self, state: TrainState) -> tuple[TrainState, int]:
-        """Runs the steps after `loop_state.step`; returns the state and the exit code. Raises Spike or RunFailed."""
+        """Runs the steps after `loop_state.step`; returns the state and the exit code. Raises Spike or Diverged."""
         experiment, loop_state = self.run.experiment, self.loop_state
         steps, first = experiment.train.steps, loop_state.step + 1
         batches = iterate(self.batches, first - 1, steps, experiment.data.workers or 0)
@@ -362,7 +362,7 @@ class Loop:
             if train.on_nonfinite == "stop" and train.on_spike == "rollback":
                 raise loss_spikes.Spike(step, line)
             if train.on_nonfinite == "stop":
-                raise RunFailed(
+                raise Diverged(
                     f"{line}; lower config.optimizer.learning_rate in a new --workdir, or resume with "
                     "--config.train.on_nonfinite=skip or --config.train.on_spike=rollback"
                 )

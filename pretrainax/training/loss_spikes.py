@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Optional
 
-from pretrainax.config import RunFailed, TrainConfig
+from pretrainax.config import Diverged, TrainConfig
 from pretrainax.data.batch import HostBatch
 from pretrainax.data.pipeline import PhaseBatches
 from pretrainax.training.loop_state import Rollback
@@ -64,7 +64,7 @@ def observe_step(recent: list[Observation], step: int, loss: float, gradient_nor
 
     Raises:
       Spike: a spike was found and on_spike="rollback".
-      RunFailed: a spike was found and on_spike="stop".
+      Diverged: a spike was found and on_spike="stop".
     """
     if train.on_spike == "ignore":
         return
@@ -75,7 +75,7 @@ def observe_step(recent: list[Observation], step: int, loss: float, gradient_nor
         return
     first = step - train.spike_steps + 1
     if train.on_spike == "stop":
-        raise RunFailed(
+        raise Diverged(
             f"step {first}: {description}; lower config.optimizer.learning_rate in a new --workdir, or resume with "
             "--config.train.on_spike=rollback"
         )
@@ -86,10 +86,10 @@ def plan_rollback(found: Spike, rollbacks: Sequence[Rollback], train: TrainConfi
     """Chooses the step to roll back to after a spike, and the number of batches to skip after that step.
 
     Raises:
-      RunFailed: the run has already rolled back `max_rollbacks` times.
+      Diverged: the run has already rolled back `max_rollbacks` times.
     """
     if len(rollbacks) >= train.max_rollbacks:
-        raise RunFailed(
+        raise Diverged(
             f"{found.what}; the run was rolled back {len(rollbacks)} times, which is config.train.max_rollbacks: lower "
             "config.optimizer.learning_rate in a new --workdir, or resume with a higher config.train.max_rollbacks"
         )

@@ -30,8 +30,7 @@ def test_as_many_tokens_keep_batch_rate_and_decay(base_run):
     assert plan.run.transfer == Transfer(32, 2)
     assert plan.flags() == [
         '--config.transfer="Transfer(base_width=32, base_depth=2)"',
-        "--config.optimizer.learning_rate=0.01",
-        "--config.optimizer.weight_decay=0.2",
+        '--config.optimizer="AdamW(learning_rate=0.01, weight_decay=0.2)"',
         "--config.train.global_batch_size=8",
         "--config.train.steps=40",
     ]
@@ -47,6 +46,29 @@ def test_more_tokens_raise_the_batch_and_the_rate_and_lower_the_decay(base_run):
     # rate · decay · tokens / batch is constant
     assert run.optimizer.weight_decay == pytest.approx(0.2 * growth**0.5 / tokens)
     assert plan.tokens == tokens * plan.base_tokens
+
+
+def test_the_base_of_a_transferred_run_stays_the_base(tmp_path):
+    """In a chain small, medium, large, the medium run has the rates of the small one."""
+    medium = large(40)
+    medium.transfer, medium.optimizer = Transfer(32, 2), AdamW(learning_rate=0.01)
+    (tmp_path / "config.json").write_text(dump(medium))
+    plan = plan_transfer(large(40), str(tmp_path))
+    assert plan.run.transfer == Transfer(32, 2)
+    assert '--config.transfer="Transfer(base_width=32, base_depth=2)"' in plan.flags()
+
+
+def test_both_rates_of_muon_and_its_other_options_are_transferred(tmp_path):
+    base = tiny.get_config("gpt")
+    base.optimizer = Muon(learning_rate=0.04, adam_learning_rate=0.02, momentum=0.9)
+    (tmp_path / "config.json").write_text(dump(base))
+    experiment = large(40 * 64)
+    experiment.optimizer = Muon()
+    plan = plan_transfer(experiment, str(tmp_path))
+    (flag,) = [flag for flag in plan.flags() if "optimizer" in flag]
+    assert flag.startswith('--config.optimizer="Muon(learning_rate=0.08, momentum=0.9, adam_learning_rate=0.04')
+    assert plan.values()["optimizer"]["adam_learning_rate"] == 0.04
+    assert "0.04 " in next(line for line in str(plan).splitlines() if line.startswith("input"))
 
 
 def test_the_table_has_the_rates_of_all_kinds(base_run):

@@ -237,6 +237,15 @@ def test_losses_of_other_objectives_and_tokenizers_are_not_compared():
     assert not list(ValidationLoss("loss").differences({"a": tiny.get_config(), "b": tiny.get_config()}))
 
 
+@pytest.mark.parametrize("batches, size, is_same", [(5, 32, False), (20, 8, False), (0, 16, False), (10, 8, True)])
+def test_losses_of_other_rows_are_not_compared(batches, size, is_same):
+    one, other = tiny.get_config(), tiny.get_config()
+    one.evaluate.batches, one.train.global_batch_size = 5, 16
+    other.evaluate.batches, other.train.global_batch_size = batches, size
+    found = list(ValidationLoss("loss").differences({"a": one, "b": other}))
+    assert bool(found) != is_same and all("evaluate.batches" in line for line in found)
+
+
 def test_an_edge_of_the_rates_is_widened_once(monkeypatch):
     asked = []
     monkeypatch.setattr(task_measure, "_selection_score", lambda measure, folder, rate, _: asked.append(rate) or rate)
@@ -244,6 +253,14 @@ def test_an_edge_of_the_rates_is_widened_once(monkeypatch):
     choice = task_measure.choose(measure, "run", MeasureContext())
     assert asked == [0.01, 0.1, pytest.approx(1.0)] and choice["learning_rate"] == pytest.approx(1.0)
     assert "edge" in choice["unfinished"]
+
+
+@pytest.mark.parametrize("rates, scores", [((0.01, 0.1, 1.0), (0.9, 0.5, 0.2)), ((0.01, 0.1, 1.0), (0.2, 0.5, 0.9))])
+def test_a_rate_beyond_the_edge_with_the_same_score_is_not_chosen(rates, scores, monkeypatch):
+    known = dict(zip(rates, scores, strict=True))
+    monkeypatch.setattr(task_measure, "_selection_score", lambda measure, folder, rate, _: known.get(rate, 0.9))
+    choice = task_measure.choose(TaskScore("x", rates=rates), "run", MeasureContext())
+    assert choice["learning_rate"] == rates[scores.index(0.9)] and choice["unfinished"] == ""
 
 
 def test_rates_with_the_same_score_are_not_an_edge(monkeypatch):

@@ -23,7 +23,7 @@ from pretrainax.studies.jobs import Results
 from pretrainax.studies.perform import context_of
 from pretrainax.studies.plan import extended, read_plan, write_plan
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds
-from pretrainax.studies.study import Final
+from pretrainax.studies.study import Final, Stop
 from tests.studies.fake_study import ADAM, CRASHING, MACHINE, RATE, REVERSED, LastLoss, plan
 from tests.support.runs import ENV, ROOT
 from tests.support.tiers import few
@@ -56,6 +56,10 @@ def whole(tmp_path_factory):
     return workdir
 
 
+MUON = f"final/muon/{RATE}=0.003,{ADAM}=0.0003"  # folders of the final runs
+ADAMW = f"final/adamw/{RATE}=0.003"
+
+
 def findings(workdir) -> bytes:
     return (workdir / "findings.json").read_bytes()
 
@@ -69,8 +73,8 @@ def test_all_arms_have_equal_trials_and_the_runs_interleave(whole):
         assert len([run for run in found["runs"] if run["arm"] == arm]) == 3
     assert found["chosen"] == {"adamw": {RATE: 3e-3}, "muon": {RATE: 3e-3, ADAM: 3e-4}}
     assert [len(found["outcomes"]["loss"]["muon"][str(seed)]) for seed in range(3)] == [2] * 3
-    times = {run: (whole / "final" / run / "result.json").stat().st_mtime_ns for run in ("adamw/seed-1", "muon/seed-0")}
-    assert times["muon/seed-0"] < times["adamw/seed-1"]
+    muon, adamw = ((whole / run / "result.json").stat().st_mtime_ns for run in (f"{MUON}/seed-0", f"{ADAMW}/seed-1"))
+    assert muon < adamw
 
 
 def test_downstream_seeds_are_nested_in_pretraining_seeds():
@@ -125,18 +129,18 @@ def test_two_machines_without_common_file_locks_share_a_study(whole, tmp_path):
 def test_another_order_of_the_jobs_has_the_same_findings(whole, tmp_path):
     write_plan(str(tmp_path), plan())
     output = finish(start(tmp_path, **{REVERSED: "1"}))
-    assert output.index("final/muon/seed-2") < output.index("final/adamw/seed-0")
+    assert output.index(f"{MUON}/seed-2") < output.index(f"{ADAMW}/seed-0")
     assert findings(tmp_path) == findings(whole)
 
 
 @pytest.mark.slow
 def test_deleted_folders_are_computed_again(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "study")
-    for folder in ("final/muon/seed-0", "trials/adamw"):
+    for folder in (f"{MUON}/seed-0", "trials/adamw"):
         shutil.rmtree(tmp_path / "study" / folder)
     os.remove(tmp_path / "study" / "findings.json")
     output = finish(start(tmp_path / "study"))
-    assert "final/muon/seed-0" in output and "final/muon/seed-1" not in output
+    assert f"{MUON}/seed-0" in output and f"{MUON}/seed-1" not in output
     assert findings(tmp_path / "study") == findings(whole)
 
 
@@ -152,7 +156,7 @@ def test_a_study_in_a_store_continues_on_another_machine(whole, tmp_path, monkey
                 write_plan(workdir, plan())
             else:
                 output = finish(start(workdir))
-                assert "final/muon/seed-2" in output and "trials/" not in output
+                assert f"{MUON}/seed-2" in output and "trials/" not in output
                 assert pathlib.Path(workdir, "findings.json").read_bytes() == findings(whole)
 
 
@@ -169,10 +173,10 @@ def test_a_signal_ends_the_study_with_code_75(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_crashes_twice_fails_and_the_study_goes_on(tmp_path):
     write_plan(str(tmp_path), plan(tuning=None))
-    output = finish(start(tmp_path, **{CRASHING: "final/muon/seed-1"}))
+    output = finish(start(tmp_path, **{CRASHING: "final/muon/default/seed-1"}))
     assert output.count("the worker ended with exit code 9") == 2
     found = read_object(str(tmp_path / "findings.json"))
-    assert found["changes"] == [f"final/muon/seed-1 failed: {found['changes'][0].partition('failed: ')[2]}"]
+    assert found["changes"] == [f"final/muon/default/seed-1 failed: {found['changes'][0].partition('failed: ')[2]}"]
     assert sorted(found["outcomes"]["loss"]["muon"]) == ["0", "2"] and len(found["runs"]) == 5
 
 
@@ -198,6 +202,12 @@ def test_seeds_and_arms_may_be_added(tmp_path):
 def test_other_changes_are_refused(change, name, tmp_path):
     with pytest.raises(UserError, match=f"the study file changed after the start in {name}: only new arms"):
         extended(plan(), dataclasses.replace(plan().study, **change))
+
+
+def test_the_seeds_of_a_group_sequential_study_are_fixed():
+    made = plan(stop=Stop("group_sequential", 2))
+    with pytest.raises(UserError, match="the levels of a group-sequential study belong to its number of seeds"):
+        extended(made, dataclasses.replace(made.study, final=Final(seeds=5, downstream_seeds=2)))
 
 
 def test_another_order_of_the_arms_has_the_same_jobs(tmp_path):

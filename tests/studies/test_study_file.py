@@ -9,6 +9,7 @@ import pytest
 from pretrainax.config import UserError, to_json
 from pretrainax.studies.checks import check_study
 from pretrainax.studies.ladder.ladder import read_ladder
+from pretrainax.studies.measures import ValidationLoss
 from pretrainax.studies.study import Arm, Budget, Contrast, Final, Study, Tuning
 from pretrainax.studies.study_file import read_study, study_from
 from tests.studies.fake_study import LastLoss
@@ -111,6 +112,10 @@ def test_all_mistakes_of_form_are_listed(tmp_path):
         ({"tuning": Tuning({RATE: (0.5, 2)})}, "it must have 1 and other positive multiples, in order"),
         ({"tuning": Tuning({"optimizer.b2": (0.9, 1)})}, f"tuning.grid lacks {RATE} of the arm gpt"),
         ({"tuning": Tuning({RATE: (0.5, 1)}, measure="accuracy")}, "tuning.measure is 'accuracy'"),
+        (
+            {"measures": (ValidationLoss("nats"),), "tuning": Tuning({RATE: (0.5, 1)})},
+            "tuning.measure is 'loss', which reads all records of the validation, also those on which nats scores",
+        ),
         ({"primary": Contrast("loss", "gpt", "bert")}, "primary.other is 'bert', allowed: gpt, other"),
         ({"primary": Contrast("bytes", "gpt", "other")}, "primary.measure is 'bytes', allowed: loss"),
         ({"primary": Contrast("loss", "gpt", "gpt")}, "primary compares 'gpt' with itself"),

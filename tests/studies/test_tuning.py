@@ -40,6 +40,17 @@ def test_an_arm_with_one_rate_has_as_many_trials_as_an_arm_with_two():
     assert state.chosen == {"muon": DEFAULTS["muon"], "adamw": DEFAULTS["adamw"]} and state.unfinished == {}
 
 
+@pytest.mark.parametrize("fields", [{"a": "xyz", "b": "yz"}, {"a": "xz", "b": "yz"}, {"a": "xy", "b": "yz", "c": "xz"}])
+def test_arms_with_any_fields_have_as_many_trials(fields):
+    """A refinement in one round can be a value of a later grid, which is then no new trial."""
+    rng = random.Random(0)
+    defaults = {arm: dict.fromkeys(names, 1.0) for arm, names in fields.items()}
+    for _ in range(100):
+        best = {field: {arm: math.exp(rng.uniform(-1.2, 1.2)) for arm in fields} for field in "xyz"}
+        state, _ = run(Tuning({field: (0.5, 1.0, 2.0) for field in "xyz"}), defaults, best)
+        assert len({trials(state, arm) for arm in fields}) == 1
+
+
 def test_both_rates_take_their_own_best_values():
     best = {RATE: {"muon": 0.06, "adamw": 3e-3}, OTHER: {"muon": 0.9e-4}}
     state, _ = run(Tuning({RATE: (0.3, 1.0, 3.0, 9.0), OTHER: (0.1, 0.3, 1.0, 3.0)}), best=best)

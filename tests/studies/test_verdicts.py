@@ -132,6 +132,15 @@ def test_other_contrasts_are_exploratory_and_have_no_word():
     assert all(v.role == "exploratory" and "exploratory" in v.text for v in verdicts[1:])
 
 
+@pytest.mark.parametrize("shift, word", [(5, "better"), (0, "not known")])
+def test_a_verdict_with_seeds_that_were_added_says_so(shift, word):
+    arms = {"new": made_outcomes(3 - shift - NOISE), "old": made_outcomes(np.full(5, 3.0))}
+    findings = made_findings(arms, changes=["final.seeds increased after the start from 3 to 5"])
+    verdict = judge(made_study(list(arms), 5), findings)[0]
+    assert verdict.word == word
+    assert ("Seeds were added after a first result" in verdict.text) == (word == "better")
+
+
 def test_missing_seeds_leave_the_question_open():
     arms = {"new": made_outcomes(3 - 5 - NOISE[:4]), "old": made_outcomes(np.full(5, 3.0))}
     verdict = judge(made_study(list(arms), 5), made_findings(arms))[0]

@@ -80,23 +80,24 @@ def next_jobs(rungs: Iterable[Rung], workdir: str) -> list[LadderJob]:
 def perform_rung(job: LadderJob, workdir: str, train_run: Train) -> int:
     """Trains a run and writes its result file; returns 0, or 75 if a signal paused the training.
 
-    A run that fails by itself, for example because its loss is not finite, has a result file with the reason.
+    A run that diverges, and one that fails with an exit code, have a result file with the reason.
 
     Args:
       train_run: trains a run in a folder and returns the exit code.
 
     Raises:
       UserError: the config or an input is invalid.
+      RunFailed: a cause outside the run, such as a full disk, ended it; a repeated call resumes it.
     """
     run, started = os.path.join(workdir, job.folder, RUN), time.perf_counter()
     if job.start is not None:
         trunk, step = job.start
         leave_trunk(os.path.join(workdir, trunk, RUN), step, run)
-    code = train_run(configured(job.arm), run)
-    if code == PREEMPTED:
-        return code
+    reason = failure_of(configured(job.arm), run, job.folder, train_run)
+    if reason is None:
+        return PREEMPTED
     result = {
-        "failed": failure_of(code, job.folder),
+        "failed": reason,
         "command": shlex.join(["pretrainax", "train", f"--config={job.config}", *job.flags]),
         "seconds": time.perf_counter() - started,
     }
