@@ -125,7 +125,7 @@ class Generation:
             if flags.FLAGS[name].present:
                 raise UserError(f"--{name} is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
-            raise UserError(f"--from is missing: {MODEL_NAMES}")
+            raise UserError(f"--from is missing: set it to {MODEL_NAMES}")
         if self["fill"]:
             return self._fill(texts)
         if bool(texts) == bool(self["input"]):

@@ -12,6 +12,7 @@ and batch size of a small, tuned run to the config, and prints the flags.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Optional
 
 from absl import flags
@@ -50,6 +51,7 @@ def main() -> int:
 
     jax.config.update("jax_platforms", "cpu")  # nothing runs on a device, so accelerators stay free for other processes
     budget_flags = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
+    _check_flags(budget_flags)
     if any(name in budget_flags for name in budget.BUDGETS):
         asked = Budget(**budget_flags, topology=_TOPOLOGY.value)
         if cli.prints_json():
@@ -100,6 +102,17 @@ def main() -> int:
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))
     return 0
+
+
+def _check_flags(budget_flags: Mapping[str, object]) -> None:
+    """Raises UserError if a flag has no effect with the flags of a budget, or without them."""
+    if chosen := [name for name in budget.BUDGETS if name in budget_flags]:
+        for name in ("config", "search", "prove", "table", "transfer_from"):
+            if flags.FLAGS[name].present:
+                raise UserError(f"--{name} has no effect with --{chosen[0]}, which chooses a model: leave one out")
+    elif unused := sorted(set(budget_flags) - {"law"}):
+        budgets = ", ".join(f"--{name}" for name in budget.BUDGETS)
+        raise UserError(f"--{unused[0]} has no effect without a budget: set one of {budgets}, or leave it out")
 
 
 def _print_transfer(experiment: Experiment, base_run: str) -> int:

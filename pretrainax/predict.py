@@ -82,7 +82,7 @@ class Prediction:
         if flags.FLAGS["workdir"].present:
             raise UserError("--workdir is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
-            raise UserError(f"--from is missing: {MODEL_NAMES}")
+            raise UserError(f"--from is missing: set it to {MODEL_NAMES}")
         self.origin = find_origin(self["from"])
         return experiment_of(self.origin)
 

@@ -69,6 +69,11 @@ def test_what_does_not_fit_comes_with_what_would():
         ((), "--config is missing"),
         (TINY, "--topology is missing: the devices of the run, such as v5p:4x4x8 or h100:8"),
         ((*TINY, "--topology=v9:8"), "--topology=v9:8: unknown chip 'v9'"),
+        (("--flops=1e17", *TINY), "--config has no effect with --flops, which chooses a model: leave one out"),
+        (
+            (*TINY, "--topology=h100:1", "--mfu=0.9"),
+            "--mfu has no effect without a budget: set one of --corpus, --flops",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(words, line):

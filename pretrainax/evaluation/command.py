@@ -71,7 +71,7 @@ class Evaluation:
             raise UserError("--from and --workdir mean the same here: leave one of them out")
         name = self["from"] or cli.WORKDIR.value
         if not name:
-            raise UserError(f"--from is missing: {MODEL_NAMES}")
+            raise UserError(f"--from is missing: set it to {MODEL_NAMES}")
         path = local_path(name) if is_url(name) else name
         self.directory, selector = split_selector(path)
         self.kept = name.rstrip("/").removesuffix(f"@{selector}") if is_url(name) else self.directory

@@ -54,9 +54,10 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
     if is_hub(path):
         if not takes_hub:
             return (
-                "only --from, config.checkpoint.init_from, config.distill.teacher and config.tokenizer.path accept a "
-                "model of the hub: set a folder. python -m pretrainax.huggingface export --push=org/name uploads a "
-                "model, and the source HuggingFace(path='org/name') reads a dataset"
+                "only --from, --base, --compare-with, --tokenizer, config.checkpoint.init_from, "
+                "config.distill.teacher and config.tokenizer.path accept a model of the hub: set a folder. "
+                "python -m pretrainax.huggingface export --push=org/name uploads a model, and the source "
+                "HuggingFace(path='org/name') reads a dataset"
             )
         return (
             "" if hub_name(path) else "it is not a valid name of a hub model: write hf:org/name or hf:org/name@revision"

@@ -75,7 +75,7 @@ def _scarce_rows(scarce: ScarcePlan) -> Iterator[tuple[str, str]]:
     else:
         yield (
             "weight decay",
-            f"{scarce.weight_decay:.2g} for AdamW ({source}; tune it first, it is known to a factor of 2)",
+            f"{scarce.weight_decay:.2g} for AdamW ({source}, whose settings differ by a factor of 1.4: tune it first)",
         )
         yield "dropout", f"{scarce.dropout_rate:g} (0.1 for more than 4 epochs by convention; not measured)"
     if scarce.text < MIN_TEXT:
