@@ -18,7 +18,9 @@ from pretrainax.data.row_stream import RowOptions
 from pretrainax.data.text_counts import TextCounter, bytes_per_spelled, text_loss_reason
 from pretrainax.tasks import Instructions
 from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.planning.test_shapes import OBJECTIVES, experiment_of
+from tests.support.huggingface_directories import old
 from tests.tasks.test_cut_records import SIZES, TASKS, TOKENIZERS, bound
 
 TEXTS = [
@@ -46,6 +48,12 @@ def corpus(folder, tokenizer, texts=TEXTS):
 )
 def test_tokenizers_that_keep_the_text_lose_nothing(tmp_path, tokenizer):
     assert text_loss_reason(tokenizer, [corpus(tmp_path / "c", tokenizer)]) == ""
+
+
+def test_added_tokens_of_spaces_lose_nothing(tmp_path):
+    tokenizer = read_tokenizer(old("gpt_neox"))
+    held = corpus(tmp_path / "c", tokenizer, ["def f():\n    return  1\n", *TEXTS])
+    assert held.token_counts[500:].sum() and text_loss_reason(tokenizer, [held]) == ""
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.models import electra
 from pretrainax.runs.train import train
 from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.tokenization import Words
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.family import differences
 from tests.golden import CASES
@@ -263,6 +264,17 @@ def test_a_model_that_transformers_has_not_is_not_exported(source, tmp_path):
     with pytest.raises(UserError, match="no architecture of transformers computes this config.model.*qk_norm=True"):
         directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_of_words_is_refused_before_tensors_are_written(source, tmp_path, monkeypatch):
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    monkeypatch.setattr(directories, "_write_tensors", lambda *_: pytest.fail("tensors are written"))
+    words = Words(vocab_size=8).build(iter(["the cat sat on a mat"]))
+    monkeypatch.setattr(directories, "load_tokenizer", lambda _: words)
+    monkeypatch.setattr(directories, "check_tokenizer", lambda *_: None)
+    with pytest.raises(UserError, match="^WordTokenizer has no tokenizer.json; use [^\n]*$"):
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["run", "source"]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

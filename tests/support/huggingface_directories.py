@@ -112,6 +112,18 @@ def llama3() -> str:
     return tokenizer.to_str(pretty=True)
 
 
+def gpt_neox() -> str:
+    """A tokenizer.json of bytes with added tokens of two to eight spaces; GPT-NeoX has them for up to 24 spaces."""
+    files = pieces_of_bytes("<|endoftext|>", "<|padding|>")
+    merges = [tuple(line.split(" ")) for line in files["merges__txt"].splitlines()[1:]]
+    tokenizer = tokenizers.Tokenizer(models.BPE(files["vocab__json"], merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|padding|>"])
+    tokenizer.add_tokens([tokenizers.AddedToken(" " * n, normalized=True) for n in range(8, 1, -1)])
+    return tokenizer.to_str(pretty=True)
+
+
 def gemma_spiece() -> bytes:
     plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False}
     special = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "pad_piece": "<pad>", "bos_piece": "<bos>"}
@@ -174,6 +186,12 @@ OLD = {  # as transformers 4 left them on the hub
             "added_tokens_decoder": {"501": {"content": "<|end_of_text|>"}},
         },
         "config__json": {"model_type": "llama"},
+    },
+    "gpt_neox": lambda: {
+        "tokenizer__json": gpt_neox(),
+        "tokenizer_config__json": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+        | {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "config__json": {"model_type": "gpt_neox"},
     },
 }
 

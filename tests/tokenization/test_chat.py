@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 
 from pretrainax.config import UserError
 from pretrainax.tokenization import ByteBPE, Unigram
@@ -89,6 +90,26 @@ def test_ids_and_answers_are_those_of_transformers(template, tokenizer, tmp_path
         assert (
             prompt["input_ids"] == ids[: np.flatnonzero(np.diff(is_answer))[-1 if is_answer[-1] else -2] + 1].tolist()
         )
+
+
+def test_a_conversation_is_encoded_whole_whatever_length_the_tokenizer_file_stores(tmp_path):
+    ours = ByteBPE(vocab_size=290).build(iter(TEXT))
+    write_tokenizer(ours, str(tmp_path), tiny.get_config("gpt").model)
+    file = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    file.enable_truncation(8)
+    file.enable_padding(length=32)
+    file.save(str(tmp_path / "tokenizer.json"))
+    stored = read_tokenizer(str(tmp_path))
+    assert json.loads(stored.model)["truncation"]["max_length"] == 8
+    for found, wanted in zip(Chat(PLAIN, stored).encode(TALK), Chat(PLAIN, ours).encode(TALK), strict=True):
+        assert len(wanted) > 32 and found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("tag", ["{%generation%}", "{%+ generation %}", "{%-  generation -%}", "{%\ngeneration\n%}"])
+def test_answers_are_marked_by_all_spellings_of_the_tag(tag):
+    chat = Chat(MARKED.replace("{%- generation -%}", tag), ByteBPE(vocab_size=290).build(iter(TEXT)))
+    text, spans = chat.render(TALK)
+    assert chat.marks_answers and [text[start:end] for start, end in spans] == [f"{a}<|endoftext|>" for a in ANSWERS]
 
 
 def test_tokens_that_the_vocabulary_lacks_are_named():

@@ -62,6 +62,15 @@ def test_places_are_those_of_the_text_as_it_is_given(name):
             assert_places(tokenizer, text)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "gpt_neox"])
+def test_tokens_of_bytes_and_of_spaces_spell_the_text(name):
+    tokenizer = read_tokenizer(old(name))
+    spellings = tokenizer.spellings()
+    assert name != "gpt_neox" or spellings[500:] == [b" " * n for n in range(8, 1, -1)]
+    for text in TEXTS:
+        assert b"".join(spellings[i] for i in tokenizer.encode(text)) == text.encode()
+
+
 @pytest.mark.parametrize("name", OLD)
 def test_special_ids_are_those_of_transformers(name):
     vocabulary, theirs = read_tokenizer(old(name)).vocabulary, auto(old(name))

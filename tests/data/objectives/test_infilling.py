@@ -15,8 +15,10 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.runs.train import train
 from pretrainax.tokenization import ByteBPE
 from pretrainax.tokenization.base import Vocabulary
+from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.data.conftest import CHINESE, ENGLISH, TEXTS
 from tests.support import tiny
+from tests.support.huggingface_directories import old
 
 EOT, PRE, SUF, MID = 1, 900, 901, 902
 VOCABULARY = Vocabulary(size=903, bos=EOT, eos=EOT, sentinels=(PRE, SUF, MID))
@@ -254,6 +256,12 @@ def test_a_bound_one_makes_the_same_in_another_process(bpe, by_characters):
 def test_a_tokenizer_that_changes_white_space_cannot_split_characters(tokenizers_of_all_kinds):
     with pytest.raises(UserError, match=r"config\.objective\.split is 'characters', which requires a tokenizer that"):
         FillInTheMiddle(split="characters").bind(tokenizers_of_all_kinds["WordPiece"])
+
+
+def test_a_tokenizer_with_added_tokens_of_spaces_can_split_characters():
+    tokenizer = read_tokenizer(old("gpt_neox"))
+    bound = FillInTheMiddle(split="characters").bind(tokenizer)
+    assert bound._lossless_tokenizer.text(tokenizer.encode("a:\n    b")) == "a:\n    b"
 
 
 def test_a_row_has_room_for_the_tokens_that_cuts_add():

@@ -1,6 +1,7 @@
 """The model inputs and chat templates of the harness, compared with transformers."""
 
 import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.inference.load import load
 from pretrainax.scoring.tasks.harness_inputs import HarnessInputs
+from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.golden.case import needs_transformers
 from tests.support.huggingface_weights import write_directory, write_tokenizer
 
@@ -116,6 +118,16 @@ def test_ids_are_decoded_as_by_transformers(text, directory, loaded):
         ids = inputs.encode(text, False)
         kept = ids[: ids.index(1)] if 1 in ids else ids
         assert inputs.decode(ids, []) == tokenizer.decode(kept, skip_special_tokens=True)
+
+
+def test_a_text_is_encoded_whole_whatever_length_the_tokenizer_file_stores(directory, loaded):
+    truncation = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    padding = {"strategy": {"Fixed": 32}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 98}
+    padding |= {"pad_type_id": 0, "pad_token": "<pad>"}
+    with settings(directory, "tokenizer.json", truncation=truncation, padding=padding):
+        stored = HarnessInputs(dataclasses.replace(loaded, tokenizer=read_tokenizer(str(directory))))
+    ids = stored.encode("a cat sat on a mat")
+    assert len(ids) == 19 and ids == HarnessInputs(loaded).encode("a cat sat on a mat")
 
 
 def test_a_text_ends_at_the_first_stop_string(loaded):
