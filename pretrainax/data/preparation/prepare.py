@@ -166,9 +166,7 @@ def _build_recipes(
     components = {str(component): component for each_source in sources for component in each_source.components()}
     fingerprints = {name: component.fingerprint() for name, component in components.items()}
     source_fingerprints = [fingerprints[str(component)] for component in source.components()]
-    sampled_source = source.reading(experiment.objective) if experiment.objective.unit == "records" else source
-    arguments = sampled_source, source_fingerprints, cache, workers, report, saved
-    directory = make_tokenizer(experiment.tokenizer, *arguments)
+    directory = make_tokenizer(experiment, source_fingerprints, cache, workers, report, saved)
     tokenizer = load_tokenizer(directory)
     resolve_auto(experiment, tokenizer.vocabulary.size)
     check_tokenizer(tokenizer, experiment)

@@ -31,10 +31,9 @@ _MAX_SAMPLED_SHARDS = 256  # maximum number of shards per component from which t
 
 def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print_progress) -> Tokenizer:
     """Loads a config's tokenizer, after training it if the cache lacks it, without preparing corpora."""
-    source = experiment.data.source
     with open_cache(experiment.data) as (cache, workers):
-        fingerprints = [component.fingerprint() for component in source.components()]
-        return load_tokenizer(make_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
+        fingerprints = [component.fingerprint() for component in experiment.data.source.components()]
+        return load_tokenizer(make_tokenizer(experiment, fingerprints, cache, workers, report))
 
 
 def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
@@ -44,12 +43,17 @@ def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
     number of bytes.
     """
     with open_cache(experiment.data) as (_, workers):
-        return list(sample_texts(experiment.data.source, limit, workers, split))
+        return list(sample_texts(_sampled_source(experiment), limit, workers, split))
+
+
+def _sampled_source(experiment: Experiment) -> Source:
+    """Returns the source of the text that tokenizers read: the records of a task, or else the documents."""
+    source, objective = experiment.data.source, experiment.objective
+    return source.reading(objective) if objective.unit == "records" else source
 
 
 def make_tokenizer(
-    config: TokenizerConfig,
-    source: Source,
+    experiment: Experiment,
     fingerprints: list[str],
     cache: str,
     workers: Workers,
@@ -62,8 +66,7 @@ def make_tokenizer(
     the cache is rebuilt. Training on the same text results in the same tokenizer.
 
     Args:
-      config: the config of the tokenizer.
-      source: the source of the training text.
+      experiment: the config; its tokenizer, its source and the fields that its task reads determine the tokenizer.
       fingerprints: the fingerprint of each component of the source.
       cache: the directory of the cache.
       workers: processes that sample the text and train the tokenizer.
@@ -71,13 +74,15 @@ def make_tokenizer(
       saved: tokenizer directory of an existing run, which continues with the special tokens around texts that are
         recorded there; ignored if the directory is missing or has a tokenizer with other ids.
     """
+    config, source, objective = experiment.tokenizer, _sampled_source(experiment), experiment.objective
     loaded = None if config.path is None else config.load()
     if loaded is not None and saved is not None and os.path.exists(os.path.join(saved, DESCRIPTION)):
         of_run = load_tokenizer(saved)
         loaded = of_run if of_run.fingerprint == loaded.fingerprint else loaded
     weights = component_weights(source).tolist()
     if loaded is None:
-        key = digest(fingerprints, weights, to_json(config), FORMAT)
+        task_settings = [objective.corpus_settings()] if objective.unit == "records" else []
+        key = digest(fingerprints, weights, to_json(config), FORMAT, *task_settings)
     else:  # the fingerprint does not include the special tokens around texts
         tokens = loaded.vocabulary.model_tokens
         key = digest(loaded.fingerprint, tokens) if tokens else loaded.fingerprint

@@ -6,9 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError, to_json
 from pretrainax.data.corpus import Corpus
+from pretrainax.data.files import digest
+from pretrainax.data.objectives import CausalLM
 from pretrainax.data.preparation import duplicates, shards
+from pretrainax.data.preparation.cache import FORMAT
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
+from pretrainax.data.sources import JsonLines
 from pretrainax.data.sources.base import Record
 from pretrainax.tasks import Classification
 from pretrainax.tokenization import Characters
@@ -103,3 +109,46 @@ def test_a_damaged_shard_is_made_anew(tmp_path):
     arrays = shards.read_arrays(str(tmp_path / "00000"), totals)
     np.savez(tmp_path / "00000.npz", **arrays | {"notes": arrays["notes"][::-1]})
     assert shards.missing_shards(str(tmp_path), 3, SIZE) == [0]
+
+
+# --- the tokenizer of a task
+
+
+def experiment(tmp_path, objective, **fields):
+    """Records with a word of a to e in `x`, and one of v to z in `y`."""
+    words = [("".join(chr(ord("a") + (i * k) % 5) for k in range(1, 6)), "vwxyz"[i % 5 :] + "vwxyz") for i in range(40)]
+    lines = [json.dumps({"x": x, "y": y, "label": "ab"[i % 2]}) + "\n" for i, (x, y) in enumerate(words)]
+    (tmp_path / "records.jsonl").write_text("".join(lines))
+    source = JsonLines(str(tmp_path / "records.jsonl"), valid_fraction=0.3, **fields)
+    data = DataConfig(source, sequence_length=16, cache_dir=str(tmp_path / "cache"), prepare_workers=1)
+    return Experiment(ModelConfig(vocab_size=512), Characters(), data, objective, optimizer=None, schedule=None)
+
+
+def reading(field):
+    return Classification(text_field=field, labels=("a", "b"))
+
+
+def test_each_field_has_its_own_tokenizer(tmp_path):
+    for field, letters in (("x", "abcde"), ("y", "vwxyz"), ("x", "abcde")):
+        tokenizer = prepare(experiment(tmp_path, reading(field)), report=lambda _: None).tokenizer
+        assert set(tokenizer.decode(np.arange(tokenizer.vocabulary.size))) >= set(letters)
+        assert tokenizer.vocabulary.unk not in tokenizer.encode(letters)
+
+
+def test_the_tokenizer_of_a_task_is_that_of_its_run(tmp_path):
+    made, reports = experiment(tmp_path, reading("y")), []
+    first = prepare_tokenizer(made, report=reports.append)
+    assert first.fingerprint == prepare(made, report=reports.append).tokenizer.fingerprint
+    assert reports.count("training the tokenizer") == 1
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_sample_for_a_task_has_the_text_that_it_reads(split, tmp_path):
+    assert set("".join(sample_split(experiment(tmp_path, reading("y")), split, 10_000))) == set("vwxyz")
+
+
+def test_tokenizers_of_documents_keep_their_folder(tmp_path):
+    made = experiment(tmp_path, CausalLM(), text_field="x")
+    prepare_tokenizer(made, report=lambda _: None)
+    key = digest([made.data.source.fingerprint()], [1.0], to_json(made.tokenizer), FORMAT)  # as in version 0.6
+    assert [path.name for path in (tmp_path / "cache" / "tokenizers").iterdir() if path.is_dir()] == [key]
