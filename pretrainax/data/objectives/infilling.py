@@ -117,7 +117,8 @@ class FillInTheMiddle(CausalLM):
 
     def lengths(self, sequence_length):
         max_added = 3 + self._max_added_tokens
-        raw = (sequence_length - 2) * self.tokens_per_document // (self.tokens_per_document + max_added)  # always fits
+        room = sequence_length + 1 - max_added  # without one split, because `_max_splits` rounds up
+        raw = room * self.tokens_per_document // (self.tokens_per_document + max_added)  # always fits
         while self.measure(raw + 1).inputs <= sequence_length:
             raw += 1
         return Lengths(raw, sequence_length, sequence_length)
