@@ -177,6 +177,23 @@ class FillInTheMiddle(CausalLM):
         documents = self._document_parts(example, vocabulary)
         return np.concatenate([part for parts in documents for part in self._tokenize_again(parts)])
 
+    def token_offsets(self, example, vocabulary):
+        """Computes offsets as in `Objective`; those of sentinels are the start of their document.
+
+        With split="characters", offsets inside a document are approximate, as its parts are tokenized separately.
+        """
+        offsets, start, sentinel = [], 0, np.zeros(1, np.int64)
+        for parts in self._document_parts(example, vocabulary):
+            sizes = [len(part) for part in parts]
+            indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])  # in the order of the original text
+            if len(parts) > 1:
+                prefix, middle, suffix, end = indices
+                indices = [sentinel, prefix, sentinel, suffix, sentinel, middle, end]
+            size = sum(map(len, self._tokenize_again(parts)))
+            offsets.append(start + np.concatenate(indices).clip(max=size - 1))
+            start += size
+        return np.concatenate(offsets)[1:]
+
     def _tokenize_again(self, parts: list[np.ndarray]) -> list[np.ndarray]:
         """Converts a document's parts, from `_document_parts`, to arrays whose concatenation is the original document.
 

@@ -130,6 +130,26 @@ def test_the_text_can_be_restored_and_is_no_longer_than_announced(documents, is_
     assert len(row["tokens"]) <= objective.measure(len(text.tokens)).inputs
 
 
+def documents_of_targets(objective, row, text, vocabulary=VOCABULARY):
+    """The document of each target, from 0: by offsets, and by the ends of text before it."""
+    offsets = objective.token_offsets(row, vocabulary)
+    ends = CausalLM().restore(row, vocabulary)[:-1] == vocabulary.separator
+    return (text.segment_ids[offsets] - 1).tolist(), np.cumsum(ends).tolist()
+
+
+@given(DOCUMENTS, st.booleans(), st.sampled_from(RATES), st.integers(0, 2**32))
+def test_each_target_is_of_its_document_and_token(documents, is_cut, rates, seed):
+    text = text_of(documents, is_cut)
+    assume(len(text.tokens) > 1)
+    objective = dataclasses.replace(rates, tokens_per_document=4)
+    row = example(objective, text, seed)
+    found, wanted = documents_of_targets(objective, row, text)
+    assert found == wanted
+    is_text = row["targets"] < PRE
+    found = text.tokens[objective.token_offsets(row, VOCABULARY)][is_text]
+    np.testing.assert_array_equal(found, row["targets"][is_text])
+
+
 @given(st.integers(4, 3000), st.integers(2, 300))
 def test_the_longest_text_fills_a_row(length, spacing):
     objective = FillInTheMiddle(tokens_per_document=spacing)
@@ -242,6 +262,17 @@ def test_the_text_of_any_window_is_restored_and_no_longer_than_announced(bpe, by
     spellings = bpe.spellings()
     written = [b"".join(spellings[i] for i in tokens) for tokens in (by_characters.restore(row, bpe.vocabulary), ids)]
     assert written[0] == written[1]
+
+
+@given(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4), st.integers(0, 2**32))
+def test_each_target_is_of_its_document_if_its_parts_have_more_tokens(bpe, by_characters, texts, seed):
+    documents = [[*bpe.encode(text).tolist(), bpe.vocabulary.separator] for text in texts]
+    segment_ids = np.repeat(np.arange(1, len(documents) + 1), [len(document) for document in documents])
+    text = ObjectiveInput(np.array(sum(documents, []), np.int32), segment_ids)
+    assume(len(text.tokens) > 1)
+    row = example(dataclasses.replace(by_characters, tokens_per_document=2).bind(bpe), text, seed, bpe.vocabulary)
+    found, wanted = documents_of_targets(by_characters, row, text, bpe.vocabulary)
+    assert found == wanted
 
 
 def test_a_bound_one_makes_the_same_in_another_process(bpe, by_characters):
