@@ -39,6 +39,12 @@ class ConllFiles(RecordFiles, Source):
         if self.word_column == self.tag_column:
             yield f"{self.config_path}.word_column and tag_column are both {self.word_column}, they must differ"
 
+    def fingerprint(self) -> str:
+        settings = files.settings_of(self)
+        if self.separator == "whitespace":
+            settings["ascii"] = True  # earlier versions split words at no-break spaces, too
+        return files.fingerprint(self, settings, self.endings)
+
     def _shard_ranges(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         yield 0, None  # one shard: the files are small
 
@@ -83,7 +89,9 @@ class ConllFiles(RecordFiles, Source):
 
     def _word_and_tag(self, number: int, line: bytes) -> tuple[str, str]:
         """Returns the word and the tag of a line; raises ValueError if the line has too few columns."""
-        columns = line.decode("utf-8").rstrip("\r\n").split("\t" if self.separator == "tab" else None)
+        # Bytes are split at ASCII white space only: a word may contain a no-break space.
+        fields = line.rstrip(b"\r\n").split(b"\t" if self.separator == "tab" else None)
+        columns = [field.decode("utf-8") for field in fields]
         indices = (self.word_column, self.tag_column)
         if any(not -len(columns) <= i < len(columns) for i in indices) or len({i % len(columns) for i in indices}) < 2:
             raise ValueError(

@@ -6,6 +6,7 @@ import gzip
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data import files
 from pretrainax.data.line_ends import MARKS
 from pretrainax.data.sources import ConllFiles
 from pretrainax.tasks import TokenClassification
@@ -58,6 +59,13 @@ def test_a_column_is_taken_by_its_number(tmp_path):
     found = source(tmp_path, NAMES, tag_column=1)
     task = TokenClassification(labels=("NNP", "VBZ"))
     assert records(found, task) == [(["EU", "rejects"], ["NNP", "VBZ"]), (["Peter", "Blackburn"], ["NNP", "NNP"])]
+
+
+@pytest.mark.parametrize("space", "\u00a0\u2009\u3000\u0085\u2028")
+def test_a_word_may_contain_spaces_outside_of_ascii(space, tmp_path):
+    found = source(tmp_path, f"10{space}000\tO\nEU \x0b\x0c B-ORG \r\n")
+    assert records(found) == [([f"10{space}000", "EU"], ["O", "B-ORG"])]
+    assert texts(found, "train") == [f"10{space}000 EU"]
 
 
 def test_trees_have_comments_ranges_and_words_with_spaces(tmp_path):
@@ -113,3 +121,9 @@ def test_other_columns_are_another_text(tmp_path):
     before = found.fingerprint()
     found.tag_column = 1
     assert found.fingerprint() != before
+
+
+def test_the_corpora_of_versions_that_split_at_other_spaces_are_not_reused(tmp_path):
+    for separator, is_equal in (("whitespace", False), ("tab", True)):
+        found = source(tmp_path, NAMES, separator=separator)
+        assert (found.fingerprint() == files.fingerprint(found, files.settings_of(found), found.endings)) == is_equal
