@@ -240,9 +240,10 @@ class MaskedLM(Objective):
         word_numbers = None
         if self._similar_words is not None:
             word_numbers = self.mask_unit.starts(row)[chosen.places].cumsum() - 1  # [k], from 0
-            kind_draws = kind_draws[word_numbers]
         if self.mask_unit.shares_replacement:
             kind_draws = kind_draws[np.unique(chosen.spans, return_inverse=True)[1]]
+        elif word_numbers is not None:
+            kind_draws = kind_draws[word_numbers]
         replacements, is_masked = targets.copy(), kind_draws < self.mask_fraction
         if word_numbers is not None or self.random_fraction:
             random_ids = ordinary_ids.take((token_draws * len(ordinary_ids)).astype(np.intp))
@@ -330,10 +331,11 @@ def _replacement_statistics(objective, examples, vocabulary):
         input_ids, group_starts = example["tokens"][positions], np.arange(len(positions))
         equals_target = input_ids == targets
         if objective.mask_unit.shares_replacement:
-            group_starts = np.flatnonzero(np.diff(positions, prepend=-1) > 1)
+            group_starts = np.flatnonzero(np.diff(positions, prepend=-2) > 1)
         elif objective.similar_words is not None:
             group_starts = np.flatnonzero(objective.mask_unit.starts(_original_tokens(example))[positions])
-            # A similar word may share a token with the original word, so only whole words count as unchanged.
+        if objective.similar_words is not None:
+            # A similar word may share a token with the original word, so only whole groups count as unchanged.
             equals_target = np.repeat(
                 np.logical_and.reduceat(equals_target, group_starts), np.diff(group_starts, append=len(positions))
             )

@@ -11,6 +11,7 @@ from tokenizers import models, pre_tokenizers
 
 from pretrainax.config import UserError
 from pretrainax.data.objectives import MaskedLM, NGrams, Spans, Tokens, WholeWords
+from pretrainax.data.objectives.masking_units import Chosen
 from pretrainax.data.words import Words
 from pretrainax.tokenization import WordPiece
 from tests.data.conftest import ENGLISH
@@ -251,6 +252,48 @@ def test_similar_words_keep_the_places_of_all_others(kind, tokenizers_of_all_kin
     for row in found:
         np.testing.assert_array_equal(objective.restore(row, vocabulary), ids)
     assert not [s for s in objective.statistics(found, vocabulary) if s.is_off]
+
+
+class FourWords(Spans):
+    """Chooses four words of four tokens, each as a span of its own."""
+
+    def bind(self, tokenizer):
+        return self
+
+    def starts(self, tokens):
+        return np.arange(len(tokens)) % 4 == 0
+
+    def choose(self, tokens, ordinary, budget, rng):
+        return Chosen(np.arange(16), np.arange(16) // 4)
+
+
+def test_spans_of_similar_words_have_independent_fates(similar, tokenizers_of_all_kinds):
+    tokenizer, rng, draws = tokenizers_of_all_kinds["WordPiece"], np.random.default_rng(0), 4000
+    fractions = {"mask_fraction": 0.5, "random_fraction": 0.0}
+    objective = MaskedLM(mask_unit=FourWords(), similar_words=similar, **fractions).bind(tokenizer)
+    row = np.resize(tokenizer.encode("dog"), 16)  # which has no similar word, so random tokens replace it
+    replaced = np.array([(objective.mask(row, rng, tokenizer.vocabulary)["tokens"] != row) for _ in range(draws)])
+    replaced = replaced.reshape(draws, 4, 4).mean(axis=2) > 0.5  # a random token may be that of the word
+    deviation = 0.5 / np.sqrt(draws)
+    assert np.abs(replaced.mean(axis=0) - 0.5).max() < 5 * deviation
+    for first, second in itertools.combinations(range(4), 2):
+        assert abs(np.mean(replaced[:, first] == replaced[:, second]) - 0.5) < 5 * deviation
+
+
+class OtherFirstTokens:
+    """The similar word of each word differs from it in the first token."""
+
+    def similar_to(self, ids):
+        return [(ids[0] + 3 if ids[0] < 900 else ids[0] - 600, *ids[1:])]
+
+
+@pytest.mark.parametrize("unit", [WholeWords(), NGrams(), Spans()], ids=lambda unit: type(unit).__name__)
+def test_a_token_that_a_similar_word_shares_does_not_count_as_kept(unit):
+    objective = MaskedLM(mask_unit=unit).bind(Numbers)
+    objective.similar_words, objective._similar_words = "similar.json", OtherFirstTokens()
+    found = [objective.example(text_of(r), np.random.default_rng(s), VOCABULARY) for s, r in enumerate(windows(100))]
+    (kept,) = (s for s in objective.statistics(found, VOCABULARY) if s.name == "kept")
+    assert not kept.is_off and kept.tolerance < 0.06  # a third of the tokens do not begin a word
 
 
 @pytest.mark.parametrize(
