@@ -11,6 +11,7 @@ import numpy as np
 
 from pretrainax.config import Choice
 from pretrainax.data.batch import REPLACEMENTS, Lengths
+from pretrainax.data.framing import special_token_frame
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
 from pretrainax.data.objectives.tolerances import binomial_tolerance, one_sided_tolerance
@@ -19,11 +20,8 @@ from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
 
 def frame_of(vocabulary) -> SpecialTokenFrame:
-    """Returns the tokenizer's own special tokens around the texts of a row, or else [CLS] A [SEP] and … B [SEP]."""
-    if vocabulary.frame is not None:
-        return vocabulary.frame
-    cls, sep = (vocabulary.cls,), (vocabulary.sep,)
-    return SpecialTokenFrame(RowFrame(cls, (), sep), RowFrame(cls, sep, sep))
+    """Returns the special tokens around the texts of a row, which tasks of encoders use, too."""
+    return special_token_frame("encoder", vocabulary)
 
 
 def _ordinary_ids(vocabulary) -> tuple[np.ndarray, np.ndarray]:

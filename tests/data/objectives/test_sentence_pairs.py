@@ -1,6 +1,7 @@
 """NextSentencePrediction and SentenceOrderPrediction: the paper's examples, BERT's lengths, fair labels."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
+from pretrainax.data.framing import special_token_frame
 from pretrainax.data.objectives import (
     CausalLM,
     Lengths,
@@ -48,6 +50,25 @@ def random_text(rng, sentences, longest, first=5):
 
     parts = [rng.integers(first, first + 495, rng.integers(1, longest + 1)) for _ in range(sentences)]
     return text(*parts)._replace(draw_other_document=draw_other_document)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(
+    "vocabulary, between",
+    [(VOCABULARY, [SEP]), (Vocabulary(size=1000, pad=PAD, bos=CLS, cls=CLS, eos=SEP, sep=SEP, mask=MASK), [SEP, SEP])],
+    ids=("BERT", "RoBERTa"),
+)
+def test_pairs_have_the_special_tokens_of_tasks(vocabulary, between, kind):
+    objective = kind(short_fraction=0.0).bind(types.SimpleNamespace(vocabulary=vocabulary))
+    lengths = objective.lengths(16)
+    given = text(*[[10 + i] for i in range(lengths.raw)], others=[[20 + i] for i in range(lengths.raw)])
+    row = example(objective, given, vocabulary=vocabulary)
+    first, second = objective.segments(row)
+    tokens = row["tokens"].copy()
+    tokens[row["masked_positions"]] = row["targets"]
+    assert tokens.tolist() == [CLS, *first, *between, *second, SEP]
+    assert tokens.tolist() == special_token_frame("encoder", vocabulary).wrap([first, second])[0].tolist()
+    assert len(tokens) == 16 == objective.measure(lengths.raw).inputs
 
 
 # --- the papers' examples ------------------------------------------------------------------------------------------
@@ -290,9 +311,10 @@ DOCUMENTS = "The man went to the store. He bought a gallon of milk.", "床前明
 
 @pytest.mark.parametrize("kind", ["WordPiece", "ByteBPE", "Unigram"])
 def test_the_text_can_be_restored(tokenizers_of_all_kinds, kind):
-    tokenizer, objective = tokenizers_of_all_kinds[kind], SentenceOrderPrediction(short_fraction=0.0)
+    tokenizer = tokenizers_of_all_kinds[kind]
     if kind == "Unigram":  # the other one has T5's special pieces
         tokenizer = Unigram(vocab_size=305, special_pieces="albert").build(iter(DOCUMENTS * 20))
+    objective = SentenceOrderPrediction(short_fraction=0.0).bind(tokenizer)
     for document in DOCUMENTS:
         sentences = tokenizer.encode_batch(split(document))
         whole = text(*sentences[:-1], [*sentences[-1], tokenizer.vocabulary.separator])
