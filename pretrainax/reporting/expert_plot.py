@@ -22,7 +22,7 @@ def draw(path: str, lines: Sequence[dict], title: str) -> None:
     """
     expert_lines = [line for line in lines if "experts" in line]
     names = [layer.replace(".", " ") for layer in expert_lines[-1]["experts"]]
-    loads = [np.array(list(line["experts"].values())) for line in expert_lines]
+    loads = [np.array(list(line["experts"].values()), float) for line in expert_lines]
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 2.8 + min(0.22 * len(names), 8.0)), dpi=150)
         height = picture.get_figheight()

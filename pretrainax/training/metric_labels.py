@@ -48,13 +48,16 @@ def displayed_metrics(metrics: Mapping[str, Optional[float]], select_by: str) ->
     return {name: x for name, x in metrics.items() if name.partition("/")[0] not in repeated or name == select_by}
 
 
-def validation_parts(metrics: Mapping[str, Optional[float]], select_by: str, errors: Mapping[str, float]) -> list[str]:
+def validation_parts(
+    metrics: Mapping[str, Optional[float]], select_by: str, errors: Mapping[str, Optional[float]]
+) -> list[str]:
     """Formats validation metrics for the log line; the loss and `select_by` as "label value ± standard error"."""
     names = {name for name, value in displayed_metrics(metrics, select_by).items() if value is not None}
     formats = {
         name: label_and_format_among(name, names) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in names
     }
-    spreads = {n: f" ± {format(errors[n], formats[n][1])}" for n in ("loss", select_by) if n in errors and n in formats}
+    known = {name: error for name, error in errors.items() if error is not None and name in ("loss", select_by)}
+    spreads = {name: f" ± {format(error, formats[name][1])}" for name, error in known.items() if name in formats}
     return [f"{label} {format(metrics[n], spec)}{spreads.get(n, '')}" for n, (label, spec) in formats.items()]
 
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Optional
 
+import numpy as np
+
 from pretrainax.config import RunFailed
 from pretrainax.config.metric import STANDARD_ERRORS
 from pretrainax.reporting.tables import text_table
@@ -98,15 +100,15 @@ class MetricsWriter:
 
         Args:
           split: "train" or "valid".
-          metrics: {name: number}, at least "loss"; None and non-finite numbers become null in the file. A dict as
-            value is written as is and not printed.
+          metrics: {name: number}, at least "loss"; None and non-finite numbers become null in the file, also in a dict
+            as value, which is not printed.
 
         Raises:
           RunFailed: the file cannot be written, for example because the disk is full.
         """
         if not self.primary:
             return
-        nested = {name: value for name, value in metrics.items() if isinstance(value, dict)}
+        nested = {name: _finite(value) for name, value in metrics.items() if isinstance(value, dict)}
         numbers = {name: number(value) for name, value in metrics.items() if name not in nested}
         line = json.dumps({"step": step, "split": split, **numbers, **nested}, allow_nan=False)
         try:
@@ -170,6 +172,11 @@ def number(value: object) -> Optional[float]:
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None  # pyright: ignore[reportArgumentType]
+
+
+def _finite(values: dict) -> dict:
+    """Converts nested numbers and arrays to JSON types, and those that are not finite to None."""
+    return json.loads(json.dumps(values, default=lambda x: np.asarray(x).tolist()), parse_constant=lambda _: None)
 
 
 def _bar(total: int, done: int) -> "tqdm.tqdm":

@@ -62,7 +62,8 @@ def train(
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
             with places.process_zero_first(workdir):
-                kept_rows = _check_workdir(workdir, experiment, extend)
+                kept_rows = adopt_steps(workdir, experiment)
+                check_workdir(workdir, experiment, extend)  # before the data is prepared, which may take hours
                 prepared = prepare(experiment, saved_tokenizer=os.path.join(workdir, "tokenizer"))
                 claimed = kept_rows + claim_workdir(workdir, experiment, prepared, extend)
         return prepared
@@ -71,7 +72,9 @@ def train(
     run_context = open_run(experiment, prepare_data, preemption, workdir, start, write)
     with outer_stack, run_context as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # known only after JAX has connected the processes
-        _store_config(workdir, experiment, follows_budget)
+        with places.process_zero_first(workdir):
+            if follows_budget and run.is_primary:  # `open_run` has computed the steps
+                write_atomically(os.path.join(workdir, "config.json"), dump(experiment))
         options = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
         checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *options)
         stack.callback(checkpoints.close)
@@ -101,20 +104,6 @@ def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Cal
     profiles = [] if any(isinstance(callback, Profiles) for callback in given) else [Profiles()]
     configured = cast(tuple[Callback, ...], experiment.callbacks)
     return [Tracking(experiment.trackers), *configured, *given, ExpertBalance(), *profiles]
-
-
-def _check_workdir(workdir: str, experiment: Experiment, extend: bool) -> list[tuple[str, str]]:
-    """Checks the workdir before the data is prepared, which may take hours; returns header rows."""
-    rows = adopt_steps(workdir, experiment)
-    check_workdir(workdir, experiment, extend)
-    return rows
-
-
-def _store_config(workdir: str, experiment: Experiment, is_resolved: bool) -> None:
-    """Writes config.json again if `open_run` has computed the steps from a budget."""
-    with places.process_zero_first(workdir):
-        if is_resolved and jax.process_index() == 0:
-            write_atomically(os.path.join(workdir, "config.json"), dump(experiment))
 
 
 def _check(experiment: Experiment, workdir: str, start: Start) -> None:

@@ -1,11 +1,16 @@
 """Tests that a run which resumes says what its metrics.jsonl has lost since the checkpoint was saved."""
 
+import math
+
+import numpy as np
 import pytest
 
 from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.config.metric import STANDARD_ERRORS
 from pretrainax.data.sources import TextFiles
 from pretrainax.runs.train import train
 from pretrainax.training import train as core
+from pretrainax.training.metrics import read_metrics
 from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support import tiny
 
@@ -61,6 +66,18 @@ def test_a_checkpoint_of_an_older_version_and_another_process_check_nothing(tmp_
     other = MetricsWriter(str(tmp_path / "other"), 10, 2, primary=False)
     other.check({"bytes": 10, "lines": 1}, 2)
     assert other.size() is None and "lost" not in capsys.readouterr().err
+
+
+def test_numbers_that_are_not_finite_are_null_also_in_nested_metrics(tmp_path, capsys):
+    writer = MetricsWriter(str(tmp_path), 10)
+    nested = {"of": [np.float32(0.5), math.inf], "loads": np.array([1.0, math.nan]), "name": "a"}
+    errors = {"loss": math.nan, "accuracy": np.float32(0.25)}
+    writer.log(4, "valid", {"loss": 3.0, "accuracy": math.nan, "nested": nested, STANDARD_ERRORS: errors})
+    writer.close()
+    (line,) = read_metrics(writer.path)
+    assert line["nested"] == {"of": [0.5, None], "loads": [1.0, None], "name": "a"}
+    assert line[STANDARD_ERRORS] == {"loss": None, "accuracy": 0.25} and line["accuracy"] is None
+    assert "step 4/10 · validation loss 3.0000\n" in capsys.readouterr().err
 
 
 @pytest.mark.slow
