@@ -159,10 +159,7 @@ def _print_metrics(
     log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><<')}\n{intervals}")
     show_samples(run, params, log)
     if isinstance(run.experiment.objective, Task):
-        try:
-            log(compare_task(run, params, metrics, predicted))
-        except UserError as e:
-            log(f"no baselines: {e}")
+        log(compare_task(run, params, metrics, predicted))
 
 
 def _log_note(run: Run, line: str) -> None:

@@ -97,17 +97,27 @@ class Validated(NamedTuple):
 def compare_task(run: Run, params: Params, metrics: Mapping[str, float], predicted: Optional[Predicted] = None) -> str:
     """Formats a table of the model's metrics next to the baselines of its task, the gains, and a warning if necessary.
 
+    If there are no baselines, returns a line with the reason instead. All processes of the run must call this function.
+
     Args:
       metrics: the metrics of the last validation.
       predicted: the predictions of this validation, if the task has a head. None: computes them.
-
-    Raises:
-      UserError: there is no baseline; the message gives the reason.
     """
     task = run.validation.valid_batches.streams[0].objective
     assert isinstance(task, Task)
-    if jax.process_count() > 1 and isinstance(task, WritingTask):
-        raise UserError("the baselines of generated text need a run of one process")
+    if (count := jax.process_count()) > 1 and isinstance(task, WritingTask):
+        reason = f"the run has {count} processes, but the baselines of generated text need one"
+        return f"no baselines: {reason}; python -m pretrainax.evaluate in one process computes them"
+    try:
+        return _compare_task(run, params, task, metrics, predicted)
+    except UserError as error:
+        return f"no baselines: {error}"
+
+
+def _compare_task(
+    run: Run, params: Params, task: Task, metrics: Mapping[str, float], predicted: Optional[Predicted]
+) -> str:
+    """Formats the tables of `compare_task`. Raises UserError if the source lacks the records of the corpus."""
     outputs, notes, rows = _outputs(run, params, task, predicted)
     started = time.perf_counter()
     train, total = training_records(run, task)

@@ -1,12 +1,17 @@
 """The end of a run is a table and a picture of what its lines say."""
 
+from types import SimpleNamespace
+
+import jax
 import pytest
 from matplotlib import figure
 
 from pretrainax.config.metric import METRICS
 from pretrainax.runs import final_report
 from pretrainax.runs.comparison import Comparison, Comparisons
+from pretrainax.runs.final_report import FinalReport
 from pretrainax.scoring.results import Estimate
+from pretrainax.tasks import Instructions
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.metrics_writer import MetricsWriter
 from tests.support.lines import example_metrics, log_steps
@@ -149,4 +154,20 @@ def test_the_table_has_errors_and_gains_beside_the_figures(tmp_path, capsys):
         f"  baseline: {final_report._COPYING}",
         "  ±: standard error over 24 rows of 1 document; gain: positive if the model is better",
         "",
+    ]
+
+
+def test_a_run_of_two_processes_says_why_generated_text_has_no_baselines(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    task, notes = Instructions(), []
+    experiment = SimpleNamespace(select_by="loss", validation_objective=task, checkpoint=None)
+    experiment.evaluate = SimpleNamespace(average=0)
+    validation = SimpleNamespace(valid_batches=SimpleNamespace(streams=[SimpleNamespace(objective=task)]))
+    run = SimpleNamespace(experiment=experiment, validation=validation, is_primary=False, validated=lambda state: state)
+    run.peers = SimpleNamespace(agree=lambda is_stopping: is_stopping)
+    loop = SimpleNamespace(run=run, is_stopping=False, note=notes.append, workdir=str(tmp_path))
+    FinalReport().on_end(loop, None, {"loss": 1.0})
+    assert notes[1:] == [
+        "no baselines: the run has 2 processes, but the baselines of generated text need one; "
+        "python -m pretrainax.evaluate in one process computes them"
     ]

@@ -1,11 +1,12 @@
 """The comparison of a fine-tuned model with the baselines of its task."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pretrainax.config import Classify
+from pretrainax.config import Classify, UserError
 from pretrainax.data.packing import OneEach
 from pretrainax.data.sources import JsonLines
 from pretrainax.data.sources.base import Record
@@ -75,6 +76,18 @@ def test_the_error_of_macro_f1_covers_its_spread_over_samples():
     spread = np.std([gain(seed) for seed in range(300)])
     errors = [gain(seed, error=True) for seed in range(2)]
     assert np.mean(errors) == pytest.approx(spread, rel=0.25)  # 3 times 5 % (resamples) and 4 % (spread)
+
+
+def test_a_source_without_training_records_is_a_line(monkeypatch):
+    def fail(*_):
+        raise UserError("config.data.source has no training record")
+
+    monkeypatch.setattr(task_baselines, "_outputs", lambda *_: (None, [], []))
+    monkeypatch.setattr(task_baselines, "training_records", fail)
+    valid_batches = SimpleNamespace(streams=[SimpleNamespace(objective=TASK)])
+    run = SimpleNamespace(validation=SimpleNamespace(valid_batches=valid_batches))
+    said = task_baselines.compare_task(run, None, {})
+    assert said == "no baselines: config.data.source has no training record"
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
