@@ -111,5 +111,5 @@ def update_key(experiment: Experiment) -> str:
     config = {name: value for name, value in to_json(experiment).items() if name not in _OUTSIDE}
     for section, names in _OUTSIDE_OF.items():
         config[section] = {name: value for name, value in config[section].items() if name not in names}
-    config["optimizer"] |= dict.fromkeys(arguments_of(experiment.optimizer))
+    config["optimizer"] |= dict.fromkeys(arguments_of(experiment.optimizer), "argument")  # None is another program
     return json.dumps(config, sort_keys=True)

@@ -50,3 +50,12 @@ def test_the_key_of_an_update_leaves_out_its_arguments(path, value, same):
     *parents, name = path.split(".")
     setattr(getattr(experiment, parents[0]) if parents else experiment, name, value)
     assert (update_key(experiment) == update_key(get_config("gpt"))) is same
+
+
+def test_a_rate_of_none_has_another_key_than_a_number():
+    keys = []
+    for rate in (None, 1e-3, 2e-3):
+        experiment = get_config("gpt")
+        experiment.optimizer = Muon(learning_rate=0.5, adam_learning_rate=rate)
+        keys.append(update_key(experiment))
+    assert keys[0] != keys[1] == keys[2]
