@@ -22,7 +22,6 @@ class StopAt(Callback):
 
     def on_step(self, loop, state, metrics):
         if loop.step == self.step:
-            loop.request("evaluation")
             self._stop(loop)
 
     def _stop(self, loop) -> None:

@@ -76,7 +76,6 @@ class Loop:
         self.callbacks = callbacks
         self.first_rows: Sequence[Row] = ()  # header rows about the workdir and the initial parameters
         self.sums: Mapping[str, Sequence] = {}  # {metric: (sum, count)} over the steps of the last "train" line
-        self._requested_stop, self._requests = "", set[str]()  # arguments of `stop` and of `request`
         self.saved = False  # True if this process has saved a checkpoint
         self.compiled: set[tuple] = set()  # updates and lengths of rows for which a program is compiled
         self.first_step = loop_state.step + 1  # first step of this process; a rollback does not change this number
@@ -91,6 +90,7 @@ class Loop:
         self.pending: list[tuple[int, Counts, bool, dict[str, PyTree]]] = []
         self.newest: Optional[dict[str, PyTree]] = None  # metrics of the last step whose metrics were read
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last validation
+        self._requested_stop, self._requests = "", set[str]()  # arguments of `stop` and of `request`
         self._reset_clock()
         self._select_by(self.run.experiment.select_by)
 
@@ -238,25 +238,31 @@ class Loop:
         """Logs, evaluates and saves if due after this step; returns True if a signal requires the run to stop now."""
         experiment, step, requests = self.run.experiment, self.step, self._requests
         self._requests = set()
-        is_end = step == self.run.stop  # the last step of the phase
-        is_last, is_stopping = step == experiment.train.steps, self.run.peers.agree(self.preemption.requested)
-        if step % experiment.train.logged_every == 0 or is_end:
+        is_stopping = self.run.peers.agree(self.preemption.requested)
+        if is_logged := step % experiment.train.logged_every == 0 or self._is_end:
             self._log(state)
         is_best = False  # a stopping run still evaluates if due, because the resumed run starts after this step
-        if step % experiment.evaluate.every == 0 or is_end or "evaluation" in requests:
+        if step % experiment.evaluate.every == 0 or self._is_end or "evaluation" in requests:
             is_best = self._evaluate(state)
+        if self._is_end and not is_logged:  # this validation ended the run
+            self._log(state)
         is_due = (
             step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step) or "checkpoint" in requests
         )
-        is_scheduled = is_due or is_best or is_end or bool(self._requested_stop)
+        is_scheduled = is_due or is_best or self._is_end
         if is_scheduled or is_stopping:
             self._save(state, is_scheduled)
-        if is_stopping and not is_last:
+        if is_stopping and step < experiment.train.steps and not self._stop_reason():
             with self.goodput.on("saving"):
                 self.checkpoints.wait()
             self.note(f"saved step {step}; the same command resumes here")
             return True
         return False
+
+    @property
+    def _is_end(self) -> bool:
+        """Returns True if the completed step is the last one of the phase, or if the run ends before its last step."""
+        return self.step == self.run.stop or bool(self._stop_reason())
 
     def _stop_reason(self) -> str:
         """Returns the reason to end the run before its last step, or "" if the run continues."""

@@ -78,8 +78,8 @@ class MetricsWriter:
 
     def rewind(self, step: int) -> None:
         """Removes the lines of steps after `step`, because the run is about to repeat these steps."""
+        self.close()
         if self.primary:
-            self._close_files()
             self._open(step)
 
     def header(self, rows: list[tuple[str, str]]) -> None:
@@ -131,13 +131,10 @@ class MetricsWriter:
     def close(self) -> None:
         """Closes metrics.jsonl and the progress bar."""
         if self.primary:
-            self._close_files()
-
-    def _close_files(self) -> None:
-        self._file.close()
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+            self._file.close()
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
 
     def _progress(self, step: int, metrics: dict[str, Optional[float]]) -> None:
         """Prints the training metrics and the estimated time remaining, and updates the progress bar."""

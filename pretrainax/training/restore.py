@@ -40,7 +40,8 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
         # A run with steps keeps its tokenizer, even if the training data has changed.
         if not (has_steps(workdir) and os.path.exists(path) and os.path.isdir(tokenizer_dir)):
             if os.path.exists(path):
-                rows += _replaced(path, content)
+                if read_bytes(path) != content.encode():
+                    rows.append(("replaced", f"{path} and tokenizer/, of an earlier run that made no step"))
                 shutil.rmtree(tokenizer_dir, ignore_errors=True)
             prepared.tokenizer.save(tokenizer_dir)
             experiment.objective.save_assets(tokenizer_dir)
@@ -51,13 +52,6 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
             "set --workdir to a folder that all hosts share (NFS, Filestore, a mounted bucket)"
         )
     return rows
-
-
-def _replaced(path: str, content: str) -> list[Row]:
-    """Returns a header row if the config.json at `path`, of a run without steps, differs from `content`."""
-    if read_bytes(path) == content.encode():
-        return []
-    return [("replaced", f"{path} and tokenizer/, of an earlier run that made no step")]
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:

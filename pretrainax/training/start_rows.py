@@ -9,6 +9,8 @@ from pretrainax.training.loop_state import LoopState
 from pretrainax.training.run import Run
 from pretrainax.training.start import Row
 
+_NO_COUNTS = "unknown: the version that started this run did not count text_tokens, text_bytes, tokens and flops"
+
 
 def rows_of_start(
     run: Run, workdir: str, loop_state: LoopState, claimed: Sequence[Row], remat: str, loader: Optional[LoaderSize]
@@ -24,15 +26,9 @@ def rows_of_start(
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     trackers = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     resolved = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
-    optional = [*claimed, ("counts", _no_counts(loop_state)), ("shown in", trackers), ("remat", resolved)]
+    counts = "" if loop_state.counts else _NO_COUNTS
+    optional = [*claimed, ("counts", counts), ("shown in", trackers), ("remat", resolved)]
     upload_status = f", {places.upload_status(workdir)}" if places.is_working_copy(workdir) else ""
     location = places.with_urls(workdir) + resumed + upload_status
     rows = [("workdir", location), *run.start.describe(experiment, workdir), *(row for row in optional if row[1])]
     return [*rows, loader.row()] if loader else rows
-
-
-def _no_counts(loop_state: LoopState) -> str:
-    """Returns the reason why a run has no counts of tokens, bytes and FLOPs, or "" if it has them."""
-    if loop_state.counts:
-        return ""
-    return "unknown: the version that started this run did not count text_tokens, text_bytes, tokens and flops"

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import RunFailed, UserError, load
 from pretrainax.data.sources import TextFiles
 from pretrainax.runs.train import train
@@ -104,11 +105,12 @@ class Asking(Callback):
             loop.request("evaluation", "checkpoint")
 
 
-@pytest.mark.slow
 def test_a_run_that_is_stopped_is_saved_and_goes_on_with_the_same_command(experiment, tmp_path, capsys):
     assert train(experiment, str(tmp_path), callbacks=[Stopping()]) == 0
     assert "stopped after step 3: as good as it gets\n" in capsys.readouterr().err
-    assert (tmp_path / "checkpoints" / "3").is_dir()
+    assert read_run_json(str(tmp_path / "checkpoints" / "3"))["metrics"]["loss"]
+    lines = read_metrics(str(tmp_path / "metrics.jsonl"))
+    assert [(line["step"], line["split"]) for line in lines] == [(2, "train"), (3, "train"), (3, "valid")]
     assert train(experiment, str(tmp_path)) == 0
     assert (tmp_path / "checkpoints" / "6").is_dir()
 

@@ -1,5 +1,6 @@
 """The loop, in this process: patience, the best checkpoint, updates left out, parameters of another run."""
 
+import contextlib
 import json
 import shutil
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from pretrainax.interop.origin import find_origin
 from pretrainax.runs.train import train
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import train as core
+from pretrainax.training.loop import Loop
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.run import Run
 from pretrainax.training.validation import Validation
@@ -107,6 +109,77 @@ def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_ane
     assert said in capsys.readouterr().err
     state = read_run_json(str(tmp_path / "checkpoints" / "8"))["extra"]
     assert (state["best_loss"], state["evaluations_since_best"], state["select_by"]) == (0.2, 1, "accuracy")
+
+
+# --- what a run does after a step, without a model
+
+
+def simulated(monkeypatch, steps=400, evaluate=100, checkpoint=1000, patience=None, best=()):
+    """Returns a loop without a model, and the list of what it does; the validations after the steps `best` improve."""
+    config, actions = tiny.get_config("gpt"), []
+    config.train.steps, config.train.log_every = steps, 150
+    config.evaluate.every, config.evaluate.patience, config.checkpoint.every = evaluate, patience, checkpoint
+    writer = SimpleNamespace(check=lambda *_: None, note=lambda line: actions.append(line))
+    validation = SimpleNamespace(sizes=(20, 20))
+    peers = SimpleNamespace(agree=lambda is_stopping: is_stopping)
+    run = SimpleNamespace(experiment=config, stop=steps, phase=None, peers=peers, batches=None, validation=validation)
+    run.at = lambda step: run
+    goodput = SimpleNamespace(on=lambda part: contextlib.nullcontext())
+    checkpoints = SimpleNamespace(wait=lambda: None)
+    state = LoopState(tokenizer="t", corpora=[])
+    signals = SimpleNamespace(requested=False)
+    loop = Loop(run, checkpoints, writer, goodput, signals, state, None, SimpleNamespace(call=lambda *_: []))
+
+    def evaluate_(state):
+        actions.append(("evaluate", loop.step))
+        loop.loop_state.evaluations_since_best = 0 if loop.step in best else loop.loop_state.evaluations_since_best + 1
+        return loop.step in best
+
+    monkeypatch.setattr(loop, "_log", lambda state: actions.append(("log", loop.step)))
+    monkeypatch.setattr(loop, "_save", lambda state, is_scheduled: actions.append(("save", loop.step)))
+    monkeypatch.setattr(loop, "_evaluate", evaluate_)
+    return loop, actions
+
+
+def step_to(loop, step):
+    loop.loop_state.step = step
+    return loop._run_due_actions(None)
+
+
+def test_the_step_at_which_the_patience_ends_is_logged_and_saved(monkeypatch):
+    loop, actions = simulated(monkeypatch, patience=1, best=(100,))
+    for step in (100, 200):
+        assert not loop._stop_reason()
+        step_to(loop, step)
+    assert actions == [("evaluate", 100), ("save", 100), ("evaluate", 200), ("log", 200), ("save", 200)]
+    assert loop._stop_reason()
+
+
+def test_a_stop_ends_the_run_as_its_last_step_does(monkeypatch):
+    for step, is_stopped in ((130, True), (400, False)):
+        loop, actions = simulated(monkeypatch)
+        if is_stopped:
+            loop.stop("as good as it gets")
+        step_to(loop, step)
+        assert actions == [("log", step), ("evaluate", step), ("save", step)]
+
+
+def test_a_signal_at_the_step_of_a_stop_changes_nothing(monkeypatch):
+    loop, actions = simulated(monkeypatch)
+    loop.preemption.requested = True
+    loop.stop("as good as it gets")
+    assert not step_to(loop, 130) and actions == [("log", 130), ("evaluate", 130), ("save", 130)]
+    loop._requested_stop = ""
+    assert step_to(loop, 131) and actions[3:] == [("save", 131), "saved step 131; the same command resumes here"]
+
+
+def test_after_a_rollback_the_run_forgets_what_later_steps_requested(monkeypatch):
+    loop, actions = simulated(monkeypatch)
+    loop.stop("as good as it gets")
+    loop.request("checkpoint")
+    loop._reset()
+    step_to(loop, 130)
+    assert not actions and not loop._stop_reason()
 
 
 def flip(path):
