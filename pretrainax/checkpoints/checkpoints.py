@@ -52,6 +52,7 @@ class Checkpoints:
         keep: int,
         select_by: str = "loss",
         keeps: Callable[[int], bool] = lambda step: False,
+        progress: Callable[[], None] = lambda: None,
     ):
         """Creates the checkpoint folder, and deletes incomplete checkpoints that a killed process left there.
 
@@ -60,9 +61,10 @@ class Checkpoints:
           keep: number of newest checkpoints to keep.
           select_by: name of the validation metric that selects the best checkpoint.
           keeps: returns True for a step whose checkpoint is permanent, i.e. never deleted.
+          progress: called after each stage of a save, for the watchdog of the run; also in the writer thread.
         """
         self.directory = os.fspath(exact_path(directory))
-        self.keep, self.select_by, self.keeps = keep, select_by, keeps
+        self.keep, self.select_by, self.keeps, self.progress = keep, select_by, keeps, progress
         self.warnings: list[str] = []  # one line for each damaged checkpoint that `restore_newest` skipped
         # Steps of damaged checkpoints: never deleted, not counted among the newest, and replaced by a save of the step.
         self._damaged_steps: set[int] = set()
@@ -95,6 +97,7 @@ class Checkpoints:
                 # is not writable; Orbax would wait 300 s.
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
             response = ocp.save_checkpointables_async(exact_path(staging), parts)
+        self.progress()
         self._pending = step, self._writer.submit(self._finish, step, staging, response)
 
     def wait(self) -> None:
@@ -200,10 +203,12 @@ class Checkpoints:
         """
         try:
             response.result()
+            self.progress()
             if jax.process_index() == 0:
                 os.rename(self._path(step, ".saving.json"), os.path.join(staging, RUN_JSON))
                 check_readable(staging)
                 manifest.write_manifest(staging)
+                self.progress()
                 if os.path.exists(self._path(step)):
                     os.rename(self._path(step), self._path(step, ".replaced"))
                 os.rename(staging, self._path(step))

@@ -56,13 +56,15 @@ _PATH = 4096  # maximum bytes of a path on Linux
 T = TypeVar("T")
 
 
-def open_checkpoints(directory: str, keep: int, select_by: str, keeps: Callable[[int], bool]) -> Checkpoints:
+def open_checkpoints(
+    directory: str, keep: int, select_by: str, keeps: Callable[[int], bool], progress: Callable[[], None]
+) -> Checkpoints:
     """Opens a run's checkpoints: `HostCheckpoints` if each process has its own folder, otherwise `Checkpoints`.
 
     The arguments are as in `Checkpoints`.
     """
     cls = HostCheckpoints if jax.process_count() > 1 and places.is_working_copy(directory) else Checkpoints
-    return cls(directory, keep, select_by, keeps)
+    return cls(directory, keep, select_by, keeps, progress)
 
 
 class HostCheckpoints(Checkpoints):
@@ -87,6 +89,7 @@ class HostCheckpoints(Checkpoints):
             if jax.process_index() == 0:
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
             shards = {name: host_shards(part) for name, part in parts.items()}
+        self.progress()
         self._saves += 1
         self._pending = step, self._writer.submit(self._finish_host, step, f"{self._prefix:08x}-{self._saves}", shards)
 
@@ -116,6 +119,7 @@ class HostCheckpoints(Checkpoints):
             owner = f"{attempt}.{jax.process_index()}"
             for part, arrays in shards.items():
                 write_shards(os.path.join(staging, part), owner, arrays)
+                self.progress()
             report = {"files": manifest.flush_and_hash(staging), "regions": {n: regions(a) for n, a in shards.items()}}
             os.makedirs(os.path.join(staging, "hosts"))
             write_atomically(os.path.join(staging, _report(owner)), json.dumps(report))
@@ -125,6 +129,7 @@ class HostCheckpoints(Checkpoints):
                 shutil.rmtree(target, ignore_errors=True)
                 os.rename(staging, target)
                 self._delete_older_shards(step)
+            self.progress()
             places.upload_soon(self.directory)
         finally:
             self._clear_unfinished()

@@ -124,8 +124,8 @@ class TrainConfig:
     log_every: int = resumable_field(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
     # first and last step of a profile in WORKDIR/profiles, such as 10:13; "": no profile (docs/how-to/profile.md)
     profile_steps: str = resumable_field("")
-    # seconds without a step, validation batch or checkpoint write after which a process exits with code 1, so that the
-    # scheduler can restart the run; applies after the first step. 0: no limit
+    # seconds without a step, a batch of a validation or a stage of a checkpoint's save after which a process exits with
+    # code 1, so that the scheduler can restart the run; applies after the first step. 0: no limit
     stuck_after: float = resumable_field(3600.0)
     # makes GPU runs bitwise reproducible, also after a restart on GPUs of the same kind (launch/README.md)
     deterministic: bool = resumable_field(False)

@@ -197,6 +197,7 @@ class _Job:
             count, tokens, log_probs, lengths, ended = jax.device_get(
                 (generation.count, generation.tokens, generation.log_probs, generation.lengths, generation.ended)
             )
+            self.loaded.progress()
             clock.tick(int(count), int(lengths[: len(texts)].sum()) - len(texts))
             for row, text in enumerate(texts):
                 text.read(tokens[row, : lengths[row]].tolist(), bool(ended[row]))
@@ -222,6 +223,7 @@ class _Job:
         )
         while True:
             count, ended = jax.device_get((search.count, search.ended))
+            self.loaded.progress()
             clock.tick(int(count), (int(count) - 1) * len(self.prompts))
             if ended.all():
                 break

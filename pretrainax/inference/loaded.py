@@ -43,6 +43,9 @@ class LoadedModel:
     origin: str  # description for messages: "runs/mine, step 2,000"
     ends: Optional[tuple[int, ...]] = None  # ids that end a generated text; None: the separator of the vocabulary
     generation: Optional[GenerationFile] = None  # generation settings of an imported model that was not trained further
+    progress: Callable[[], None] = lambda: (
+        None
+    )  # called for each batch and each chunk of tokens, for the watchdog of a run
 
     def __repr__(self) -> str:
         """Formats the class, origin, family, parameter count, vocabulary size and devices on one line."""
@@ -86,6 +89,7 @@ class LoadedModel:
 
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Result], batch: Mapping[str, np.ndarray]) -> Result:
         """Computes `work(model, params, batch)`, jitted, for results that `compute` cannot derive from `Outputs`."""
+        self.progress()
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put_on_devices(with_token_inputs(batch, self._token_inputs)))
 

@@ -50,7 +50,9 @@ class AnswerWriter(Callback):
         prompts = [stream_task.prompt_example(stream.record(n), stream.vocabulary) for n in record_indices]
         if self._writer is None:
             model, tokenizer = plain(run.model), run.prepared.tokenizer
-            self._writer = LoadedModel(run.experiment, model, None, tokenizer, run.mesh, "this run")
+            self._writer = LoadedModel(
+                run.experiment, model, None, tokenizer, run.mesh, "this run", progress=run.peers.progress
+            )
         loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).share_compiled(self._writer)
         sampling = Sampling(max_new_tokens=stream_task.answer_capacity, num_beams=task.num_beams)
         answers = generate_examples(loaded, prompts, sampling)

@@ -94,7 +94,8 @@ class TaskEvaluation(Callback):
             config, params = electra.generator(experiment.model, params)
             model = models.build(config, model.compute)
             experiment = dataclasses.replace(experiment, model=config)
-        loaded = LoadedModel(experiment, model, params, run.prepared.tokenizer, run.mesh, "this run")
+        tokenizer, progress = run.prepared.tokenizer, run.peers.progress
+        loaded = LoadedModel(experiment, model, params, tokenizer, run.mesh, "this run", progress=progress)
         if self._previous is not None and self._previous[0] is run:
             loaded.share_compiled(self._previous[1])
         self._previous = run, dataclasses.replace(loaded, params=None).share_compiled(loaded)

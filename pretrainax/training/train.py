@@ -75,7 +75,7 @@ def train(
         with places.process_zero_first(workdir):
             if follows_budget and run.is_primary:  # `open_run` has computed the steps
                 write_atomically(os.path.join(workdir, "config.json"), dump(experiment))
-        options = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps
+        options = experiment.checkpoint.keep, experiment.select_by, experiment.checkpoint.keeps, run.peers.progress
         checkpoints = open_checkpoints(os.path.join(workdir, "checkpoints"), *options)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):

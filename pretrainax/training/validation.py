@@ -70,6 +70,7 @@ class Validation:
             return
         for number, (parts, count) in enumerate(zip(self.parts, self.rows, strict=True)):
             for first in range(0, count, self.experiment.train.global_batch_size):
+                self.peers.progress()
                 yield parts, self.valid_batches.stream_batch(number, range(first, count))
 
     def metrics(self, params: Params) -> dict[str, float]:

@@ -53,6 +53,14 @@ def test_state_and_extra_come_back_bit_for_bit(tmp_path):
     checkpoints.close()
 
 
+def test_each_stage_of_a_save_is_progress(tmp_path):
+    calls = []
+    checkpoints = Checkpoints(str(tmp_path), keep=1, progress=lambda: calls.append(threading.current_thread().name))
+    checkpoints.save(7, make_state(7), {})
+    checkpoints.close()
+    assert [name.partition("_")[0] for name in calls] == ["MainThread", "checkpoint", "checkpoint"]
+
+
 @pytest.mark.parametrize("devices", [1, 4])
 def test_arrays_saved_on_8_devices_come_back_on_fewer(two_steps, devices):
     (_, state, _), _ = restore(two_steps, devices)

@@ -45,6 +45,14 @@ def test_a_text_goes_on_to_its_length_its_end_or_the_context(alphabet):
         np.testing.assert_allclose(text.log_probs, [chance] * len(text.ids), rtol=1e-5)
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_each_chunk_of_tokens_is_progress(alphabet, monkeypatch, beams):
+    calls = []
+    monkeypatch.setitem(vars(alphabet), "progress", lambda: calls.append(1))
+    generate(alphabet, ["ab"], Sampling(max_new_tokens=5, num_beams=beams))
+    assert len(calls) == 2  # the prompt, and one chunk
+
+
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_string_stops_a_text_across_tokens_and_is_not_shown(alphabet, watched):
     shown = []

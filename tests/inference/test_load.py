@@ -127,6 +127,14 @@ def test_hidden_states_are_those_of_transformers(name):
         np.testing.assert_allclose(np.asarray(states)[:-1, real], theirs[:-1, real], atol=2e-4, rtol=0)
 
 
+def test_each_batch_is_progress():
+    calls, arrays = [], batch(CASES["gpt2"])
+    loaded = dataclasses.replace(loaded_case("gpt2"), progress=lambda: calls.append(1))
+    for count in (1, 2):
+        loaded(arrays)
+        assert len(calls) == count
+
+
 def test_the_dtype_is_that_of_activations(made_run):
     exact, coarse = load(made_run, mesh=ONE), load(made_run, "bfloat16", ONE)
     assert {x.dtype.name for x in coarse.parameters.values()} == {"float32"}

@@ -405,6 +405,20 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
     assert Validation.metrics(validation, None)["loss"] == 1.0
 
 
+@pytest.mark.parametrize(("parts", "count"), [([()], 20), ([("source=a",), ("source=b",)], 20)])
+def test_each_validation_batch_is_progress(parts, count):
+    config, calls = tiny.get_config("gpt"), []
+    rows = 20 * config.train.global_batch_size
+    batches = SimpleNamespace(rows_per_epoch=rows, stream_batch=lambda *_: {}, __getitem__=lambda *_: {})
+    batches.schedule = SimpleNamespace(before=lambda rows: np.array([rows // len(parts)] * len(parts)))
+    config.evaluate.batches = 20
+    validation = Validation(config, batches, None, None, None, SimpleNamespace(progress=lambda: calls.append(1)))
+    vars(validation)["parts"] = parts
+    if len(parts) == 1:
+        validation.valid_batches = type("Rows", (), vars(batches))()
+    assert len(list(validation.iterate_parts())) == len(calls) == count
+
+
 # --- nothing is compiled twice ---------------------------------------------------------------------------------------
 
 
