@@ -56,6 +56,11 @@ def _complete(new: Experiment, old: Experiment) -> None:
         new.train.steps, new.train.budget = old.train.steps, None
     new.evaluate.every = new.evaluate.every or old.evaluate.every
     new.checkpoint.every = new.checkpoint.every or old.checkpoint.every
+    _adopt_warmup(new, old)
+
+
+def _adopt_warmup(new: Experiment, old: Experiment) -> None:
+    """Sets a warmup of "auto" to that of the existing run `old`, because a longer run has the same first steps."""
     if getattr(new.schedule, "warmup_steps", None) == config_lib.AUTO:
         new.schedule.warmup_steps = getattr(old.schedule, "warmup_steps", config_lib.AUTO)
 
@@ -63,16 +68,19 @@ def _complete(new: Experiment, old: Experiment) -> None:
 def adopt_steps(workdir: str, experiment: Experiment) -> list[tuple[str, str]]:
     """Sets the steps of an existing run if `config.train.budget` is in FLOPs or time; returns header rows.
 
-    A resumed run thus does not measure its speed again.
+    A resumed run thus does not measure its speed again. A warmup of "auto" becomes that of the run.
     """
     path, budget = os.path.join(workdir, "config.json"), experiment.train.budget
-    if budget is None or RunBudget.parse(budget).unit == "epochs" or not has_steps(workdir) or not os.path.exists(path):
+    if not has_steps(workdir) or not os.path.exists(path):
         return []
-    _complete(experiment, config_lib.load(path))
-    steps = experiment.train.steps
-    return [
-        ("steps", f"{steps:,}, as the run began; to extend it, replace the budget by --config.train.steps=N --extend")
-    ]
+    old = config_lib.load(path)
+    if budget is None or RunBudget.parse(budget).unit == "epochs":
+        _adopt_warmup(experiment, old)
+        return []
+    _complete(experiment, old)
+    warmup = experiment.schedule.warmup_steps
+    flags = f"--config.train.budget=none --config.train.steps=N --config.schedule.warmup_steps={warmup} --extend"
+    return [("steps", f"{experiment.train.steps:,}, as the run began; to extend it, replace the budget by {flags}")]
 
 
 def has_steps(workdir: str) -> bool:

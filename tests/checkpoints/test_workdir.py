@@ -6,10 +6,10 @@ import json
 import pytest
 
 from pretrainax.checkpoints.steps import has_checkpoints
-from pretrainax.checkpoints.workdir import check_workdir, has_steps
+from pretrainax.checkpoints.workdir import adopt_steps, check_workdir, has_steps
 from pretrainax.config import AUTO, LearnedPositions, UserError, dump, load
 from pretrainax.data.sources import TextFiles
-from pretrainax.optim import AdamW
+from pretrainax.optim import AdamW, WarmupConstant
 from pretrainax.runs.train import train
 from pretrainax.tokenization import ByteBPE, Characters
 from pretrainax.training.train_step import Update
@@ -182,3 +182,15 @@ def test_extending_a_run_without_steps_or_without_a_config(experiment, started, 
     (started / "checkpoints" / "2").rmdir()
     longer.train.steps = 1  # a run without steps may also become shorter
     assert check_workdir(str(started), longer) == "" == check_workdir(str(started), longer, extend=True)
+
+
+@pytest.mark.parametrize(("steps", "budget"), [(600, None), (0, "6 epochs")])
+def test_an_automatic_warmup_is_that_of_the_run_before_the_data_is_prepared(steps, budget, experiment, started):
+    experiment.schedule = WarmupConstant(30)
+    experiment.train.steps = 300
+    (started / "config.json").write_text(dump(experiment))
+    longer = copy.deepcopy(experiment)
+    longer.schedule, longer.train.steps, longer.train.budget = WarmupConstant(AUTO), steps, budget
+    assert adopt_steps(str(started), longer) == [] and longer.schedule.warmup_steps == 30
+    longer.train.steps, longer.train.budget = 600, None  # as the prepared data has it
+    assert check_workdir(str(started), longer) == "extended from 300 to 600 steps"

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from pretrainax.checkpoints.workdir import adopt_steps
+from pretrainax.checkpoints.workdir import adopt_steps, check_workdir
 from pretrainax.config import AUTO, UserError, dump
 from pretrainax.config.budget import RunBudget
 from pretrainax.config.overrides import set_field
@@ -91,6 +91,19 @@ def test_a_run_with_steps_keeps_them_and_a_new_one_does_not(tmp_path):
     assert adopt_steps(str(tmp_path), again) == [] and again.train.steps == 0 and again.schedule.warmup_steps == AUTO
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     assert adopt_steps(str(tmp_path), again)[0][1].startswith("123, ") and again == first
+
+
+def test_a_run_with_a_budget_is_extended_by_the_flags_that_it_prints(tmp_path):
+    (tmp_path / "config.json").write_text(dump(resolved(with_budget("1239 flops"))))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    ((_, row),) = adopt_steps(str(tmp_path), with_budget("1239 flops"))
+    flags = "--config.train.budget=none --config.train.steps=N --config.schedule.warmup_steps=12 --extend"
+    assert row == f"123, as the run began; to extend it, replace the budget by {flags}"
+    arguments = [flag.removeprefix("--").replace("=N", "=200") for flag in flags.split()[:-1]]
+    for longer in (tiny.get_config("gpt"), with_budget("1239 flops")):  # the budget was a flag, or is in the config
+        for path, _, value in (argument.partition("=") for argument in arguments):
+            set_field(longer, path, value)
+        assert check_workdir(str(tmp_path), longer, extend=True).startswith("extended from 123 to 200 steps")
 
 
 @pytest.mark.slow
