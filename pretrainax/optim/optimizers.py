@@ -366,7 +366,9 @@ class AdEMAMix(Chain):
         for name in ("alpha_warmup_steps", "alpha"):
             if not getattr(self, name) >= 0:
                 yield f"config.optimizer.{name} is {getattr(self, name)}, it must be at least 0"
-        if self.alpha_warmup_steps and not 0 < self.b1 <= self.b3:
+        if self.b3 == 0:
+            yield "config.optimizer.b3 is 0.0, it must be above 0: the slow first moment needs a half-life"
+        elif self.alpha_warmup_steps and not 0 < self.b1 <= self.b3:
             yield (
                 f"config.optimizer.b3 is {self.b3}, and rises from config.optimizer.b1 {self.b1} over "
                 f"config.optimizer.alpha_warmup_steps {self.alpha_warmup_steps}: b3 must be at least b1, and b1 "

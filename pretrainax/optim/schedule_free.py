@@ -69,3 +69,14 @@ class ScheduleFreeAdamW(Chain):
                 f"config.schedule is {experiment.schedule}, and ScheduleFreeAdamW requires a constant rate: set "
                 '--config.schedule="WarmupConstant()"'
             )
+        elif experiment.schedule.anneal_steps:
+            yield (
+                f"config.schedule.anneal_steps is {experiment.schedule.anneal_steps}, and ScheduleFreeAdamW requires a "
+                "constant rate: set --config.schedule.anneal_steps=0"
+            )
+        for number, phase in enumerate(experiment.phases):
+            if phase.learning_rate not in (None, self.learning_rate):
+                yield (
+                    f"config.phases[{number}].learning_rate is {phase.learning_rate}, and ScheduleFreeAdamW requires a "
+                    f"constant rate, config.optimizer.learning_rate {self.learning_rate}: remove it"
+                )

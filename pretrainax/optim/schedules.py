@@ -163,6 +163,12 @@ class WarmupStableDecay(Schedule):
         yield from super().problems(experiment)
         if self.decay_steps < 0:
             yield f"config.schedule.decay_steps is {self.decay_steps}, it must be at least 0"
+        elif 0 < (rest := (steps := experiment.train.steps) - self.resolved_warmup(steps)) < self.decay_steps:
+            yield (
+                f"config.schedule.decay_steps is {self.decay_steps}, it must be at most {rest}, the steps after the "
+                f"warmup (config.train.steps {steps} - config.schedule.warmup_steps {steps - rest}): set "
+                f"--config.schedule.decay_steps={rest}"
+            )
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from pretrainax.config import to_json
+from pretrainax.config import Phase, to_json
 from pretrainax.optim import SM3, Adafactor, AdEMAMix, Muon, ScheduleFreeAdamW, Sophia
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.optimizers import AdamW, Lamb, Lion, Optimizer, StableAdamW
@@ -354,6 +354,7 @@ def test_an_impossible_optimizer_field_is_named(field, value):
         (AdEMAMix(), "b3", 1.0),
         (AdEMAMix(), "alpha_warmup_steps", -1),
         (AdEMAMix(), "alpha", -1.0),
+        (AdEMAMix(), "b3", 0.0),
         (AdEMAMix(alpha_warmup_steps=10), "b3", 0.5),  # below b1, from where it rises
         (Lion(), "learning_rate", 0.0),
         (Adafactor(), "clip_rms", 0.0),
@@ -425,6 +426,34 @@ def test_an_impossible_length_of_a_cosine_or_an_annealing_is_named():
 def test_an_impossible_decay_is_named():
     problems = list(WarmupStableDecay(decay_steps=-1, final_fraction=2.0).problems(None))
     assert [p.split(" is ")[0] for p in problems] == ["config.schedule.final_fraction", "config.schedule.decay_steps"]
+
+
+def test_a_decay_that_begins_before_the_warmup_ends_is_named():
+    experiment = SimpleNamespace(train=SimpleNamespace(steps=100))
+    (problem,) = WarmupStableDecay(5, decay_steps=1000).problems(experiment)
+    assert problem == (
+        "config.schedule.decay_steps is 1000, it must be at most 95, the steps after the warmup (config.train.steps "
+        "100 - config.schedule.warmup_steps 5): set --config.schedule.decay_steps=95"
+    )
+    assert not list(WarmupStableDecay(5, decay_steps=95).problems(experiment))
+    assert not list(WarmupStableDecay(100, decay_steps=1000).problems(experiment))  # a trial that ends in the warmup
+    experiment.train.steps = 0  # a budget, whose steps are unknown yet
+    assert not list(WarmupStableDecay(5, decay_steps=1000).problems(experiment))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rate", "said"),
+    [
+        (WarmupConstant(10, anneal_steps=20), None, "config.schedule.anneal_steps is 20"),
+        (WarmupConstant(10), 1e-4, "config.phases[1].learning_rate is 0.0001"),
+        (WarmupConstant(10), 2.5e-3, ""),
+    ],
+)
+def test_a_rate_that_is_not_constant_is_refused_for_schedule_free_adamw(schedule, rate, said):
+    phases = (Phase(share=0.5), Phase(learning_rate=rate))
+    problems = list(ScheduleFreeAdamW().problems(SimpleNamespace(schedule=schedule, phases=phases)))
+    assert len(problems) == bool(said)
+    assert all(problem.startswith(said) and "requires a constant rate" in problem for problem in problems)
 
 
 def test_json_names_an_optimizer_by_its_class():
