@@ -105,15 +105,18 @@ class Loop:
         self.flops_done = 0.0  # FLOPs of these steps, without masked blocks that attention skips
 
     def _select_by(self, metric: str) -> None:
-        """Discards the restored best metric value if the run now selects checkpoints by a different metric."""
-        state = self.loop_state
-        if state.select_by != metric and state.best_loss is not None:
-            self.writer.note(
-                f"until now validation {state.select_by} selected the best checkpoint; from this step on {metric} "
-                "selects it, among checkpoints with that metric"
-            )
+        """Discards the restored best metric value if the run now has another metric or other validation rows."""
+        state, batches, change = self.loop_state, self.run.validation.sizes[0], ""
+        if state.select_by != metric:
+            change = f"validation {state.select_by} selected the best checkpoint; from this step on {metric} selects it"
+            change += ", among checkpoints with that metric"
+        elif state.valid_batches not in (None, batches):
+            change = f"a validation had {state.valid_batches:,} batches; from this step on it has {batches:,}, and the "
+            change += f"best {metric} and the patience begin again"
+        if change and state.best_loss is not None:
+            self.writer.note(f"until now {change}")
             state.best_loss, state.evaluations_since_best = None, 0
-        state.select_by = metric
+        state.select_by, state.valid_batches = metric, batches
 
     @property
     def step(self) -> int:

@@ -51,6 +51,7 @@ class LoopState:
     sums: dict[str, list] = dataclasses.field(default_factory=dict)
     metrics_file: Optional[dict[str, int]] = None  # "bytes" and "lines" of metrics.jsonl; None: an older version saved
     is_scheduled: bool = True  # False: saved only because of a signal; an uninterrupted run has no such checkpoint
+    valid_batches: Optional[int] = None  # batches of each validation of `best_loss`; None: an older version saved
 
     def add_sums(self, sums: Mapping[str, Sequence]) -> None:
         """Adds a step's sums and counts, {metric: (sum, count)}, to the running totals in `self.sums`."""

@@ -182,6 +182,18 @@ def test_after_a_rollback_the_run_forgets_what_later_steps_requested(monkeypatch
     assert not actions and not loop._stop_reason()
 
 
+@pytest.mark.parametrize(("before", "is_reset"), [(10, True), (20, False), (None, False)])
+def test_a_best_value_of_other_validation_rows_is_discarded_with_a_note(monkeypatch, before, is_reset):
+    loop, actions = simulated(monkeypatch)
+    state = loop.loop_state
+    state.best_loss, state.evaluations_since_best, state.valid_batches = 3.0, 2, before
+    loop._reset()
+    assert (state.best_loss, state.evaluations_since_best) == ((None, 0) if is_reset else (3.0, 2))
+    note = "until now a validation had 10 batches; from this step on it has 20, "
+    note += "and the best loss and the patience begin again"
+    assert actions == [note] * is_reset and state.valid_batches == 20
+
+
 def flip(path):
     """A token is another one of the vocabulary."""
     content = bytearray(path.read_bytes())

@@ -22,6 +22,7 @@ def test_run_json_has_the_keys_that_it_always_had_in_their_order():
         "sums": {},
         "metrics_file": None,
         "is_scheduled": True,
+        "valid_batches": None,
     }
     assert json.dumps(FRESH.to_json()) == json.dumps(expected)
 
