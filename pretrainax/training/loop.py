@@ -239,8 +239,8 @@ class Loop:
 
     def _run_due_actions(self, state: TrainState) -> bool:
         """Logs, evaluates and saves if due after this step; returns True if a signal requires the run to stop now."""
-        experiment, step, requests = self.run.experiment, self.step, self._requests
-        self._requests = set()
+        experiment, checkpoint, step = self.run.experiment, self.run.experiment.checkpoint, self.step
+        requests, self._requests = self._requests, set()
         is_stopping = self.run.peers.agree(self.preemption.requested)
         if is_logged := step % experiment.train.logged_every == 0 or self._is_end:
             self._log(state)
@@ -249,9 +249,7 @@ class Loop:
             is_best = self._evaluate(state)
         if self._is_end and not is_logged:  # this validation ended the run
             self._log(state)
-        is_due = (
-            step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step) or "checkpoint" in requests
-        )
+        is_due = step % checkpoint.every == 0 or checkpoint.keeps(step) or "checkpoint" in requests
         is_scheduled = is_due or is_best or self._is_end
         if is_scheduled or is_stopping:
             self._save(state, is_scheduled)

@@ -29,7 +29,7 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.profiles import Profiles
 from pretrainax.training.restore import claim_workdir, restore_or_init
 from pretrainax.training.run import GenerateOutputs, no_generation, open_run
-from pretrainax.training.start import FRESH, Start
+from pretrainax.training.start import FRESH, Row, Start
 from pretrainax.training.start_rows import rows_of_start
 from pretrainax.training.tracking import Tracking
 
@@ -62,10 +62,7 @@ def train(
             if jax.process_index() == 0:
                 outer_stack.enter_context(WorkdirLock(workdir))
             with places.process_zero_first(workdir):
-                kept_rows = adopt_steps(workdir, experiment)
-                check_workdir(workdir, experiment, extend)  # before the data is prepared, which may take hours
-                prepared = prepare(experiment, saved_tokenizer=os.path.join(workdir, "tokenizer"))
-                claimed = kept_rows + claim_workdir(workdir, experiment, prepared, extend)
+                prepared, claimed = _prepare(experiment, workdir, extend)
         return prepared
 
     outer_stack = contextlib.ExitStack()  # holds the lock of the workdir, which is released last
@@ -104,6 +101,14 @@ def all_callbacks(experiment: Experiment, given: Sequence[Callback]) -> list[Cal
     profiles = [] if any(isinstance(callback, Profiles) for callback in given) else [Profiles()]
     configured = cast(tuple[Callback, ...], experiment.callbacks)
     return [Tracking(experiment.trackers), *configured, *given, ExpertBalance(), *profiles]
+
+
+def _prepare(experiment: Experiment, workdir: str, extend: bool) -> tuple[Prepared, list[Row]]:
+    """Checks the workdir, prepares the data and claims the workdir for the run; also returns header rows."""
+    rows = adopt_steps(workdir, experiment)
+    check_workdir(workdir, experiment, extend)  # before the data is prepared, which may take hours
+    prepared = prepare(experiment, saved_tokenizer=os.path.join(workdir, "tokenizer"))
+    return prepared, rows + claim_workdir(workdir, experiment, prepared, extend)
 
 
 def _check(experiment: Experiment, workdir: str, start: Start) -> None:
