@@ -7,7 +7,7 @@ converted to an automaton over tokens, using the bytes of each token.
 import base64
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Union
 
 import jax
@@ -19,7 +19,7 @@ from pretrainax.files.errors import shortened
 from pretrainax.files.extras import missing, needs
 from pretrainax.inference.prompts import ids_of
 from pretrainax.runtime.confined import Confined
-from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.base import Tokenizer
 
 FORBIDDEN = -1  # in a transition table: the token is not allowed in this state
 _REGEX_STATES = os.path.join(os.path.dirname(__file__), "regex_states.py")
@@ -97,16 +97,19 @@ def _option_ids(option: str, token: Union[int, str], tokenizer: Tokenizer) -> li
     return [token]
 
 
-def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
+def without_strings(
+    banned: Sequence[str], spellings: Sequence[bytes], special: Collection[int], rows: int
+) -> Automaton:
     """Builds the automaton that forbids the `banned` strings, however they are split into tokens.
 
     Args:
       spellings: bytes of each token id, from `Tokenizer.spellings`.
+      special: ids of special tokens.
       rows: V, number of embedding rows of the model. Ids after the vocabulary are forbidden.
     """
     automaton = _completing(banned, spellings, rows)
     # A special token separates the text before and after it.
-    return Automaton(automaton.moves.at[:, jnp.array(sorted(vocabulary.special_ids), jnp.int32)].set(0))
+    return Automaton(automaton.moves.at[:, jnp.array(sorted(special), jnp.int32)].set(0))
 
 
 def stopping(stops: Sequence[str], tokenizer: Tokenizer, rows: int, ends: Sequence[int]) -> Automaton:
@@ -128,7 +131,7 @@ def _completing(strings: Sequence[str], spellings: Sequence[bytes], rows: int) -
 
 
 def matching(
-    pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int, ends: Sequence[int]
+    pattern: str, spellings: Sequence[bytes], special: Collection[int], rows: int, ends: Sequence[int]
 ) -> Automaton:
     """Builds the automaton that allows only text that fully matches a regular expression.
 
@@ -136,7 +139,7 @@ def matching(
     `regex_states` computes the automaton in a separate process with limits on time and memory.
 
     Args:
-      spellings, rows: as in `without_strings`.
+      spellings, special, rows: as in `without_strings`.
       ends: ids that end a text.
 
     Raises:
@@ -149,7 +152,7 @@ def matching(
         raise UserError("regex needs a vocabulary with an end token, and this vocabulary has none: leave regex out")
     ids: dict[str, list[int]] = {}
     for i, spelling in enumerate(spellings):
-        if spelling and i not in vocabulary.special_ids and b"\0" not in spelling:
+        if spelling and i not in special and b"\0" not in spelling:
             ids.setdefault(spelling.decode("latin-1"), []).append(i)
     process = Confined(_REGEX_STATES, "moves", seconds=_MAX_SECONDS, gib=_MAX_GIB)
     try:

@@ -353,7 +353,8 @@ def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
     tokenizer, rows, ends = loaded.tokenizer, loaded.experiment.model.vocab_size, loaded.end_tokens
     automata = []
     if sampling.banned_strings or sampling.regex:
-        vocabulary_args = tokenizer.spellings(), tokenizer.vocabulary, rows
+        special = tokenizer.vocabulary.special_ids.union(tokenizer.special_patterns.values())
+        vocabulary_args = tokenizer.spellings(), special, rows
         if sampling.banned_strings:
             automata.append(without_strings(sampling.banned_strings, *vocabulary_args))
         if sampling.regex:

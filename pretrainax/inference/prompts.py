@@ -32,18 +32,21 @@ def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Tokenizes a text with special tokens, such as "The <extra_id_0> walks" or "a [MASK]"; returns ids int32 [n].
 
     Sentinels and masks are parsed as in `inference.holes`. If tokens include the space before a word, a sentinel or
-    mask also replaces the space before it. [MASK] works for every tokenizer with a mask token.
+    mask also replaces the space before it. [MASK] works for every tokenizer with a mask token. The special tokens of a
+    tokenizer.json replace white space as in transformers.
 
     Raises:
       UserError: the text contains a sentinel or a mask that the vocabulary lacks.
     """
     vocabulary = tokenizer.vocabulary
-    id_of_string = {piece.removeprefix(_SPACE_PREFIX): i for i, piece in tokenizer.special_pieces.items() if piece}
+    id_of_pattern = {pattern.removeprefix(_SPACE_PREFIX): i for pattern, i in tokenizer.special_patterns.items()}
     if vocabulary.mask is not None:
-        id_of_string[PLAIN] = vocabulary.mask
-    pattern = "|".join(map(re.escape, sorted(id_of_string, key=len, reverse=True))) or "(?!)"
-    pieces = re.split(f"({pattern})", text)
-    parts, special_ids = pieces[::2], [id_of_string[piece] for piece in pieces[1::2]]
+        id_of_pattern[re.escape(PLAIN)] = vocabulary.mask
+    patterns = sorted(id_of_pattern, key=len, reverse=True)
+    matches = [*re.finditer("|".join(f"({pattern})" for pattern in patterns) or "(?!)", text)]
+    special_ids = [id_of_pattern[patterns[match.lastindex - 1]] for match in matches]
+    edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
+    parts = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
     for part in parts:
         _check_unknown_tokens(part, tokenizer)
     are_holes = [special_id in (vocabulary.mask, *vocabulary.sentinels) for special_id in special_ids]

@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import ClassVar, NamedTuple, Optional
@@ -169,6 +170,14 @@ class Tokenizer:
             id_run = list(id_run)
             strings += [self._decode(id_run)] if is_text else [self.special_pieces.get(i, "\ufffd") for i in id_run]
         return self._separator.join(strings)
+
+    @functools.cached_property
+    def special_patterns(self) -> dict[str, int]:
+        """Maps a regular expression for each special token in a prompt to the token's id.
+
+        A tokenizer.json can have special tokens in addition to `special_pieces`, such as <|im_start|> of chat formats.
+        """
+        return {re.escape(piece): i for i, piece in self.special_pieces.items() if piece}
 
     @functools.cached_property
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,9 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Optional
 
@@ -51,6 +53,14 @@ class SubwordTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    @functools.cached_property
+    def special_patterns(self) -> dict[str, int]:
+        added = [token for token in json.loads(self.model)["added_tokens"] if token["special"]]
+        return super().special_patterns | {
+            r"\s*" * token["lstrip"] + re.escape(token["content"]) + r"\s*" * token["rstrip"]: token["id"]
+            for token in added
+        }
 
     def spellings(self) -> list[bytes]:
         pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary.size)]

@@ -11,7 +11,9 @@ import pytest
 
 from pretrainax.config import LearnedPositions, UserError
 from pretrainax.inference import decoding
+from pretrainax.inference.constraints import FORBIDDEN
 from pretrainax.inference.decoding import Rates, Sampling, generate
+from pretrainax.tokenization.tokenizer_json import library_tokenizer
 from tests.support.bigrams import Bigrams
 from tests.support.loaded import loaded_case
 
@@ -124,6 +126,23 @@ def test_what_is_asked_for_is_all_that_is_said(alphabet):
     assert re.fullmatch(r"c[xyz]{2,3}", text(regex=r"c[xyz]{2,3}"))
     assert text(num_beams=3) == "cdefghij"
     assert text(repetition_penalty=1e6).startswith("cdef") and len(set(text(presence_penalty=9.0))) == 8
+
+
+def test_special_tokens_of_a_tokenizer_json_match_no_string(alphabet):
+    """<|turn|> is not a special piece: no regular expression allows it, and no banned string is part of it."""
+    letters = alphabet.tokenizer
+    library = library_tokenizer(letters)
+    library.add_special_tokens(["<|turn|>"])
+    turn = library.token_to_id("<|turn|>")
+    vocabulary = dataclasses.replace(letters.vocabulary, size=turn + 1)
+    tokenizer = type(letters)(library.to_str().encode(), vocabulary, letters.special_pieces)
+    loaded = dataclasses.replace(alphabet, tokenizer=tokenizer)
+    (banning,) = decoding.rules_of(loaded, Sampling(banned_strings=("<|", "ab"))).automata
+    assert banning.moves[:, turn].tolist() == [0] * len(banning.moves)
+    assert not decoding.rules_of(loaded, Sampling(banned_tokens=("<|turn|>",))).allowed[turn]
+    pytest.importorskip("outlines_core")
+    (allowing,) = decoding.rules_of(loaded, Sampling(regex=r"[a-z<|>]*")).automata
+    assert (allowing.moves[:, turn] == FORBIDDEN).all()
 
 
 def test_times_are_added_up(alphabet):

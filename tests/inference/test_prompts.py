@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, normalizers
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import tokens_read
@@ -23,6 +25,8 @@ from pretrainax.data.objectives import (
 from pretrainax.data.packing import BestFit
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.prompts import batch_of, ids_of, read_prompt
+from pretrainax.tokenization.huggingface import read_tokenizer
+from tests.golden.case import needs_transformers
 from tests.support import tiny
 from tests.support.loaded import letters
 
@@ -56,7 +60,7 @@ def test_a_model_of_others_whose_begin_of_text_is_the_end_has_nothing_before_a_t
     gpt2 = letters()
     same = dataclasses.replace(gpt2.vocabulary, bos=EOS)
     tokenizer = type(
-        "Gpt2", (), {name: getattr(gpt2, name) for name in ("encode", "special_pieces")} | {"vocabulary": same}
+        "Gpt2", (), {name: getattr(gpt2, name) for name in ("encode", "special_patterns")} | {"vocabulary": same}
     )
     of_others = experiment(CausalLM(), trained=False)
     assert read_prompt("ab", of_others, tokenizer)["tokens"].tolist() == AB
@@ -104,6 +108,25 @@ def test_special_pieces_of_a_prompt_are_ids():
     assert ids_of("<mask>a <mask>[MASK]", LETTERS).tolist() == [mask, a, space, mask, mask]
     assert ids_of("a </s>a", LETTERS).tolist() == [a, space, EOS, a]
     assert ids_of("", LETTERS).tolist() == []
+
+
+@needs_transformers
+def test_special_tokens_of_a_tokenizer_json_are_the_ids_of_transformers(tmp_path):
+    import transformers
+
+    library = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate("▁Hiuser\n")}, []))
+    library.normalizer = normalizers.Replace(" ", "▁")
+    flags = {"<|end|>": "rstrip", "<|im_start|>": "", "<mark>": "lstrip", "<|im_start|>x": ""}
+    library.add_special_tokens(
+        [tokenizers.AddedToken(t, special=True, **({f: True} if f else {})) for t, f in flags.items()]
+    )
+    library.add_tokens([tokenizers.AddedToken("sis")])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    ours, theirs = read_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    text = "<|im_start|>user\n Hi<|end|> \n<|im_start|>x  <mark> sis<|im_start|><|end|>"
+    assert ids_of(text, ours).tolist() == theirs(text, add_special_tokens=False).input_ids
+    assert ids_of("<|end|>", ours).tolist() == [library.token_to_id("<|end|>")]
 
 
 def test_an_empty_prompt_is_refused_where_nothing_can_stand_in_its_place():

@@ -118,7 +118,7 @@ def test_a_regular_expression_that_explodes_is_one_line(pattern, said, tokenizer
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with pytest.raises(UserError, match=said) as e:
         constraints.matching(
-            pattern, tokenizer.spellings(), tokenizer.vocabulary, 265, [tokenizer.vocabulary.separator]
+            pattern, tokenizer.spellings(), tokenizer.vocabulary.special_ids, 265, [tokenizer.vocabulary.separator]
         )
     assert "\n" not in str(e.value) and len(str(e.value)) < 700
     assert time.monotonic() - began < 30
@@ -133,7 +133,8 @@ def test_ctrl_c_ends_a_regular_expression_at_once():
         "from pretrainax.tokenization import ByteBPE\n"
         "t = ByteBPE(vocab_size=265).build(iter(['Hello you and me'] * 30))\n"
         "print('begins', flush=True)\n"
-        r"constraints.matching(r'(.|\n){0,500}x.{200}', t.spellings(), t.vocabulary, 265, [t.vocabulary.separator])"
+        "special, ends = t.vocabulary.special_ids, [t.vocabulary.separator]\n"
+        r"constraints.matching(r'(.|\n){0,500}x.{200}', t.spellings(), special, 265, ends)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
