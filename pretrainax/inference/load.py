@@ -15,6 +15,7 @@ from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.language_model import LanguageModel
+from pretrainax.inference.loaded import without_capacity
 from pretrainax.interop import start
 from pretrainax.interop.directories import check_rows, evaluation_of
 from pretrainax.interop.generation import end_tokens, read_generation_file
@@ -71,8 +72,7 @@ def load_origin(
         generation = read_generation_file(origin.directory)
 
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
-        if config.experts is not None:  # without a capacity, outputs for a row do not depend on other rows
-            config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
+        config = without_capacity(config)
         model_experiment = dataclasses.replace(experiment, model=config)
         built = models.build(config, compute)
         if experiment.tuning is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrainax.adapt import Adapted
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, ModelConfig, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.interop.generation import GenerationFile
@@ -43,9 +43,8 @@ class LoadedModel:
     origin: str  # description for messages: "runs/mine, step 2,000"
     ends: Optional[tuple[int, ...]] = None  # ids that end a generated text; None: the separator of the vocabulary
     generation: Optional[GenerationFile] = None  # generation settings of an imported model that was not trained further
-    progress: Callable[[], None] = lambda: (
-        None
-    )  # called for each batch and each chunk of tokens, for the watchdog of a run
+    # called for each batch and each chunk of tokens, for the watchdog of a run
+    progress: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
         """Formats the class, origin, family, parameter count, vocabulary size and devices on one line."""
@@ -119,8 +118,12 @@ class LoadedModel:
         self.__dict__.pop("_cache", None)
 
     def share_compiled(self, other: Self) -> Self:
-        """Reuses the compiled functions of `other`, another checkpoint of the same run; returns this model."""
-        self.__dict__["_compiled"], self.__dict__["_shared_cache"] = other._compiled, other._shared_cache
+        """Reuses the compiled functions of `other` if its model and mesh are equal; returns this model.
+
+        They are equal for the checkpoints of one phase of a run. Another phase can have another model config.
+        """
+        if self.model == other.model and self.mesh == other.mesh:
+            self.__dict__["_compiled"], self.__dict__["_shared_cache"] = other._compiled, other._shared_cache
         return self
 
     def check_plain(self, purpose: str) -> None:
@@ -164,6 +167,13 @@ def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
     module = cast(nn.Module, model)  # not `Electra`, which consists of two encoders
     outputs, state = module.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
     return outputs.replace(hidden=hidden_states(state["intermediates"]))
+
+
+def without_capacity(config: ModelConfig) -> ModelConfig:
+    """Removes the capacity of the experts, so that the outputs for a row do not depend on the other rows."""
+    if config.experts is None:
+        return config
+    return dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
 
 
 def check_language_model(loaded: LoadedModel) -> None:

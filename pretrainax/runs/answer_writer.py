@@ -14,10 +14,10 @@ from pretrainax.data.sources.base import Note
 from pretrainax.inference.decoding import Generated, generate_examples
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
+from pretrainax.runs.current_model import current_model
 from pretrainax.tasks import WritingTask
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
-from pretrainax.training.wrapped import plain
 
 
 class AnswerWriter(Callback):
@@ -29,7 +29,7 @@ class AnswerWriter(Callback):
     part = "starting"
 
     def __init__(self):
-        self._writer: Optional[LoadedModel] = None
+        self._previous: Optional[LoadedModel] = None
 
     def resolve_fields(self, experiment: Experiment) -> None:
         check_answers(experiment)
@@ -48,12 +48,10 @@ class AnswerWriter(Callback):
         record_indices = [i * rows // count for i in range(count)]
         stream.prefetch(record_indices)
         prompts = [stream_task.prompt_example(stream.record(n), stream.vocabulary) for n in record_indices]
-        if self._writer is None:
-            model, tokenizer = plain(run.model), run.prepared.tokenizer
-            self._writer = LoadedModel(
-                run.experiment, model, None, tokenizer, run.mesh, "this run", progress=run.peers.progress
-            )
-        loaded = dataclasses.replace(self._writer, params=run.plain(params)[1]).share_compiled(self._writer)
+        loaded = current_model(run, params)
+        if self._previous is not None:
+            loaded.share_compiled(self._previous)
+        self._previous = dataclasses.replace(loaded, params=None).share_compiled(loaded)
         sampling = Sampling(max_new_tokens=stream_task.answer_capacity, num_beams=task.num_beams)
         answers = generate_examples(loaded, prompts, sampling)
         loaded.clear_cache()

@@ -26,6 +26,7 @@ from pretrainax.inference.holes import has_hole
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.models import AnyModel
+from pretrainax.runs.current_model import current_model
 from pretrainax.runs.run_reports import SAMPLES_FILE
 from pretrainax.runs.sample_text import MAX_TOKENS, Cell, SampleText, one_line
 from pretrainax.sharding.arrays import constrain
@@ -67,16 +68,18 @@ def show_samples(
         return stopped
 
     prompts, tokenizer = run.experiment.evaluate.prompts, run.prepared.tokenizer
-    model, params = run.plain(params)
+    loaded = current_model(run, params)
     if prompts and jax.process_count() > 1:
         say("config.evaluate.prompts need a run of one process; use python -m pretrainax.generate after the run")
     if prompts and jax.process_count() == 1:
-        loaded = LoadedModel(run.experiment, model, params, tokenizer, run.mesh, "this run")
         groups = [(f"samples of config.evaluate.prompts: {_PROMPTED}", prompted(loaded, prompts, stop))]
     else:
         valid = batches_of(run.experiment, run.prepared, "valid")
         groups = [
-            (_legend(examples[0], tokenizer), samples(model, params, examples, valid.lengths, tokenizer, stop))
+            (
+                _legend(examples[0], tokenizer),
+                samples(loaded.model, loaded.params, examples, valid.lengths, tokenizer, stop),
+            )
             for examples in _candidates(valid, tokenizer)
         ]
     for legend, texts in groups:

@@ -6,12 +6,11 @@ from typing import Optional
 
 import jax
 
-from pretrainax import models
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.metric import FRACTION, STANDARD_ERRORS, Metric, declare, reported
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.models import electra
+from pretrainax.runs.current_model import current_model
 from pretrainax.scoring.tasks.run import LoadedTask, load_tasks, run_tasks
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
@@ -41,7 +40,7 @@ class TaskEvaluation(Callback):
 
     def __init__(self):
         self._tasks: list[LoadedTask] = []
-        self._previous: Optional[tuple[Run, LoadedModel]] = None
+        self._previous: Optional[LoadedModel] = None
 
     def resolve_fields(self, experiment: Experiment) -> None:
         """Reads the tasks.
@@ -87,16 +86,9 @@ class TaskEvaluation(Callback):
         return metrics | ({STANDARD_ERRORS: errors} if errors else {})
 
     def _loaded(self, run: Run, params: Params) -> LoadedModel:
-        """Returns the model that predicts tokens, with the compiled programs of earlier validations of the phase."""
-        model, params = run.plain(params)
-        experiment = run.trained
-        if experiment.model.generator is not None:
-            config, params = electra.generator(experiment.model, params)
-            model = models.build(config, model.compute)
-            experiment = dataclasses.replace(experiment, model=config)
-        tokenizer, progress = run.prepared.tokenizer, run.peers.progress
-        loaded = LoadedModel(experiment, model, params, tokenizer, run.mesh, "this run", progress=progress)
-        if self._previous is not None and self._previous[0] is run:
-            loaded.share_compiled(self._previous[1])
-        self._previous = run, dataclasses.replace(loaded, params=None).share_compiled(loaded)
+        """Returns the current model, with the compiled programs of earlier validations."""
+        loaded = current_model(run, params)
+        if self._previous is not None:
+            loaded.share_compiled(self._previous)
+        self._previous = dataclasses.replace(loaded, params=None).share_compiled(loaded)
         return loaded

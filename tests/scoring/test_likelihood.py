@@ -191,6 +191,10 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
     first, second = loaded.compute(question, row), other.share_compiled(loaded).compute(question, row)
     assert float(first) != float(second) == float(dataclasses.replace(other).compute(question, row))
     assert len(traced) == 2  # the one that has taken nothing traces it again
+    wider = models.build(dataclasses.replace(loaded.model.config, norm_epsilon=1.0), loaded.model.compute)
+    phase = dataclasses.replace(loaded, model=wider)
+    alone = dataclasses.replace(phase).compute(question, row)
+    assert float(phase.share_compiled(loaded).compute(question, row)) == float(alone) != float(first)
 
 
 @pytest.mark.slow
