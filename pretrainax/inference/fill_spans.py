@@ -13,6 +13,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example, has_prefix, is_encoder_decoder
+from pretrainax.data.leading_tokens import leading_token_ids
 from pretrainax.data.objectives import DecoderOnly, Denoising, FillInTheMiddle, Objective, SpanCorruption
 from pretrainax.inference.beam_search import BeamSequences
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
@@ -20,7 +21,6 @@ from pretrainax.inference.decoding import Generator, stepping_params
 from pretrainax.inference.framing import (
     check_length,
     find_objective,
-    leading_token_ids,
     max_input_length,
     objective_prompt,
 )

@@ -32,6 +32,7 @@ from pretrainax.config import (
     TrainConfig,
     UserError,
 )
+from pretrainax.data.leading_tokens import decoder_frame
 from pretrainax.data.objectives import (
     CausalLM,
     Denoising,
@@ -152,7 +153,8 @@ def export_workdir(
     shutil.rmtree(staging, ignore_errors=True)
     try:
         os.makedirs(staging)
-        write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
+        template = read_template(os.path.join(workdir, "tokenizer"))
+        write_tokenizer(tokenizer, staging, model, template, decoder_frame(experiment, tokenizer.vocabulary))
         files = Writer(staging, tensors, shard_bytes)
         _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)

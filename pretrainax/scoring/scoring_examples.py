@@ -16,13 +16,14 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example
 from pretrainax.data.framing import special_token_frame
+from pretrainax.data.leading_tokens import leading_token_ids
 from pretrainax.data.objectives import Objective, SequenceToSequence
 from pretrainax.data.objectives.base import ObjectiveInput
 from pretrainax.data.objectives.masking_units import WholeWords
 from pretrainax.data.objectives.prefix import DecoderOnly
 from pretrainax.data.sources import NoSource
 from pretrainax.data.sources.base import Document
-from pretrainax.inference.framing import leading_token_ids, max_input_length
+from pretrainax.inference.framing import max_input_length
 from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 

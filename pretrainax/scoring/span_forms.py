@@ -14,6 +14,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example
 from pretrainax.data.framing import special_token_frame
+from pretrainax.data.leading_tokens import leading_token_ids
 from pretrainax.data.objectives import (
     CausalLM,
     DecoderOnly,
@@ -26,7 +27,6 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.objectives.prefix import to_decoder_example
 from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
-from pretrainax.inference.framing import leading_token_ids
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.scoring_examples import causal_example, masked_example
 from pretrainax.tokenization.base import Vocabulary

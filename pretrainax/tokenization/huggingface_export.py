@@ -16,7 +16,11 @@ from pretrainax.tokenization.tokenizer_json import adds_prefix_space, tokenizer_
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, directory: str, model: ModelConfig, chat_template: Optional[str] = None
+    tokenizer: Tokenizer,
+    directory: str,
+    model: ModelConfig,
+    chat_template: Optional[str] = None,
+    decoder_frame: Optional[SpecialTokenFrame] = None,
 ) -> None:
     """Writes a Hugging Face directory from which AutoTokenizer loads a tokenizer with the same ids for every text.
 
@@ -24,12 +28,13 @@ def write_tokenizer(
     characters, whereas transformers encodes them as special ids unless `split_special_tokens=True`.
 
     AutoTokenizer also adds the same special tokens around a text or a pair as the tokenizer that was imported
-    (`Vocabulary.frame`). Newly trained tokenizers get the usual special tokens for `model`: [CLS] … [SEP] for an
-    encoder, … </s> for an encoder-decoder, <s> … for a decoder.
+    (`Vocabulary.frame`). Newly trained tokenizers get the special tokens with which `model` was trained: [CLS] … [SEP]
+    for an encoder, … </s> for an encoder-decoder, and `decoder_frame` for a decoder.
 
     Args:
       model: config of the model that uses the tokenizer.
       chat_template: the Jinja chat template to write, or None to write none.
+      decoder_frame: the special tokens that a decoder reads around a text; None: it reads none.
     """
     os.makedirs(directory, exist_ok=True)
     pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
@@ -53,7 +58,8 @@ def write_tokenizer(
         # llama.cpp's converter reads both, as in the releases of LLaMA.
         _write(directory, "tokenizer.model", tokenizer.model)
         config["add_prefix_space"] = adds_prefix_space(tokenizer)
-    _write(directory, "tokenizer.json", _with_frame(tokenizer, model))
+    usual_frame = decoder_frame if model.family == "decoder" else _usual_frame(vocabulary)
+    _write(directory, "tokenizer.json", _with_frame(tokenizer, usual_frame))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special_tokens)):
         _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
 
@@ -63,17 +69,17 @@ def _write(directory: str, name: str, content: bytes) -> None:
         f.write(content)
 
 
-def _with_frame(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
+def _with_frame(tokenizer: Tokenizer, usual_frame: Optional[SpecialTokenFrame]) -> bytes:
     """Returns the content of a tokenizer.json whose post-processor adds special tokens around a text.
 
     The special tokens are `Vocabulary.frame`. If it is None, an existing post-processor is left unchanged, and a new
-    one adds the usual special tokens of `architecture`.
+    one adds `usual_frame`.
     """
     model, vocabulary = tokenizer_json(tokenizer), tokenizer.vocabulary
     converted, description = tokenizers.Tokenizer.from_buffer(model), json.loads(model)
     frame = vocabulary.frame
     if frame is None and description["post_processor"] is None:
-        frame = _usual_frame(vocabulary, architecture)
+        frame = usual_frame
     if frame is None or frame == probe_frame(converted):
         return model
     if description["post_processor"] is None:
@@ -83,16 +89,12 @@ def _with_frame(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
     return json.dumps(description, ensure_ascii=False).encode()
 
 
-def _usual_frame(vocabulary: Vocabulary, architecture: ModelConfig) -> Optional[SpecialTokenFrame]:
-    """Returns the usual special tokens of a model; None if the vocabulary lacks them."""
-    ids = (vocabulary.cls, vocabulary.sep, vocabulary.bos, vocabulary.eos)
-    cls, sep, bos, eos = (() if i is None else (i,) for i in ids)
+def _usual_frame(vocabulary: Vocabulary) -> Optional[SpecialTokenFrame]:
+    """Returns the usual special tokens of an encoder or encoder-decoder; None if the vocabulary lacks them."""
+    ids = (vocabulary.cls, vocabulary.sep, vocabulary.eos)
+    cls, sep, eos = (() if i is None else (i,) for i in ids)
     if cls and sep:
         if sep == eos:  # RoBERTa, BART
             return SpecialTokenFrame(RowFrame(cls, (), sep), RowFrame.typed(cls, sep + sep, sep, (0,) * 6))
         return SpecialTokenFrame(RowFrame(cls, (), sep), RowFrame(cls, sep, sep))
-    if architecture.family == "encoder_decoder" and eos:
-        return SpecialTokenFrame(RowFrame((), (), eos), RowFrame.typed((), eos, eos, (0,) * 4))
-    if bos and bos != eos:
-        return SpecialTokenFrame(RowFrame(bos), RowFrame(bos))
-    return None
+    return SpecialTokenFrame(RowFrame((), (), eos), RowFrame.typed((), eos, eos, (0,) * 4)) if eos else None

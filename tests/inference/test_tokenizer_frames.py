@@ -1,23 +1,31 @@
 """Prompts, embeddings, masks, scores and tasks read the special tokens that the tokenizer itself adds."""
 
+import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
+from pretrainax import config as config_lib
+from pretrainax import models
 from pretrainax.data.batch import is_encoder_decoder
-from pretrainax.data.objectives import MaskedLM, NextSentencePrediction, ObjectiveInput
-from pretrainax.inference.framing import frame_of, framed_rows, leading_token_ids
+from pretrainax.data.leading_tokens import leading_token_ids
+from pretrainax.data.objectives import CausalLM, MaskedLM, NextSentencePrediction, ObjectiveInput
+from pretrainax.data.sources import TextFiles
+from pretrainax.inference.framing import frame_of, framed_rows
 from pretrainax.inference.load import load
 from pretrainax.inference.prompts import read_prompt
 from pretrainax.interop import directories
 from pretrainax.scoring.likelihood import score
 from pretrainax.scoring.scoring_examples import Scoring, method_of
 from pretrainax.tasks import Classification, TextGeneration
+from pretrainax.tokenization import BPE, ByteBPE
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, post_processor
 from tests.golden import CASES
 from tests.golden.case import needs_transformers
-from tests.support.huggingface_directories import auto
+from tests.support.exports import write_run
+from tests.support.huggingface_directories import auto, lines
 from tests.support.huggingface_weights import write_directory, write_tokenizer
 
 BOS, EOS, MASK, CLS, SEP = 0, 1, 3, 4, 5  # of the tokenizer of `write_tokenizer` with padding 98
@@ -150,3 +158,35 @@ def test_an_import_of_an_older_version_keeps_its_prompts(tmp_path):
     loaded = load(str(tmp_path / "run"))
     assert tokens(read_prompt(TEXT, loaded.experiment, loaded.tokenizer)) == [BOS, *ids]
     assert CASES["llama3"].config.family == "decoder"
+
+
+@pytest.mark.parametrize(
+    "kind, objective, reads",
+    [
+        (BPE(vocab_size=400), CausalLM(), ["</s>"]),
+        (ByteBPE(vocab_size=400), CausalLM(), ["<|endoftext|>"]),
+        (ByteBPE(vocab_size=400, special_pieces="roberta"), CausalLM(), ["</s>"]),
+        (BPE(vocab_size=400), CausalLM(mask_documents=True), []),
+    ],
+    ids=["llama", "gpt2", "roberta", "documents apart"],
+)
+def test_an_export_of_a_trained_decoder_reads_what_the_run_reads(kind, objective, reads, tmp_path):
+    tokenizer = kind.build(iter(lines()))
+    config = dataclasses.replace(CASES["llama3"].config, vocab_size=tokenizer.vocabulary.size)
+    (tmp_path / "run").mkdir()
+    params = jax.tree.map(
+        lambda x: np.random.default_rng(0).normal(0, 0.2, x.shape).astype("f4"), models.abstract_params(config)
+    )
+    write_run(tmp_path / "run", config, params, tokenizer)
+    experiment = config_lib.load(tmp_path / "run" / "config.json")
+    experiment.data.source, experiment.objective = TextFiles(path="x"), objective
+    (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    run, export = load(str(tmp_path / "run")), load(str(tmp_path / "out"))
+    row = read_prompt("sa ke", run.experiment, tokenizer)["tokens"].tolist()
+    assert [tokenizer.special_pieces[i] for i in row[: len(reads)]] == reads
+    assert row[len(reads) :] == tokenizer.encode("sa ke").tolist()
+    assert read_prompt("sa ke", export.experiment, export.tokenizer)["tokens"].tolist() == row
+    assert auto(tmp_path / "out")("sa ke").input_ids == row
+    if reads:
+        assert export.score(["sa ke"]) == run.score(["sa ke"])

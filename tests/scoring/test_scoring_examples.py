@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data.leading_tokens import leading_token_ids
 from pretrainax.data.objectives import (
     CausalLM,
     Denoising,
@@ -19,7 +20,6 @@ from pretrainax.data.objectives import (
 from pretrainax.data.objectives.prefix import DecoderOnly
 from pretrainax.data.packing import BestFit
 from pretrainax.data.sources import TextFiles
-from pretrainax.inference.framing import leading_token_ids
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import read_prompt
 from pretrainax.interop.directories import evaluation_of

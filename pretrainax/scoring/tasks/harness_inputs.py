@@ -18,10 +18,11 @@ import tokenizers
 
 from pretrainax.config import UserError, nearest
 from pretrainax.data.batch import Example, is_encoder_decoder
+from pretrainax.data.leading_tokens import is_imported, leading_token_ids
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_decoder_prompt
 from pretrainax.files.json_files import JsonObject, read_object
-from pretrainax.inference.framing import frame_of, framed_prompt, is_imported, leading_token_ids, max_input_length
+from pretrainax.inference.framing import frame_of, framed_prompt, max_input_length
 from pretrainax.inference.loaded import LoadedModel, check_language_model
 from pretrainax.scoring.scoring_examples import causal_example, context_length, start_token
 from pretrainax.tokenization.base import Tokenizer
