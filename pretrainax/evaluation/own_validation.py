@@ -17,13 +17,14 @@ from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.metric import metric_text
 from pretrainax.data.sources import NoSource
+from pretrainax.data.sources.base import Note
 from pretrainax.evaluation.task_comparison import checkpoint_of, reference_of
 from pretrainax.interop.origin import AS_TRAINED, Origin
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runs.comparison import baseline_of, compare
 from pretrainax.runs.samples import show_samples
-from pretrainax.runs.task_baselines import compare_task
+from pretrainax.runs.task_baselines import compare_task, records_of_rows
 from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
 from pretrainax.scoring.record_scores import record_estimates
@@ -31,7 +32,7 @@ from pretrainax.scoring.results import Estimate, Result, format_interval, ratio
 from pretrainax.sharding.device_memory import check_parameters_fit
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.tasks.baselines import Predicted
-from pretrainax.tasks.chunks import records_of
+from pretrainax.tasks.chunks import group_numbers, record_indices, records_of
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.corpora import checked_corpora
 from pretrainax.training.metrics import meaning, parts_in_names
@@ -100,6 +101,7 @@ class _Estimates:
     def __init__(self, run: Run):
         is_task = run.experiment.validation_objective.unit == "records"
         self._baseline = None if is_task else baseline_of(run)
+        self._clusters: Optional[tuple[Run, np.ndarray]] = None  # of the phase of the last checkpoint
 
     def of(self, run: Run, params: Params, predicted: Optional[Predicted]) -> dict[str, Estimate]:
         """Returns {metric: estimate} over documents or records, without the metrics whose error is unknown."""
@@ -112,10 +114,21 @@ class _Estimates:
         _, outputs, notes = predicted
         records = records_of(notes)
         predictions = [jax.tree.map(operator.itemgetter(documents), outputs) for documents in records]
-        estimates = record_estimates(task, predictions, [notes[documents] for documents in records])
+        if self._clusters is None or self._clusters[0] is not run:
+            self._clusters = run, _clusters(run, task, notes)
+        clusters = self._clusters[1]
+        estimates = record_estimates(task, predictions, [notes[documents] for documents in records], clusters)
         if (losses := task.document_losses(outputs, notes)) is not None:
-            estimates["loss"] = ratio(losses, np.ones(len(losses)), unit="records")
+            estimates["loss"] = ratio(losses, np.ones(len(losses)), clusters[record_indices(notes)], unit="records")
         return estimates
+
+
+def _clusters(run: Run, task: Task, notes: Sequence[Note]) -> np.ndarray:
+    """Returns the number of each validation record's group, such as a passage with several questions, [records]."""
+    try:
+        return group_numbers(map(task.group, records_of_rows(run, task, range(len(notes)))))
+    except UserError:  # the source has changed; `compare_task` prints it
+        return np.arange(len(records_of(notes)))
 
 
 def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
@@ -123,10 +136,11 @@ def evaluate_fully(experiment: Experiment, overridden: Collection[str]) -> None:
 
     Args:
       experiment: the config to change.
-      overridden: config fields that flags override. If these include the objective, it remains unchanged.
+      overridden: config fields that flags override. If these include the objective or its number of answers, the
+        objective remains unchanged.
     """
     task = experiment.objective
-    if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
+    if isinstance(task, Task) and not {"objective", "objective.answers"} & {*overridden}:
         experiment.objective = task.evaluated()
 
 

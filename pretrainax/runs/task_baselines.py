@@ -21,7 +21,7 @@ from pretrainax.scoring.results import Estimate, leave_one_out, ratio_difference
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.tasks.baselines import Baseline, Outputs, Predicted
-from pretrainax.tasks.chunks import record_indices
+from pretrainax.tasks.chunks import group_numbers, record_indices
 from pretrainax.training.metric_labels import label_and_format_among
 from pretrainax.training.run import Run
 from pretrainax.training.train_step import Params
@@ -60,7 +60,7 @@ class Validated(NamedTuple):
     @property
     def clusters(self) -> np.ndarray:
         """Returns the number of each record's group (`Task.group`), [records]."""
-        return np.unique([self.task.group(record) for record in self.records], return_inverse=True)[1]
+        return group_numbers(map(self.task.group, self.records))
 
     def gain(self, metric: str, model: Answers, baseline: Answers) -> Estimate:
         """Computes the gain of the model over a baseline, with the standard error of the paired difference."""

@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Optional
 
 import jax
@@ -20,6 +20,7 @@ from pretrainax.scoring.transcripts import Record as Transcribe
 from pretrainax.scoring.transcripts import discard
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tasks import Task
+from pretrainax.tasks.chunks import group_numbers
 
 _GROUPS = 20  # number of groups of records of the jackknife, which computes the metrics once per group
 
@@ -47,9 +48,15 @@ def score_records(
     """
     task, skipped, num_truncated = task_of(loaded, experiment), collections.Counter(), 0
     documents = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
-    predictions, notes, name = [], [], f"{source}, {SPLITS[split]}"
-    task_records = (item for item in documents if isinstance(item, Record) and not task.is_skipped(item))
-    for output in task_outputs(loaded, task, task_records, even=True):
+    predictions, notes, groups, name = [], [], [], f"{source}, {SPLITS[split]}"
+
+    def task_records() -> Iterator[Record]:
+        for item in documents:
+            if isinstance(item, Record) and not task.is_skipped(item):
+                groups.append(task.group(item))
+                yield item
+
+    for output in task_outputs(loaded, task, task_records(), even=True):
         outputs = {"outputs": output.predictions, "notes": output.notes, "cut": bool(output.is_cut)}
         record({"kind": type(task).__name__, "source": name, "record": len(notes), **outputs})
         predictions.append(output.predictions)
@@ -65,25 +72,30 @@ def score_records(
     method = f"{type(task).__name__}, as in a run's own validation"
     return [
         Result(name, metric, counts=counts, how=method, **estimate._asdict())
-        for metric, estimate in record_estimates(task, predictions, notes).items()
+        for metric, estimate in record_estimates(task, predictions, notes, group_numbers(groups)).items()
     ]
 
 
-def record_estimates(task: Task, predictions: Sequence[PyTree], notes: Sequence[Sequence[Note]]) -> dict[str, Estimate]:
-    """Computes the metrics of n records, and their errors by a jackknife over groups of records.
+def record_estimates(
+    task: Task, predictions: Sequence[PyTree], notes: Sequence[Sequence[Note]], clusters: np.ndarray
+) -> dict[str, Estimate]:
+    """Computes the metrics of n records, and their errors by a jackknife over groups of clusters.
 
     Args:
       predictions: outputs of the head for the d model inputs of each record, NumPy arrays [d, …].
       notes: the notes of the d model inputs of each record.
+      clusters: the number of the cluster of each record, from 0, [n]; records of a cluster are dependent.
     """
 
     def metrics(rows: Sequence[int]) -> dict[str, float]:
         chosen = jax.tree.map(lambda *arrays: np.concatenate(arrays), *(predictions[i] for i in rows))
         return task.metrics(chosen, [note for i in rows for note in notes[i]])
 
-    everything, groups = range(len(notes)), min(len(notes), _GROUPS)
-    without = [metrics([i for i in everything if i % groups != group]) for group in range(groups)] if groups > 1 else []
+    num_clusters = int(clusters.max()) + 1
+    groups = min(num_clusters, _GROUPS)
+    rest = [np.flatnonzero(clusters % groups != group).tolist() for group in range(groups)] if groups > 1 else []
+    without = [metrics(rows) for rows in rest]
     return {
-        name: jackknife(value, [found[name] for found in without], len(notes), declared(name).unit == FRACTION)
-        for name, value in metrics(everything).items()
+        name: jackknife(value, [found[name] for found in without], num_clusters, declared(name).unit == FRACTION)
+        for name, value in metrics(range(len(notes))).items()
     }

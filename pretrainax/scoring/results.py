@@ -193,7 +193,7 @@ def jackknife(value: float, values_without: Sequence[float], records: int, is_sh
     Args:
       value: metric of all records.
       values_without: metric of all records except one group, [G]; the groups have nearly equal sizes.
-      records: number of records.
+      records: number of independent records.
       is_share: whether the metric is a share of the records or of their parts.
     """
     groups, without = len(values_without), np.asarray(values_without, np.float64)

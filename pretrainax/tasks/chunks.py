@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Optional
 
 import numpy as np
@@ -114,6 +114,16 @@ def records_of(notes: Sequence[Note]) -> list[slice]:
 def record_indices(notes: Sequence[Note]) -> np.ndarray:
     """Returns the index of the record of each document, [documents]; `notes` are the notes of the documents."""
     return np.cumsum(_begins_record(notes)) - 1
+
+
+def group_numbers(groups: Iterable[str]) -> np.ndarray:
+    """Numbers the groups of records in order of appearance; returns the number of each record's group, [records].
+
+    Args:
+      groups: the group of each record, from `Task.group`.
+    """
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(group, len(numbers)) for group in groups], np.int64)
 
 
 def _begins_record(notes: Sequence[Note]) -> np.ndarray:

@@ -113,7 +113,7 @@ def test_it_starts_from_all_that_is_pretrained(tuned):
 
 def test_the_command_evaluate_writes_all_answers(tuned):
     experiment, (line,) = load(str(tuned)).experiment, valid_lines(tuned)
-    evaluate_fully(experiment, ["data.cache_dir"])
+    evaluate_fully(experiment, ["data.cache_dir", "objective.num_beams"])
     assert experiment.objective == dataclasses.replace(experiment.objective, answers=None)
     with open_run(experiment) as run:
         params = load(str(tuned), mesh=run.mesh).params
