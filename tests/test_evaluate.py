@@ -313,6 +313,7 @@ def test_mistakes_are_one_line_each(folder):
         ([of_run, "--examples=3"], "--examples is for --tasks: set --tasks too, or leave it out"),
         ([of_run, "--tasks=grammar", "--split=all"], "--split is for --source: set --source too, or leave it out"),
         ([f"{of_run}@best", "--every-checkpoint"], "without @best"),
+        ([f"--from={folder}/imported@ema", "--every-checkpoint"], "keeps no moving average of its parameters"),
         ([f"{of_run}@3"], "checkpoint 3 of"),
         ([f"--from={folder}/empty", text], "is neither a run"),
         ([f"--from={folder}/none"], "none"),

@@ -211,15 +211,19 @@ def _saved_origins(directory: str, parameters: str) -> list[Origin]:
         validates.
 
     Raises:
-      UserError: `directory` is a Hugging Face directory.
+      UserError: `directory` is a Hugging Face directory, or no checkpoint has these parameters.
     """
     newest = find_origin(directory)
     if not newest.steps:
         raise UserError(f"--every-checkpoint needs a run, and {directory} is a Hugging Face directory: leave it out")
-    origins = []
+    origins, problems = [], []
     for step in list_steps(os.path.join(directory, "checkpoints")):
         try:
             origins.append(find_origin(f"{directory}@{parameters}{step}"))
         except UserError as e:
-            print(f"left out: {cli.describe_error(e)}", file=sys.stderr)
+            problems.append(e)
+    if not origins:
+        raise problems[-1]
+    for problem in problems:
+        print(f"left out: {cli.describe_error(problem)}", file=sys.stderr)
     return origins
