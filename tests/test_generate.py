@@ -127,6 +127,7 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
         (['"a"', '{"text": "b"}'], "line 2 has no prompt: write"),
         (["[1]"], "line 1 has no prompt: write"),
         (["[" * 100_000], "line 1 is no JSON"),
+        (['"a"', '{"prompt": "\\ud800 a"}'], "prompts.jsonl, line 2: .* surrogates not allowed"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(lines, message, tmp_path):

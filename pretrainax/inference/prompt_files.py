@@ -34,6 +34,10 @@ def read_prompts(path: str) -> list[str]:
         prompt = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(prompt, str):
             raise UserError(f'{path}, line {number} has no prompt: write "a prompt" or {{"prompt": "…"}}')
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as e:  # an unpaired surrogate
+            raise UserError(f"{path}, line {number}: {e}") from e
         prompts.append(prompt)
     return prompts
 

@@ -8,6 +8,7 @@ characters, not as a sentinel. This is the only difference from transformers, wh
 as special ids.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -16,12 +17,13 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple, Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.files.errors import shortened
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.tokenization.frames import SpecialTokenFrame
@@ -119,8 +121,14 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Encodes a list of texts; returns each text's token ids as `encode` does."""
-        return [self._replace_special(ids) if self._is_special[ids].any() else ids for ids in self._encode_batch(texts)]
+        """Encodes a list of texts; returns each text's token ids as `encode` does.
+
+        Raises:
+          UserError: a text has an unpaired surrogate, such as the JSON string "\\ud800".
+        """
+        with _surrogates_as_errors(texts):
+            batch = self._encode_batch(texts)
+        return [self._replace_special(ids) if self._is_special[ids].any() else ids for ids in batch]
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         raise NotImplementedError
@@ -132,7 +140,8 @@ class Tokenizer:
         change of case, accents or spaces. If a token includes the space before a word, its span starts at the space.
         All byte tokens of a character have the character's span. Tokens that the tokenizer adds have empty spans.
         """
-        ids, offsets = self._locate(text)
+        with _surrogates_as_errors([text]):
+            ids, offsets = self._locate(text)
         ids_of_tokens = self._split_special_ids(ids)
         return _concatenate(ids_of_tokens), np.repeat(offsets, [len(token_ids) for token_ids in ids_of_tokens], axis=0)
 
@@ -231,6 +240,20 @@ class Tokenizer:
         fields = {name: value for name, value in fields.items() if name not in ("frame", "decoder_start")}
         description = {"kind": type(self).__name__, "vocabulary": fields | (model_tokens or {})}
         return json.dumps(description | {"special_pieces": self.special_pieces}, indent=2) + "\n"
+
+
+@contextlib.contextmanager
+def _surrogates_as_errors(texts: Iterable[str]) -> Iterator[None]:
+    """Converts the error of a library for an unpaired surrogate in `texts` to a UserError."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError):
+        for text in texts:
+            if isinstance(text, str) and any("\ud800" <= character <= "\udfff" for character in text):
+                raise UserError(
+                    f"the text {shortened(ascii(text))} has an unpaired surrogate, which is no character: remove it"
+                ) from None
+        raise
 
 
 def _concatenate(id_lists: list[list[int]]) -> np.ndarray:

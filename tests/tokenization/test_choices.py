@@ -98,6 +98,13 @@ def test_batch_gives_what_single_texts_give(name):
         np.testing.assert_array_equal(together, trained(name).encode(said))
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "words"])  # which has unk for any other word
+def test_an_unpaired_surrogate_is_one_line(name):
+    for encode in (trained(name).encode, trained(name).locate):
+        with pytest.raises(UserError, match=r"the text 'a .ud800 b' has an unpaired surrogate"):
+            encode("a \ud800 b")
+
+
 @every
 @settings(max_examples=60, deadline=None)
 @given(st.text(), st.sampled_from(["", "  ", "\u2581", "e\u0301\u00e9", "\u6771\u4eac", "\U0001f600", SPECIAL_TEXT]))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -48,8 +49,8 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
     """Reads the examples from JSON Lines files; ignores blank lines.
 
     Raises:
-      UserError: a line is not a JSON object (the message contains the file and the line number), or the files have no
-        example.
+      UserError: a line is not a JSON object, or has an unpaired surrogate (the message contains the file and the line
+        number), or the files have no example.
     """
     examples = []
     for path in paths:
@@ -59,7 +60,9 @@ def read_examples(paths: Sequence[str]) -> list[Example]:
                     continue
                 place = f"{path}:{number}"
                 try:
-                    examples.append(Example(place, json_object(line)))
+                    fields = json_object(line)
+                    json.dumps(fields, ensure_ascii=False).encode()  # raises ValueError for an unpaired surrogate
+                    examples.append(Example(place, fields))
                 except (ValueError, RecursionError) as e:
                     raise UserError(f"{place}: {e}") from e
     if not examples:

@@ -200,7 +200,14 @@ def test_an_example_that_is_wrong_is_one_line_with_file_and_line(tmp_path, kind,
     assert str(e.value).startswith(f"{file}:3: ") and "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("line, message", [("{", ":2: broken JSON at column"), ("[1]", ":2: a JSON object is needed")])
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("{", ":2: broken JSON at column"),
+        ("[1]", ":2: a JSON object is needed"),
+        (r'{"choices": ["\ud800 a"]}', ":2: .* surrogates not allowed"),
+    ],
+)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_line_that_is_no_object_is_one_line_with_file_and_line(tmp_path, kind, line, message):
     (tmp_path / "x.jsonl").write_text("\n" + line + "\n")
