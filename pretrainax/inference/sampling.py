@@ -265,13 +265,18 @@ def keep_top_k(logits: jax.Array, k: Union[int, jax.Array]) -> jax.Array:
 def keep_top_p(logits: jax.Array, p: Number) -> jax.Array:
     """Keeps the nucleus: the smallest set of most likely tokens with a total probability of at least p.
 
-    Source: Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
+    Of equally likely tokens, it keeps only as many as needed: those with the highest ids, as in transformers. Source:
+    Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
     probability = jax.nn.softmax(ordered, axis=-1)
-    nucleus = (jnp.cumsum(probability, axis=-1) - probability < p).at[:, 0].set(True)
-    threshold = jnp.min(jnp.where(nucleus, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits < threshold, -jnp.inf, logits)
+    is_needed = jnp.cumsum(probability, axis=-1) - probability < p
+    size = jnp.maximum(jnp.sum(is_needed, axis=-1, keepdims=True), 1)
+    threshold = jnp.take_along_axis(ordered, size - 1, axis=-1)
+    ties = logits == threshold
+    num_ties = size - jnp.sum(logits > threshold, axis=-1, keepdims=True)  # ties in the nucleus
+    is_surplus = ties & (jnp.cumsum(ties[:, ::-1], axis=-1)[:, ::-1] > num_ties)
+    return jnp.where((logits < threshold) | is_surplus, -jnp.inf, logits)
 
 
 def keep_min_p(logits: jax.Array, p: Number) -> jax.Array:

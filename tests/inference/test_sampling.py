@@ -120,6 +120,23 @@ def test_what_is_drawn_from_is_what_transformers_draws_from(options):
     np.testing.assert_allclose(got, expected.numpy(), rtol=2e-6)
 
 
+@needs_transformers
+@pytest.mark.parametrize(
+    "name, value", [("top_p", 0.5), ("top_p", 0.77), ("top_k", 3), ("min_p", 0.4), ("typical_p", 0.7)]
+)
+def test_of_equal_logits_those_of_transformers_are_kept(name, value, variant):
+    import torch
+    from transformers.generation import logits_process as theirs
+
+    logits = np.random.RandomState(0).randint(0, 3, (50, 8)).astype(np.float32)
+    logits[0] = 0.0
+    makers = {"top_p": theirs.TopPLogitsWarper, "top_k": theirs.TopKLogitsWarper, "min_p": theirs.MinPLogitsWarper}
+    expected = makers.get(name, theirs.TypicalLogitsWarper)(value)(None, torch.from_numpy(logits.copy())).numpy()
+    keep = getattr(sampling, {"typical_p": "keep_typical"}.get(name, f"keep_{name}"))
+    np.testing.assert_array_equal(kept(variant(keep)(logits, value)), kept(expected))
+    assert name != "top_p" or value != 0.5 or kept(expected)[0].sum() == 4  # of 8
+
+
 def test_draws_have_the_chances_of_the_rest():
     asked = rules(temperature=1.0, top_k=3)
     count = 4000
