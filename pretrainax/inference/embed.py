@@ -8,9 +8,11 @@ import numpy as np
 
 from pretrainax.config import Embed, UserError
 from pretrainax.data.batch import Batch
+from pretrainax.data.leading_tokens import is_imported
 from pretrainax.inference.framing import frame_of, framed_rows, max_input_length, read_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
+from pretrainax.interop.sentence_transformers import read_modules
 from pretrainax.models import AnyModel, electra
 from pretrainax.models.encoder import Encoder
 from pretrainax.sharding.param_paths import PyTree
@@ -37,14 +39,16 @@ def embed(
     Args:
       pooling: "mean" and "max" pool over all tokens, in each dimension. "cls" takes the first token, which must be
         [CLS]. "last" takes the last token (in an encoder, the [SEP] or </s> after the text). If None, a model with an
-        embedding head uses the head's pooling and, if set, its L2 normalization; other models use "mean".
+        embedding head uses the head's pooling and, if set, its L2 normalization. An imported sentence-transformers
+        model uses those of its modules.json. Other models use "mean".
       truncate: whether to cut a text at the end if it is too long. If False, a text that is too long raises UserError.
 
     Raises:
-      UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many tokens.
+      UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many tokens. If
+        `pooling` is None, also if modules.json has a module that is not supported.
     """
-    head = loaded.experiment.model.head
-    if pooling is None and isinstance(head, Embed):
+    head = _embedding_head(loaded) if pooling is None else None
+    if head is not None:
         vectors = embed(loaded, texts, head.pooling, truncate)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True) if head.normalize else 1.0
         return vectors / np.maximum(norms, 1e-12)
@@ -55,6 +59,14 @@ def embed(
     if pooling == "cls" and (family == "decoder" or len(before) != 1):
         raise UserError(f"pooling is 'cls', {loaded.origin} reads no [CLS] before a text: take mean, last or max")
     return pooled(loaded, framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True"), pooling)
+
+
+def _embedding_head(loaded: LoadedModel) -> Optional[Embed]:
+    """Returns the pooling and normalization of a retriever or of a sentence-transformers model; None for others."""
+    head, folder = loaded.experiment.model.head, getattr(loaded.experiment.tokenizer, "path", None)
+    if isinstance(head, Embed):
+        return head
+    return read_modules(folder) if is_imported(loaded.experiment) and folder else None
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:

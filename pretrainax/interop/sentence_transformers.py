@@ -1,14 +1,50 @@
-"""Writes the files that sentence-transformers needs to load an exported embedding model."""
+"""Reads and writes the files in which sentence-transformers stores the pooling of an embedding model."""
 
 import json
 import os
+from typing import Optional
 
-from pretrainax.config import Embed, ModelConfig
+from pretrainax.config import Embed, ModelConfig, UserError
+from pretrainax.config.heads import Pooling
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
+from pretrainax.files.regular_files import read_bytes
 
 MODULES = "modules.json"  # file that lists the modules of a sentence-transformers model
-_MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
+_MODES: dict[Pooling, str] = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
+# Names of the modes in both formats of the pooling config: {"pooling_mode_cls_token": true}, {"pooling_mode": "cls"}
+_OWN_MODES: dict[str, Pooling] = {theirs: ours for ours, theirs in _MODES.items()}
+_OWN_MODES |= {"cls": "cls", "mean": "mean", "max": "max"}
+
+
+def read_modules(directory: str) -> Optional[Embed]:
+    """Reads the pooling and the normalization of an embedding model; returns None if there is no modules.json.
+
+    Raises:
+      UserError: a file is damaged, or the model has other modules, such as a dense layer, or another pooling.
+    """
+    path = os.path.join(directory, MODULES)
+    if not os.path.isfile(path):
+        return None
+    try:
+        modules = [(module["type"].rpartition(".")[2], str(module["path"])) for module in json.loads(read_bytes(path))]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise UserError(f"{path} is damaged ({type(e).__name__}: {e})") from e
+    names = [name for name, _ in modules]
+    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UserError(
+            f"{path} has the modules {', '.join(names)}, of which only Transformer, Pooling and Normalize are "
+            "supported: set pooling to get the vectors of the transformer"
+        )
+    config = read_object(os.path.join(directory, modules[1][1], "config.json"))
+    prefix = "pooling_mode_"
+    legacy_modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value]
+    named = config.get("pooling_mode") or legacy_modes or "mean"
+    modes = list(map(str, named)) if isinstance(named, list) else [str(named)]
+    if len(modes) != 1 or modes[0] not in _OWN_MODES:
+        raise UserError(f"{directory} has the pooling {' and '.join(modes)}: set pooling to {', '.join(_MODES)}")
+    return Embed(pooling=_OWN_MODES[modes[0]], normalize="Normalize" in names)
 
 
 def write_modules(directory: str, model: ModelConfig) -> None:

@@ -1,6 +1,7 @@
 """Texts become vectors: those of transformers' hidden states, whatever else is in the batch."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from pretrainax.config import UserError
 from pretrainax.data.objectives import CausalLM, Denoising, SequentialDenoising
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.embed import embed, last_hidden, pooled
+from pretrainax.inference.load import load
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
 from tests.golden import CASES, make
 from tests.golden.case import LENGTHS, batch, weights
 from tests.golden.electra import joint
+from tests.support.huggingface_weights import write_directory
 from tests.support.loaded import loaded_case
 
 HIDDEN = ["bert", "roberta", "albert", "modernbert", "deberta_v3", "electra_small", "gpt2", "llama2", "bart", "t5_1_1"]
@@ -133,3 +136,61 @@ def test_a_text_without_tokens_is_refused_where_nothing_stands_before_it():
 
 def test_of_no_texts_there_are_no_vectors():
     assert embed(loaded_case("bert"), []).shape == (0, 16)
+
+
+# --- models of sentence-transformers ----------------------------------------------------------------------------------
+
+CLS_OF_OLD_FILES = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+
+
+def write_modules(directory, pooling, names=("Transformer", "Pooling")):
+    paths = ["" if name == "Transformer" else f"{i}_{name}" for i, name in enumerate(names)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    for path in filter(None, paths):
+        (directory / path).mkdir(exist_ok=True)
+        (directory / path / "config.json").write_text(json.dumps(pooling))
+
+
+@pytest.mark.parametrize(
+    "name, pooling, names",
+    [
+        ("bert", CLS_OF_OLD_FILES, ("Transformer", "Pooling", "Normalize")),
+        ("bert", {"embedding_dimension": 16, "pooling_mode": "max"}, ("Transformer", "Pooling")),
+        ("llama2", {"embedding_dimension": 16, "pooling_mode": "lasttoken"}, ("Transformer", "Pooling", "Normalize")),
+    ],
+    ids=["cls", "max", "last"],
+)
+def test_a_model_of_sentence_transformers_has_its_vectors(name, pooling, names, tmp_path):
+    theirs = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    directory = write_directory(tmp_path / "model", name)
+    write_modules(directory, pooling, names)
+    expected = theirs.SentenceTransformer(str(directory), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(load(str(directory)).embed(TEXTS), expected, atol=2e-4, rtol=0)  # as above
+
+
+@pytest.mark.parametrize(
+    "pooling, names, message",
+    [
+        (
+            {"pooling_mode": "mean"},
+            ("Transformer", "Pooling", "Dense"),
+            "has the modules Transformer, Pooling, Dense, of",
+        ),
+        ({"pooling_mode": ["cls", "mean"]}, ("Transformer", "Pooling"), "has the pooling cls and mean: set pooling to"),
+        ({"pooling_mode_weightedmean_tokens": True}, ("Transformer", "Pooling"), "pooling weightedmean_tokens: set"),
+    ],
+)
+def test_modules_that_are_not_supported_are_one_line_unless_the_pooling_is_given(pooling, names, message, tmp_path):
+    directory = write_directory(tmp_path / "model")
+    write_modules(directory, pooling, names)
+    loaded = load(str(directory))
+    with pytest.raises(UserError, match=message):
+        loaded.embed(TEXTS)
+    assert loaded.embed(TEXTS, pooling="mean").shape == (4, 16)
+    (directory / "modules.json").write_text('[{"type": 3}]')
+    with pytest.raises(UserError, match="modules.json is damaged"):
+        loaded.embed(TEXTS)
