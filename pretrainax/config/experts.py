@@ -44,7 +44,8 @@ class MixtureOfExperts(Choice):
     # 2022, the released st_moe_base.gin); None: no such feed-forward
     dense_after: Optional[int] = None
     # maximum number of tokens per expert, as a multiple of the number under an even load. An expert skips additional
-    # tokens (GShard). None: unlimited, as in every imported model
+    # tokens (GShard); padding counts for nothing. A model that generates, scores or predicts text has no capacity, so
+    # that a text's outputs do not depend on its batch. None: unlimited, as in every imported model
     capacity: Optional[float] = None
     # weight of the balance loss, which is 1 for an even load (Fedus et al. 2021, section 2.2)
     balance_weight: float = 0.01

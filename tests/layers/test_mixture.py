@@ -129,7 +129,7 @@ def test_on_eight_devices_as_on_one(mesh, capacity, use_bias):
 
 def test_first_choices_get_the_room_before_second_ones():
     chosen = jnp.array([[0, 1], [1, 0], [0, 2]])  # three tokens; expert 0 is asked for by 0, 2 and, second, by 1
-    slots = assign(chosen, num_experts=3, room=2)
+    slots = assign(chosen, num_experts=3, room=2, real=jnp.ones(3, bool))
     np.testing.assert_array_equal(slots.sizes, [3, 2, 1])
     # expert 0: tokens 0 and 2 (assignments 0 and 4); expert 1: tokens 1 and 0; expert 2: token 2, and an empty slot
     np.testing.assert_array_equal(slots.assignment, [0, 4, 2, 1, 5, 6])
@@ -138,6 +138,34 @@ def test_first_choices_get_the_room_before_second_ones():
     np.testing.assert_array_equal(to_slots(x, slots)[:, 0], [1, 3, 2, 1, 3, 0])
     y = from_slots(to_slots(x, slots), slots, jnp.full((3, 2), 0.5))
     np.testing.assert_array_equal(y[:, 0], [1.0, 1.0, 3.0])  # token 1 has half of what it had
+
+
+def test_padding_gets_no_slot_of_an_expert():
+    chosen, real = jnp.array([[0, 1], [0, 1], [0, 2]]), jnp.array([False, True, True])
+    slots = assign(chosen, num_experts=3, room=2, real=real)
+    np.testing.assert_array_equal(slots.sizes, [2, 1, 1])
+    np.testing.assert_array_equal(slots.assignment, [2, 4, 3, 6, 5, 6])  # 6: an empty slot
+    np.testing.assert_array_equal(slots.slot_of_assignment, [6, 6, 0, 2, 1, 4])
+    slots = assign(chosen, num_experts=3, room=None, real=real)
+    np.testing.assert_array_equal(slots.sizes, [2, 1, 1])
+    np.testing.assert_array_equal(slots.assignment, [2, 4, 3, 5, 0, 1])  # padding comes after all experts
+    np.testing.assert_array_equal(slots.slot_of_assignment, [4, 5, 0, 2, 1, 3])
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "expert": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("capacity", [None, 1.0], ids=("dropless", "room for as many"))
+def test_real_tokens_lose_no_slots_to_padding(capacity, mesh):
+    settings = config(use_bias=True, num_experts=4, top_k=1, capacity=capacity)
+    params = params_of(settings)
+    rows = jnp.concatenate([X, X])[:, :64].at[:, 16:].set(X[0, 0])  # padding, all of which has the same expert
+    real = jnp.arange(64)[None] < jnp.full((8, 1), 16)
+    with jax.set_mesh(make_mesh(MeshConfig(**{"data": 1} | mesh))):
+        y, sums = jax.jit(Mixture(settings).apply)(params, rows, real)
+    want = all_experts(settings, params, rows[:, :16])
+    np.testing.assert_allclose(y[:, :16], want, rtol=1e-4, atol=1e-3)  # float32, in another order
+    np.testing.assert_array_equal(y[:, 16:], 0.0)
+    if capacity is not None:
+        assert tuple(map(float, sums["layers/dropped"])) == (0.0, 8 * 16)
 
 
 def test_what_is_dropped_is_counted():

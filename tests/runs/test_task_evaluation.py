@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
-from pretrainax.config import Classify, UserError
+from pretrainax.config import Classify, MixtureOfExperts, UserError
 from pretrainax.inference.load import load
+from pretrainax.runs import samples, task_evaluation
 from pretrainax.runs.task_evaluation import TaskEvaluation
 from pretrainax.runs.train import train
 from pretrainax.scoring.tasks.run import load_tasks, run_tasks
@@ -61,6 +62,27 @@ def test_tasks_are_logged_with_errors_and_do_not_change_the_training(tmp_path, c
 def test_other_families_score_tasks(tmp_path, variant):
     assert train(experiment(tmp_path, variant, (pairs(tmp_path),)), str(tmp_path / "run")) == 0
     assert len([line for line in lines(tmp_path / "run", "valid") if "accuracy/task=minimal_pairs" in line]) == 2
+
+
+def test_samples_and_tasks_have_no_capacity_of_experts(monkeypatch, tmp_path):
+    capacities = {}
+
+    def record(module, name):
+        function = getattr(module, name)
+
+        def recorded(loaded, *arguments):
+            models = loaded.experiment.model, loaded.model.config
+            capacities[name] = [model.experts.capacity for model in models]
+            return function(loaded, *arguments)
+
+        monkeypatch.setattr(module, name, recorded)
+
+    record(task_evaluation, "run_tasks")
+    record(samples, "prompted")
+    made = experiment(tmp_path, tasks=(pairs(tmp_path),))
+    made.model.experts, made.evaluate.prompts = MixtureOfExperts(num_experts=4, capacity=1.0), ("the cat",)
+    assert train(made, str(tmp_path / "run")) == 0
+    assert capacities == {"run_tasks": [None, None], "prompted": [None, None]}
 
 
 @pytest.mark.parametrize(("tasks", "problem"), [(("grammer",), "grammar"), (("grammar",), "task head")])

@@ -89,7 +89,8 @@ class Mixture(FeedForward):
         down = ExpertMaps((experts, hidden_size, width), init, config.use_bias, name="experts_down")
         gate = up_or_gate(name="experts_gate")() if config.gated else None
         kernels = Kernels(up_or_gate(name="experts_up")(), down(), gate)
-        y, dropped, assigned = _on_each_device(config, x.shape)(x, routing, kernels)
+        real = jnp.ones(x.shape[:2], jnp.bool_) if real is None else real
+        y, dropped, assigned = _on_each_device(config, x.shape)(x, real, routing, kernels)
         if settings.capacity is not None:
             sums[f"{BY_LAYER}{DROPPED}"] = (dropped, assigned)
         if settings.shared_experts:
@@ -134,8 +135,8 @@ def _width(config: ModelConfig) -> int:
 def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
     """Returns a function that computes the experts on each device, for the tokens of that device.
 
-    The function maps (x, routing, kernels) to (y, number of dropped assignments, number of assignments) and runs under
-    the current mesh (`jax.set_mesh`). If the rows cannot be split evenly, every device computes all rows.
+    The function maps (x, real, routing, kernels) to (y, number of dropped assignments, number of assignments) and runs
+    under the current mesh (`jax.set_mesh`). If the rows cannot be split evenly, every device computes all rows.
 
     Args:
       shape: the shape of x.
@@ -148,23 +149,31 @@ def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
     down_spec = Maps(logical_spec("experts", "d_ff", "d_model"), bias_specs[1])
     tokens = batch_spec(shape) or P()
 
-    def on_device(x, routing, kernels):
-        y, *counts = run(x, routing, kernels)
+    def on_device(*arguments):
+        y, *counts = run(*arguments)
         return y, *(jax.lax.psum(count, TOKEN_AXES) for count in counts)
 
     return jax.shard_map(
         on_device,
-        in_specs=(tokens, Routing(tokens, tokens), Kernels(up_spec, down_spec, up_spec if config.gated else None)),
+        in_specs=(
+            *(tokens, tokens, Routing(tokens, tokens)),
+            Kernels(up_spec, down_spec, up_spec if config.gated else None),
+        ),
         out_specs=(tokens, P(), P()),
         check_vma=False,  # the backward of expert_product does not declare which axes its results vary over
     )
 
 
-def _mix_experts(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels) -> tuple[jax.Array, ...]:
+def _mix_experts(
+    config: ModelConfig, x: jax.Array, real: jax.Array, routing: Routing, kernels: Kernels
+) -> tuple[jax.Array, ...]:
     """Computes the output of the experts for the tokens x [b, t, D] of one device.
 
+    Args:
+      real: [b, t] mask, False at padding, whose output is 0.
+
     Returns:
-      The output [b, t, D], the number of dropped assignments, and the number of assignments.
+      The output [b, t, D], the number of dropped assignments, and the number of assignments, without padding.
     """
     settings = config.experts
     assert settings is not None
@@ -173,12 +182,12 @@ def _mix_experts(config: ModelConfig, x: jax.Array, routing: Routing, kernels: K
     capacity = None
     if settings.capacity is not None:
         capacity = min(slots_per_expert(settings.capacity, experts.size, settings.num_experts), len(rows))
-    slots = assign(experts, settings.num_experts, capacity)
+    slots = assign(experts, settings.num_experts, capacity, real.reshape(-1))
     y = from_slots(_run_experts(config, to_slots(rows, slots), kernels, slots, capacity), slots, weights)
     if axis_size(TENSOR_AXIS) > 1:
         y = jax.lax.psum(y, TENSOR_AXIS)
     dropped = jnp.zeros(()) if capacity is None else jnp.maximum(slots.sizes - capacity, 0).sum().astype(jnp.float32)
-    return y.astype(x.dtype).reshape(x.shape), dropped, jnp.float32(experts.size)
+    return y.astype(x.dtype).reshape(x.shape), dropped, slots.sizes.sum().astype(jnp.float32)
 
 
 def _run_experts(

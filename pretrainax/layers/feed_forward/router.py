@@ -111,8 +111,7 @@ def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, cou
     NOTE In transformers, f is k times as large, and f and P are computed over all layers together.
 
     Args:
-      counted: [B, T] float32, 1 at tokens that are not padding. Padding is routed, but not counted in losses and
-        metrics.
+      counted: [B, T] float32, 1 at tokens that are not padding. Padding is not counted in losses and metrics.
     """
     scores = _scores(settings, logits)
     probabilities = scores if settings.scores == "softmax" else scores / (scores.sum(-1, keepdims=True) + 1e-20)

@@ -17,19 +17,22 @@ class Slots(NamedTuple):
 
     slot_of_assignment: jax.Array  # [N · k], slot of each assignment; S (the number of slots): no slot
     assignment: jax.Array  # [S], assignment in each slot; N · k in an empty slot
-    sizes: jax.Array  # [E], number of assignments of each expert, including those without a slot
+    sizes: jax.Array  # [E], number of real tokens assigned to each expert, including those without a slot
 
 
-def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
+def assign(chosen: jax.Array, num_experts: int, room: Optional[int], real: jax.Array) -> Slots:
     """Gives each of the N · k assignments a slot of its expert, if the expert has a free slot.
 
-    First choices get slots before second choices (Lepikhin et al. 2020, section 2.2).
+    First choices get slots before second choices (Lepikhin et al. 2020, section 2.2). Padding tokens get no slot of an
+    expert.
 
     Args:
       chosen: [N, k], the experts of each token, the first choice first.
       room: number of slots per expert; an expert with more assignments drops the last ones. If None, there are N · k
-        slots, one for each assignment.
+        slots, one for each assignment; those of padding are the last, after the slots of all experts.
+      real: [N] bool, False at padding.
     """
+    chosen = jnp.where(real[:, None], chosen, num_experts)  # sorts padding after all experts
     tokens, choices = chosen.shape
     count = chosen.size
     # [N, k] -> [k · N], all first choices before all second choices; a stable sort keeps this order for each expert
@@ -41,8 +44,9 @@ def assign(chosen: jax.Array, num_experts: int, room: Optional[int]) -> Slots:
         return Slots(rank, order, sizes)
     starts = jnp.cumsum(sizes) - sizes
     expert = chosen.reshape(-1)
-    rank_in_expert = rank - starts[expert]
-    slot_of_assignment = jnp.where(rank_in_expert < room, expert * room + rank_in_expert, num_experts * room)
+    rank_in_expert = rank - starts.at[expert].get(mode="clip")
+    has_slot = (expert < num_experts) & (rank_in_expert < room)
+    slot_of_assignment = jnp.where(has_slot, expert * room + rank_in_expert, num_experts * room)
     slot = jnp.arange(room)[None]
     # [E, room] -> [S]
     source_and_mask = (starts[:, None] + slot, slot < sizes[:, None])
