@@ -54,5 +54,5 @@ def get_config(variant: str = "base") -> Experiment:
         train=TrainConfig(steps=500_000, global_batch_size=8000),
         evaluate=EvaluateConfig(every=5_000, batches=4),
         checkpoint=CheckpointConfig(every=5_000),
-        phases=(Phase(share=0.9), Phase(dropout_rate=0.0)),
+        phases=(Phase(share=0.9), Phase(dropout_rate=0.0, attention_dropout_rate=0.0)),
     )

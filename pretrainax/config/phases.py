@@ -32,6 +32,7 @@ _OVERRIDES = {  # field of a phase -> config field that it overrides
     "accumulate": "train.accumulate",
     "learning_rate": "optimizer.learning_rate",
     "dropout_rate": "model.dropout_rate",
+    "attention_dropout_rate": "model.attention_dropout_rate",
     "theta": "model.position.theta",
     "source": "data.source",
     "weights": "data.source.weights",
@@ -60,7 +61,8 @@ class Phase(Choice):
     global_batch_size: Optional[int] = None  # examples per update
     accumulate: Optional[int] = None  # microbatches per update
     learning_rate: Optional[float] = None  # peak of the schedule
-    dropout_rate: Optional[float] = None  # dropout of the model
+    dropout_rate: Optional[float] = None  # dropout of the output of each sublayer, not of attention weights
+    attention_dropout_rate: Optional[float] = None  # dropout of attention weights
     theta: Optional[float] = None  # base of the rotary positions
     source: Optional[Source] = None  # source of the documents; the tokenizer remains the one for the config's source
     weights: Optional[tuple[float, ...]] = None  # weights of a SourceMixture, which replace its weights and stages

@@ -52,6 +52,7 @@ def test_each_field_of_a_phase_is_one_of_the_config_which_stays_as_it_is():
         accumulate=2,
         learning_rate=1e-5,
         dropout_rate=0.2,
+        attention_dropout_rate=0.3,
         theta=5e5,
         source=mixture,
         weights=(3.0, 1.0),
@@ -63,6 +64,7 @@ def test_each_field_of_a_phase_is_one_of_the_config_which_stays_as_it_is():
     first, last = (part.experiment for part in phases_of(experiment))
     assert (first.data.sequence_length, first.train.global_batch_size, first.train.accumulate) == (16, 4, 2)
     assert (first.optimizer.learning_rate, first.model.dropout_rate, first.model.position.theta) == (1e-5, 0.2, 5e5)
+    assert first.model.attention_dropout_rate == 0.3
     assert first.objective == MaskedLM(rate=0.3) and first.train.steps == 40 and first.phases == ()
     assert first.data.source == SourceMixture(sources=mixture.sources, weights=(3.0, 1.0))  # weights for its whole time
     assert first.data.source.config_path == "config.phases[0].source"
@@ -196,7 +198,7 @@ def test_a_mistake_is_one_line(phases, line):
     [
         (
             "(Phase(d_model=3), Phase())",
-            "Phase has no field 'd_model', allowed: accumulate, dropout_rate, global_batch",
+            "Phase has no field 'd_model', allowed: accumulate, attention_dropout_rate, dropout_rate",
         ),
         ("(Phase(seqence_length=3),)", "did you mean 'sequence_length'"),
         ("AdamW()", "unknown Phase 'AdamW'"),
