@@ -81,6 +81,11 @@ class _VirtualTokens(Tuning):
             yield f"config.tuning.length is {self.length}, it must be at least 1"
         if experiment.model.generator is not None:
             yield f"config.tuning is {self}, which does not support config.model.generator: use LoRA"
+        if experiment.model.multi_token is not None:
+            yield (
+                f"config.tuning is {self}, which does not support the additional blocks of config.model.multi_token: "
+                "set it to None, or use LoRA"
+            )
         if reason := experiment.model.unsupported("virtual tokens"):
             yield f"config.tuning is {self}, but config.model {reason}: use LoRA"
         objectives = [objective for _, objective in experiment.objective.components()]

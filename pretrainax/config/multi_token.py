@@ -35,6 +35,11 @@ class MultiTokenPrediction(Choice):
             yield f"{path} requires a decoder, config.model.family is {model.family!r}: set it to None"
         if model.head is not None:
             yield f"{path} is for pretraining, and config.model.head is a task head: set {path} to None"
+        if model.masked_lm_head:
+            yield (
+                f"{path} predicts tokens without a masked_lm_head, and config.model.masked_lm_head is True: set it to "
+                f"False, or {path} to None"
+            )
         if model.share_layers:
             yield f"{path} adds blocks, and config.model.share_layers shares one: set it to False, or {path} to None"
         if experiment.layers != type(experiment.layers)():

@@ -44,6 +44,13 @@ class LearnedPositions(Position):
 class SinusoidalPositions(Position):
     """Adds fixed sines and cosines of the position to the token embeddings (Vaswani et al. 2017, section 3.5)."""
 
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        yield from super().problems(experiment)
+        for path, stack in experiment.model.sized.items():
+            if stack.embedding_width % 2:
+                width = "d_model" if stack.embedding_dim is None else "embedding_dim"
+                yield f"{path}.{width} is {stack.embedding_width}, it must be even with SinusoidalPositions"
+
 
 class RotaryScaling(Choice):
     """Base class of methods that scale the frequencies of rotary positions to extend the trained context length."""

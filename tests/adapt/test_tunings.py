@@ -8,7 +8,16 @@ from pretrainax import models, zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
 from pretrainax.adapt.matrices import matching, matrices_of
 from pretrainax.adapt.tuning import abstract_params
-from pretrainax.config import AUTO, LearnedPositions, MeshConfig, MixtureOfExperts, SlidingWindows, UserError, kinds
+from pretrainax.config import (
+    AUTO,
+    LearnedPositions,
+    MeshConfig,
+    MixtureOfExperts,
+    MultiTokenPrediction,
+    SlidingWindows,
+    UserError,
+    kinds,
+)
 from pretrainax.config.validation import validate
 from pretrainax.data.packing import OneEach
 from pretrainax.data.sources import JsonLines
@@ -192,6 +201,15 @@ def test_a_vocabulary_that_is_not_known_yet_is_made_up_and_one_that_is_known_is_
     positions.append(made_up["position_embedding"]["embedding"].shape)
     assert shapes == [(512, 32), (2, 32)] and config.vocab_size == AUTO
     assert positions == [(64, 32), (2, 32)]
+
+
+@pytest.mark.parametrize("tuning", [PromptTuning(4), PrefixTuning(4)], ids=str)
+def test_virtual_tokens_do_not_support_the_blocks_of_multi_token(tuning):
+    experiment = tiny.get_config("gpt")
+    experiment.tuning, experiment.checkpoint.init_from = tuning, "runs/base"
+    experiment.data.packing, experiment.model.multi_token = OneEach(), MultiTokenPrediction()
+    with pytest.raises(UserError, match="additional blocks of config.model.multi_token: set it to None, or use LoRA"):
+        validate(experiment, files=False)
 
 
 def test_a_prefix_has_no_place_in_sparse_attention():

@@ -15,6 +15,7 @@ from pretrainax.config import (
     Experiment,
     LongRopeScaling,
     RotaryPositions,
+    SinusoidalPositions,
     TrainConfig,
     UserError,
     validation,
@@ -172,6 +173,14 @@ def test_a_field_that_another_source_has_says_which():
         (
             {"model.position": RotaryPositions(scaling=LongRopeScaling((1.0,), (2.0, -1.0)))},
             "scaling.short_factors has 1 numbers, the smallest is 1.0; it must have 4 numbers above 0, one per rotated",
+        ),
+        (
+            {"model.position": SinusoidalPositions(), "model.d_model": 33, "model.head_dim": 8},
+            "config.model.d_model is 33, it must be even with SinusoidalPositions",
+        ),
+        (
+            {"model.position": SinusoidalPositions(), "model.embedding_dim": 9},
+            "config.model.embedding_dim is 9, it must be even with SinusoidalPositions",
         ),
         ({"model.position": RotaryPositions(no_rotation_every=1)}, "no_rotation_every is 1, it must be at least 2"),
         (

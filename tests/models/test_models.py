@@ -143,6 +143,16 @@ def test_abstract_params_are_those_of_the_model(family):
     assert shapes == models.abstract_params(config)
 
 
+@pytest.mark.parametrize("position", [LearnedPositions(16), SinusoidalPositions()], ids=lambda p: type(p).__name__)
+def test_an_untied_output_matrix_has_the_width_of_factorised_embeddings(position):
+    config = dataclasses.replace(CONFIGS["encoder"], position=position, embedding_dim=8, tie_embeddings=False)
+    params = models.abstract_params(config)
+    assert params["unembedding"]["kernel"].shape == (8, 50) and params["embedding_projection"]["kernel"].shape == (
+        8,
+        16,
+    )
+
+
 def test_parameters_are_float32_and_features_in_the_compute_dtype():
     model = models.build(CONFIGS["decoder"], Compute(dtype="bfloat16"))
     outputs, variables = model.init_with_output(jax.random.key(0), batch("decoder"), deterministic=True)

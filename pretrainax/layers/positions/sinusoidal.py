@@ -12,7 +12,7 @@ from pretrainax.layers.positions.base import Positions, register_positions
 @register_positions(SinusoidalPositions)
 class Sinusoidal(Positions):
     def embed(self, x: jax.Array, positions: jax.Array, embedding: None) -> jax.Array:
-        return x + sinusoidal(positions, self.config.d_model)
+        return x + sinusoidal(positions, self.config.embedding_width)
 
 
 def sinusoidal(positions: jax.Array, features: int) -> jax.Array:

@@ -180,6 +180,6 @@ class LMHead(nn.Module):
             assert token_embedding is not None
             matrix = token_embedding.T
         else:
-            init = normal_init(config, config.d_model)
-            matrix = self.param("kernel", init, (config.d_model, *vocabulary), jnp.float32)
+            width = features.shape[-1]  # embedding_dim after a masked_lm_head, otherwise d_model
+            matrix = self.param("kernel", normal_init(config, width), (width, *vocabulary), jnp.float32)
         return LanguageModelOutput(features, matrix, bias, config.final_logit_cap)

@@ -143,6 +143,10 @@ def test_a_text_that_is_written_asks_for_none():
         (dict(multi_token=MultiTokenPrediction(depth=0)), "config.model.multi_token.depth is 0, it must be at least 1"),
         (dict(multi_token=MultiTokenPrediction(weight=0.0)), "weight is 0.0, it must be greater than 0"),
         (dict(multi_token=MultiTokenPrediction(), share_layers=True), "config.model.share_layers shares one: set"),
+        (
+            dict(multi_token=MultiTokenPrediction(), masked_lm_head=True),
+            "without a masked_lm_head, and config.model.masked_lm_head is True: set it to False",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(change, said):
