@@ -53,6 +53,18 @@ class Generator(Choice):
             yield f"{path}.d_model {self.d_model} is not a multiple of {path}.num_heads {self.num_heads}"
         if self.loss_weight <= 0:
             yield f"{path}.loss_weight is {self.loss_weight}, it must be greater than 0"
+        model = experiment.model
+        if model.experts is not None:
+            yield f"{path} does not support config.model.experts: set one of them to None"
+        if model.enhanced_mask_decoder and self.num_layers < 2:
+            yield (
+                f"{path}.num_layers is {self.num_layers}, and config.model.enhanced_mask_decoder requires at least 2 "
+                "layers"
+            )
+        encoder = dataclasses.replace(
+            model, d_model=self.d_model, num_heads=self.num_heads, num_kv_heads=None, head_dim=None
+        )
+        yield from model.position.head_problems(path, encoder)
 
 
 @dataclasses.dataclass

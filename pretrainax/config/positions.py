@@ -16,6 +16,9 @@ if typing.TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
 
 
+_SCALING = "config.model.position.scaling"  # path in error messages
+
+
 class Position(Choice):
     """Base class of the configs of position encodings."""
 
@@ -25,6 +28,10 @@ class Position(Choice):
         if experiment.model.enhanced_mask_decoder:
             kind = type(self).__name__
             yield f"config.model.enhanced_mask_decoder requires DisentangledPositions, config.model.position is {kind}"
+
+    def head_problems(self, path: str, stack: "ModelConfig") -> Iterator[str]:
+        """Yields an error message for each problem with the heads of a stack; `path` is the config of its sizes."""
+        yield from ()
 
 
 @dataclasses.dataclass
@@ -38,6 +45,11 @@ class LearnedPositions(Position):
 
     max_length: Size = 512  # number of positions; auto: the positions of the longest row
     offset: int = 0  # unused rows at the start of the table (RoBERTa, BART: 2, as in fairseq)
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.offset < 0:
+            yield f"config.model.position.offset is {self.offset}, it must be at least 0"
 
 
 @dataclasses.dataclass
@@ -57,7 +69,9 @@ class RotaryScaling(Choice):
 
     def problems_of(self, planes: int) -> Iterator[str]:
         """Yields an error message for each invalid field; `planes` is the number of rotated pairs per head."""
-        yield from ()
+        for name in ("factor", "original_length", "fast", "slow", "low_frequency_factor", "high_frequency_factor"):
+            if (value := getattr(self, name, None)) is not None and value <= 0:
+                yield f"{_SCALING}.{name} is {value}, it must be above 0"
 
 
 @dataclasses.dataclass
@@ -68,6 +82,14 @@ class LongContextScaling(RotaryScaling):
     low_frequency_factor: float = 1.0  # wavelengths above original_length / low_frequency_factor are scaled fully
     high_frequency_factor: float = 4.0  # wavelengths below original_length / high_frequency_factor are unchanged
     original_length: int = 8192  # context length before the scaling
+
+    def problems_of(self, planes: int) -> Iterator[str]:
+        yield from super().problems_of(planes)
+        if self.low_frequency_factor >= self.high_frequency_factor:
+            yield (
+                f"{_SCALING}.low_frequency_factor is {self.low_frequency_factor}, it must be below "
+                f"{_SCALING}.high_frequency_factor, {self.high_frequency_factor}"
+            )
 
 
 @dataclasses.dataclass
@@ -95,6 +117,14 @@ class YarnScaling(RotaryScaling):
     mscale: float = 1.0  # `mscale` in DeepSeek's config.json
     mscale_all_dim: float = 0.0  # `mscale_all_dim` in DeepSeek's config.json
 
+    def problems_of(self, planes: int) -> Iterator[str]:
+        yield from super().problems_of(planes)
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name) < 0:
+                yield f"{_SCALING}.{name} is {getattr(self, name)}, it must be at least 0"
+        if self.slow >= self.fast:
+            yield f"{_SCALING}.slow is {self.slow}, it must be below {_SCALING}.fast, {self.fast}"
+
 
 @dataclasses.dataclass
 class LongRopeScaling(RotaryScaling):
@@ -111,16 +141,17 @@ class LongRopeScaling(RotaryScaling):
     original_length: int = 4096  # context length before the scaling
 
     def problems_of(self, planes: int) -> Iterator[str]:
+        yield from super().problems_of(planes)
         for name in ("short_factors", "long_factors"):
             factors = getattr(self, name)
             if len(factors) != planes or not all(factor > 0 for factor in factors):
                 yield (
-                    f"config.model.position.scaling.{name} has {len(factors)} numbers, the smallest is "
+                    f"{_SCALING}.{name} has {len(factors)} numbers, the smallest is "
                     f"{min(factors, default=0)}; "
                     f"it must have {planes} numbers above 0, one per rotated dimension pair of a head"
                 )
-        if self.original_length < 2:
-            yield f"config.model.position.scaling.original_length is {self.original_length}, it must be at least 2"
+        if self.original_length == 1:  # its logarithm is a divisor
+            yield f"{_SCALING}.original_length is 1, it must be at least 2"
 
 
 @dataclasses.dataclass
@@ -146,24 +177,30 @@ class RotaryPositions(Position):
                 yield f"config.model.position.{name} is {value}, it must be above 0"
         if self.fraction is not None and not 0 < self.fraction < 1:
             yield f"config.model.position.fraction is {self.fraction}, it must be in (0, 1); None rotates whole heads"
-        for path, stack in experiment.model.sized.items():
-            yield from self._problems_of_heads(path, stack) if stack.num_heads > 0 else ()
+        if isinstance(self.scaling, YarnScaling) and self.theta == 1:  # its logarithm is a divisor
+            yield "config.model.position.theta is 1, it must not be 1 with YarnScaling"
+        stacks = experiment.model.sized.items()
+        # Problems of the scaling do not depend on the stack.
+        yield from dict.fromkeys(line for path, stack in stacks for line in self.head_problems(path, stack))
         if self.no_rotation_every is not None and self.no_rotation_every < 2:
             yield (
                 f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "
                 "None rotates in all layers"
             )
 
-    def _problems_of_heads(self, path: str, m: "ModelConfig") -> Iterator[str]:
-        if m.latent_attention is None and m.dim_per_head % 2:
-            yield f"rotary positions require an even head dimension, {path}.head_dim is {m.dim_per_head}"
-        if self.fraction is not None and self.rotated_dims(m.dim_per_head) < 2:
+    def head_problems(self, path: str, stack: "ModelConfig") -> Iterator[str]:
+        if stack.num_heads < 1 or stack.dim_per_head < 1:  # config/validation.py
+            return
+        if stack.latent_attention is None and stack.dim_per_head % 2:
+            size = "d_model / num_heads" if stack.head_dim is None else "head_dim"
+            yield f"rotary positions require an even head dimension, {path}.{size} is {stack.dim_per_head}"
+        if self.fraction is not None and self.rotated_dims(stack.dim_per_head) < 2:
             yield (
-                f"config.model.position.fraction {self.fraction} of head dimension {m.dim_per_head} is less than "
+                f"config.model.position.fraction {self.fraction} of head dimension {stack.dim_per_head} is less than "
                 "one pair of dimensions: increase it, or set it to None"
             )
         elif self.scaling is not None:
-            yield from self.scaling.problems_of(self.rotated_dims(m.position_dim) // 2)
+            yield from self.scaling.problems_of(self.rotated_dims(stack.position_dim) // 2)
 
     def rotated_dims(self, head_dim: int) -> int:
         """Returns the number of rotated dimensions (two per pair) of a head with `head_dim` dimensions."""

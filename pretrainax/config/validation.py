@@ -14,19 +14,42 @@ from pretrainax.config.experiment import Experiment, LayersConfig
 from pretrainax.config.heads import HeadConfig
 from pretrainax.config.model import FAMILIES, LayerKind, ModelConfig
 from pretrainax.config.phases import phases_of, problems_of_phases
+from pretrainax.config.positions import NoPositions, RotaryPositions
 from pretrainax.config.values import fields, range_problems, type_problems
 from pretrainax.files.errors import UserError, nearest
 
 _READS_FILES = ("tokenizer", "data.source")  # fields whose checks read files
-_POSITIVE = (
-    "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length "
-    "train.global_batch_size train.accumulate train.spike_steps checkpoint.keep"
-).split()
-_NOT_NEGATIVE = (
-    "data.workers data.prepare_workers data.keep_bytes train.z_loss train.pipeline_microbatches train.scan_unroll "
-    "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.every evaluate.batches "
-    "evaluate.task_examples evaluate.average checkpoint.every"
-).split()
+_RANGES = (  # allowed values in words, whether a number is allowed, and the paths of the fields
+    (
+        "at least 1",
+        lambda number: number >= 1,
+        "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length "
+        "train.global_batch_size train.accumulate train.spike_steps checkpoint.keep",
+    ),
+    (
+        "at least 0",
+        lambda number: number >= 0,
+        "model.norm_epsilon model.num_token_types data.workers data.prepare_workers data.keep_bytes train.z_loss "
+        "train.pipeline_microbatches train.scan_unroll train.loss_chunk train.rollback_steps train.max_rollbacks "
+        "train.log_every evaluate.every evaluate.batches evaluate.task_examples evaluate.average checkpoint.every",
+    ),
+    (
+        "in [0, 1)",
+        lambda number: 0 <= number < 1,
+        "model.dropout_rate model.attention_dropout_rate train.label_smoothing",
+    ),
+    ("at least 1; None selects d_model", lambda number: number >= 1, "model.embedding_dim"),
+    (
+        "above 0; None disables it",
+        lambda number: number > 0,
+        "model.attention_logit_cap model.final_logit_cap model.gate_limit",
+    ),
+    (
+        "above 0; None selects the default",
+        lambda number: number > 0,
+        "model.attention_scale model.logit_scale model.init_stddev",
+    ),
+)
 
 MAX_PROFILED_STEPS = 100  # maximum number of steps in one profile
 
@@ -93,6 +116,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from _stack_problems(e.model)
     yield from _head_problems(e.model)
     yield from _component_problems(e.model)
+    yield from _unused_problems(e.model)
     yield from _layer_problems(e)
     yield from _spike_problems(e)
     yield from _monitoring_problems(e)
@@ -136,17 +160,12 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
 
 def _number_problems(e: Experiment) -> Iterator[str]:
     """Yields an error message for each out-of-range number and for each invalid setting related to one."""
-    for path in _POSITIVE:
-        if (value := get(e, path)) != AUTO and value < 1:
-            yield f"config.{path} is {value}, it must be at least 1"
-    for path in _NOT_NEGATIVE:
-        if (get(e, path) or 0) < 0:
-            yield f"config.{path} is {get(e, path)}, it must be at least 0"
+    for allowed, is_allowed, paths in _RANGES:
+        for path in paths.split():
+            if (value := get(e, path)) not in (None, AUTO) and not is_allowed(value):
+                yield f"config.{path} is {value}, it must be {allowed}"
     if not e.data.cache_dir:
         yield "config.data.cache_dir is empty, it must be the path of a folder"
-    for name in ("dropout_rate", "attention_dropout_rate"):
-        if not 0 <= getattr(e.model, name) < 1:
-            yield f"config.model.{name} is {getattr(e.model, name)}, it must be in [0, 1)"
     if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
         yield (
             f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
@@ -209,9 +228,9 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
         if stack.head_dim is None and stack.num_heads > 0 and stack.d_model % stack.num_heads:
             yield f"{path}.d_model {stack.d_model} is not a multiple of {path}.num_heads {stack.num_heads}"
         for name in ("num_kv_heads", "head_dim"):
-            if getattr(stack, name) == 0:  # None stands for the default
-                yield f"{path}.{name} is 0, it must be at least 1, or None"
-        if stack.kv_heads < 1 or stack.num_heads % stack.kv_heads:
+            if (value := getattr(stack, name)) is not None and value < 1:  # None stands for the default
+                yield f"{path}.{name} is {value}, it must be at least 1, or None"
+        if stack.kv_heads > 0 and stack.num_heads % stack.kv_heads:
             yield f"{path}.num_heads {stack.num_heads} is not a multiple of {path}.num_kv_heads {stack.kv_heads}"
     kinds = set(m.layer_pattern)
     if not kinds or kinds - set(typing.get_args(LayerKind)):
@@ -336,3 +355,28 @@ def _component_problems(m: ModelConfig) -> Iterator[str]:
         yield f"config.model.input_convolution requires an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_context and not m.replaced_token_head:
         yield "config.model.replaced_token_context requires a replaced_token_head, which is False"
+
+
+def _unused_problems(m: ModelConfig) -> Iterator[str]:
+    """Yields an error message for each field that is set and has no effect.
+
+    Models that are read from files may have such fields, because they do no harm there.
+    """
+    rows = (  # field, its default, whether it has an effect, and the requirement
+        ("gate_limit", None, m.gated, "config.model.gated=True"),
+        ("scale_tied_logits", False, m.tie_embeddings, "config.model.tie_embeddings=True"),
+        ("qk_norm_heads", "each", m.qk_norm, "config.model.qk_norm=True"),
+        ("norm_starts_stream", False, m.norm_at in ("pre", "both"), "config.model.norm_at='pre' or 'both'"),
+    )
+    if isinstance(m.position, RotaryPositions):
+        is_local = "local" in m.layer_pattern
+        rows += (("position.local_theta", None, is_local, "'local' in config.model.layer_pattern"),)
+    for name, default, has_effect, requirement in rows:
+        if (value := get(m, name)) != default and not has_effect:
+            yield f"config.model.{name} is {value!r}, which requires {requirement}: set it to {default!r}"
+    is_bidirectional = m.family in ("encoder", "encoder_decoder")
+    if isinstance(m.position, NoPositions) and is_bidirectional and m.input_convolution is None:
+        yield (
+            "config.model.position is NoPositions, and without positions an encoder ignores the order of tokens: "
+            "set it, for example to RotaryPositions()"
+        )

@@ -108,6 +108,8 @@ def read_both(json: ConfigJson, config: ModelConfig, theta: float, local_theta: 
         raise UserError(f"config.json has type {full['type']!r} for full_attention, which must be named 'rope_type'")
     position = config.position
     position.theta, position.local_theta = full.get("rope_theta", theta), local.get("rope_theta", local_theta)
+    if "local" not in config.layer_pattern:
+        position.local_theta = None
     position.scaling = scaling_of(full, position.max_length)
     if scaling_of(local, position.max_length) is not None:
         raise UserError(f"config.json scales the positions of sliding_attention, {local}; only full_attention may be")

@@ -12,16 +12,24 @@ from pretrainax.config import (
     Choice,
     DataConfig,
     DecoderSizes,
+    DisentangledPositions,
     Experiment,
+    Generator,
+    LearnedPositions,
+    LinearScaling,
+    LongContextScaling,
     LongRopeScaling,
+    MixtureOfExperts,
+    NoPositions,
     RotaryPositions,
     SinusoidalPositions,
     TrainConfig,
     UserError,
+    YarnScaling,
     validation,
 )
 from pretrainax.config.validation import complete
-from pretrainax.data.objectives import Objective, ObjectiveMixture
+from pretrainax.data.objectives import Objective, ObjectiveMixture, ReplacedTokenDetection
 from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
 from pretrainax.tasks import TokenClassification
 from pretrainax.tokenization import Unigram
@@ -220,6 +228,140 @@ def test_validate_names_the_value_and_the_field(change, message):
         setattr(validation.get(experiment, parent) if parent else experiment, name, value)
     with pytest.raises(UserError, match=message):
         validation.validate(experiment)
+
+
+SCALING = "config.model.position.scaling"
+
+
+def scaled(scaling, **position):
+    return RotaryPositions(scaling=scaling, **position)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        *(
+            ({f"model.{name}": 0.0}, f"config.model.{name} is 0.0, it must be above 0; None disables it")
+            for name in ("attention_logit_cap", "final_logit_cap")
+        ),
+        *(
+            ({f"model.{name}": 0.0}, f"config.model.{name} is 0.0, it must be above 0; None selects the default")
+            for name in ("attention_scale", "logit_scale", "init_stddev")
+        ),
+        ({"model.norm_epsilon": -1.0}, "config.model.norm_epsilon is -1.0, it must be at least 0"),
+        ({"model.num_token_types": -1}, "config.model.num_token_types is -1, it must be at least 0"),
+        ({"model.head_dim": -4}, "config.model.head_dim is -4, it must be at least 1, or None"),
+        ({"model.num_kv_heads": -4}, "config.model.num_kv_heads is -4, it must be at least 1, or None"),
+        ({"train.label_smoothing": 1.0}, "config.train.label_smoothing is 1.0, it must be in [0, 1)"),
+        ({"train.label_smoothing": -0.1}, "config.train.label_smoothing is -0.1, it must be in [0, 1)"),
+        (
+            {"model.position": LearnedPositions(64, offset=-3)},
+            "config.model.position.offset is -3, it must be at least 0",
+        ),
+        ({"model.position": scaled(LinearScaling(0.0))}, f"{SCALING}.factor is 0.0, it must be above 0"),
+        ({"model.position": scaled(LongContextScaling(-1.0))}, f"{SCALING}.factor is -1.0, it must be above 0"),
+        (
+            {"model.position": scaled(LongContextScaling(8.0, 4.0, 4.0))},
+            f"{SCALING}.low_frequency_factor is 4.0, it must be below {SCALING}.high_frequency_factor, 4.0",
+        ),
+        ({"model.position": scaled(YarnScaling(0.0))}, f"{SCALING}.factor is 0.0, it must be above 0"),
+        (
+            {"model.position": scaled(YarnScaling(original_length=0))},
+            f"{SCALING}.original_length is 0, it must be above 0",
+        ),
+        (
+            {"model.position": scaled(YarnScaling(slow=32.0))},
+            f"{SCALING}.slow is 32.0, it must be below {SCALING}.fast, 32.0",
+        ),
+        ({"model.position": scaled(YarnScaling(mscale=-1.0))}, f"{SCALING}.mscale is -1.0, it must be at least 0"),
+        (
+            {"model.position": scaled(YarnScaling(), theta=1.0)},
+            "config.model.position.theta is 1, it must not be 1 with YarnScaling",
+        ),
+        (
+            {"model.position": scaled(LongRopeScaling((1.0,) * 4, (2.0,) * 4, factor=0.0))},
+            f"{SCALING}.factor is 0.0, it must be above 0",
+        ),
+        (
+            {"model.gate_limit": 7.0},
+            "config.model.gate_limit is 7.0, which requires config.model.gated=True: set it to None",
+        ),
+        (
+            {"model.tie_embeddings": False, "model.scale_tied_logits": True},
+            "config.model.scale_tied_logits is True, which requires config.model.tie_embeddings=True: set it to False",
+        ),
+        (
+            {"model.qk_norm_heads": "all"},
+            "config.model.qk_norm_heads is 'all', which requires config.model.qk_norm=True: set it to 'each'",
+        ),
+        (
+            {"model.norm_starts_stream": True, "model.norm_at": "post"},
+            "config.model.norm_starts_stream is True, which requires config.model.norm_at='pre' or 'both': set it to "
+            "False",
+        ),
+        (
+            {"model.position": RotaryPositions(local_theta=100.0)},
+            "config.model.position.local_theta is 100.0, which requires 'local' in config.model.layer_pattern: set it "
+            "to None",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_a_number_out_of_range_or_without_effect_is_one_line(change, message):
+    experiment = tiny.get_config("gpt")
+    for path, value in change.items():
+        parent, _, name = path.rpartition(".")
+        setattr(validation.get(experiment, parent), name, value)
+    with pytest.raises(UserError) as raised:
+        validation.validate(experiment, files=False)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "generator, change, message",
+    [
+        (
+            Generator(1, 16, 32, 2),
+            {"experts": MixtureOfExperts(4)},
+            "config.model.generator does not support config.model.experts: set one of them to None",
+        ),
+        (
+            Generator(1, 18, 32, 2),
+            {"position": RotaryPositions(64)},
+            "rotary positions require an even head dimension, config.model.generator.d_model / num_heads is 9",
+        ),
+        (
+            Generator(1, 16, 32, 2),
+            {"position": DisentangledPositions(), "enhanced_mask_decoder": True, "norm_at": "post"},
+            "config.model.generator.num_layers is 1, and config.model.enhanced_mask_decoder requires at least 2 layers",
+        ),
+    ],
+    ids=("experts", "rotary", "mask decoder"),
+)
+def test_a_generator_is_a_model_of_its_own(generator, change, message):
+    experiment = tiny.get_config("bert")
+    heads = {"masked_lm_head": False, "replaced_token_head": True}
+    experiment.model = dataclasses.replace(experiment.model, generator=generator, **heads, **change)
+    experiment.objective = ReplacedTokenDetection()
+    with pytest.raises(UserError) as raised:
+        validation.validate(experiment, files=False)
+    assert str(raised.value) == message
+
+
+def test_an_encoder_without_positions_is_refused_unless_a_convolution_has_the_order():
+    experiment = tiny.get_config("bert")
+    experiment.model.position = NoPositions()
+    with pytest.raises(UserError, match="position is NoPositions, and without positions an encoder ignores the order"):
+        validation.validate(experiment, files=False)
+    experiment.model.input_convolution = 3
+    validation.validate(experiment, files=False)
+
+
+def test_a_gate_limit_is_above_zero():
+    experiment = tiny.get_config("gpt")
+    experiment.model.gated, experiment.model.gate_limit = True, -1.0
+    with pytest.raises(UserError, match="config.model.gate_limit is -1.0, it must be above 0; None disables it"):
+        validation.validate(experiment, files=False)
 
 
 def test_where_nothing_is_read_files_may_be_missing():
