@@ -192,10 +192,12 @@ class MultiHeadAttention(Attention):
 def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
     """Returns the factor by which attention multiplies the dot products of queries and keys.
 
-    This factor is `config.attention_scale` or, if that is None, follows from the head size and the position encoding.
+    This factor is `config.attention_scale` or, if that is None, follows from the head size. The position encoding may
+    multiply it.
 
     NOTE T5 does not divide the logits by sqrt(K). Instead, it divides the query kernel's initial values by sqrt(K).
     """
-    if config.attention_scale is not None:
-        return config.attention_scale
-    return (positions.logit_terms * config.dim_per_head) ** -0.5 * positions_for(config).logit_gain
+    scale = config.attention_scale
+    if scale is None:
+        scale = (positions.logit_terms * config.dim_per_head) ** -0.5
+    return scale * positions_for(config).logit_gain

@@ -19,6 +19,7 @@ from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.models.base import model_of
 from pretrainax.models.electra import component_configs
 from pretrainax.models.heads import heads_of
+from pretrainax.models.heads.multi_token import block_of
 
 
 class Attention(NamedTuple):
@@ -239,7 +240,7 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
         decoder = config.last_stack
         yield Attention(decoder.num_layers, targets, inputs, *_heads(decoder), causal=False, window=None)
     if config.multi_token is not None:
-        stacks += [(dataclasses.replace(config, num_layers=1), inputs)] * config.multi_token.depth
+        stacks += [(dataclasses.replace(block_of(config), num_layers=1), inputs)] * config.multi_token.depth
     for stack, length in stacks:
         if not self_attention_of(stack).has_pairs:
             continue

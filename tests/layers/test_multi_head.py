@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import chex
 import jax
@@ -12,7 +13,7 @@ from flax.errors import ScopeParamShapeError
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import MeshConfig, ModelConfig
+from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, YarnScaling
 from pretrainax.layers import multi_head
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.layers.attention_spec import Weights
@@ -32,6 +33,15 @@ LAYER = MultiHeadAttention(CONFIG, Compute())
 @pytest.fixture(scope="module")
 def params():
     return LAYER.init(jax.random.key(0), X, SOURCE, Mask(False, *IDS), PositionTerms())
+
+
+def test_a_scale_of_the_config_keeps_the_factor_of_yarn():
+    position = RotaryPositions(64, scaling=YarnScaling(40.0, mscale_all_dim=1.0))
+    config = dataclasses.replace(CONFIG, position=position)
+    default = multi_head.scale_of(config, PositionTerms())
+    assert default == pytest.approx(8**-0.5 * (0.1 * math.log(40.0) + 1.0) ** 2)  # heads of 8
+    explicit = dataclasses.replace(config, attention_scale=8**-0.5)
+    assert multi_head.scale_of(explicit, PositionTerms()) == pytest.approx(default)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, NoPositions, RotaryPositions
 from pretrainax.config.metric import FRACTION, Metric
 from pretrainax.data.batch import has_loss, segments_of
 from pretrainax.layers.compute import Compute
@@ -154,7 +154,14 @@ class MultiToken(Head):
 def block_of(config: ModelConfig) -> ModelConfig:
     """Builds the config of the head's blocks, which have the architecture of the model's last block."""
     experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None, every=None)
-    return dataclasses.replace(config, experts=experts)
+    kind, position = config.layer_pattern[(config.num_layers - 1) % len(config.layer_pattern)], config.position
+    if isinstance(position, RotaryPositions) and (every := position.no_rotation_every) is not None:
+        is_rotated = config.num_layers % every != 0
+        position = dataclasses.replace(position, no_rotation_every=None) if is_rotated else NoPositions()
+    window = config.window if kind == "local" else None
+    # `norm_starts_stream` is for the first block of the model.
+    fields = {"layer_pattern": (kind,), "window": window, "position": position, "norm_starts_stream": False}
+    return dataclasses.replace(config, experts=experts, **fields)
 
 
 class MultiTokenModule(nn.Module):

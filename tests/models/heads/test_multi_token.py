@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import MultiTokenPrediction
+from pretrainax.config import ModelConfig, MultiTokenPrediction, NoPositions, RotaryPositions
 from pretrainax.config.validation import validate
 from pretrainax.layers.compute import Compute
+from pretrainax.models.flops import attentions
 from pretrainax.models.heads.multi_token import MultiTokenTargets, block_of, shifted_targets
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import losses
@@ -164,3 +165,22 @@ def test_it_is_of_decoders():
         Exception, match="multi_token requires a decoder, config.model.family is 'encoder': set it to None"
     ):
         validate(experiment)
+
+
+def test_its_block_is_of_the_kind_of_the_last_block():
+    rotary = RotaryPositions(no_rotation_every=4)
+    config = ModelConfig(
+        num_layers=6, layer_pattern=("local", "global"), window=8, norm_starts_stream=True, position=rotary
+    )
+    config = dataclasses.replace(config, multi_token=MultiTokenPrediction(depth=2))
+    block = block_of(config)
+    assert (block.layer_pattern, block.window, block.norm_starts_stream) == (("global",), None, False)
+    assert block.position == RotaryPositions()
+    assert [(group.layers, group.window) for group in attentions(config, 16, 16)] == [
+        (3, 8),
+        (3, None),
+        *[(1, None)] * 2,
+    ]
+    block = block_of(dataclasses.replace(config, num_layers=5))
+    assert (block.layer_pattern, block.window) == (("local",), 8)
+    assert block_of(dataclasses.replace(config, num_layers=4)).position == NoPositions()
