@@ -29,6 +29,12 @@ def predicted_vocabulary(config: ModelConfig) -> int:
     return sum(model.vocab_size for model in component_configs(config) if HEADS["lm"].is_in(model))
 
 
+def logits_per_target(config: ModelConfig) -> int:
+    """Computes the number of vocabulary logits per predicted token, with those of multi-token prediction."""
+    depths = 0 if config.multi_token is None else config.multi_token.depth
+    return (1 + depths) * predicted_vocabulary(config)
+
+
 def describe_experts(config: ModelConfig) -> str:
     """Describes the experts and the active parameters of a model in one line; returns "" if it has no experts."""
     if config.experts is None:

@@ -37,7 +37,7 @@ from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.compute import blocks_per_iteration, compute_for
-from pretrainax.models.active import predicted_vocabulary
+from pretrainax.models.active import logits_per_target, predicted_vocabulary
 from pretrainax.models.flops import (
     Attention,
     WorkOf,
@@ -341,7 +341,7 @@ def memory_bytes_between_products(
         block_bytes += (
             passes.pairs * attention.pairs + passes.row_bias * attention.row_bias + passes.rotated * attention.rotated
         )
-    logits = rows * lengths.targets * predicted_vocabulary(experiment.model) / mesh_sizes[TENSOR_AXIS]
+    logits = rows * lengths.targets * logits_per_target(experiment.model) / mesh_sizes[TENSOR_AXIS]
     microbatch_bytes = (
         pipeline_stages(experiment, mesh_sizes).relative_layer_time * block_bytes + passes.logits * width * logits
     )
@@ -364,9 +364,7 @@ def least_bytes(experiment: Experiment, sizes: dict[str, int], platform: str, me
     from a cache, or recomputes more, may move fewer bytes. `products` are the activations of the layers' products.
     """
     passes = experiment.train.accumulate
-    predicted = lengths_of(shapes_of(experiment)).targets * predicted_vocabulary(
-        shard_experiment(experiment, sizes).model
-    )
+    predicted = lengths_of(shapes_of(experiment)).targets * logits_per_target(shard_experiment(experiment, sizes).model)
     rows = passes * micro_rows(experiment, sizes) / sizes[LENGTH_AXIS]
     parts = {
         "products": product_bytes(experiment, sizes, platform),

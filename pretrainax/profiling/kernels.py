@@ -85,11 +85,11 @@ def _work_by_kernel(program: Program, chip: Optional[Chip]) -> dict[str, Work]:
     for traffic in traffic_of_kernels(program):
         computation, instruction, merged = traffic.kernel
         (main_part, *_), runs, expected = traffic.parts, program.runs[computation], None
-        flops = product_flops(program, computation, merged)
-        if chip is not None and flops is not None and main_part.kind != "collectives":
-            expected = runs * max(
-                traffic.bytes / chip.memory_rate, flops / (ATTAINABLE[chip.platform] * chip.peak_flops)
-            )
+        if chip is not None and main_part.kind != "collectives":
+            flops = product_flops(program, computation, merged, chip.speedup)
+            if flops is not None:
+                rate = ATTAINABLE[chip.platform] * chip.peak_flops
+                expected = runs * max(traffic.bytes / chip.memory_rate, flops / rate)
         work_by_kernel[instruction.name] = Work(
             main_part.module, main_part.kind, 1.0, float(main_part.multiplies), expected
         )

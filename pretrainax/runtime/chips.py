@@ -43,6 +43,14 @@ class Chip:
             )
         return peaks[products]
 
+    def speedup(self, dtype: str) -> float:
+        """Returns the peak rate of matrix multiplications of an HLO dtype ("s8"), divided by that of bfloat16.
+
+        It is 1 for all dtypes but 8-bit formats for which the chip has units.
+        """
+        products = "int8" if dtype == "s8" else "fp8" if dtype.startswith("f8") else ""
+        return _EIGHT_BIT[self.name].get(products, self.peak_flops) / self.peak_flops
+
     @property
     def is_tpu(self) -> bool:
         return self.torus > 0

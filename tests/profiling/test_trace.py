@@ -7,6 +7,7 @@ import pytest
 from jaxlib import xla_client
 
 from pretrainax.config import UserError
+from pretrainax.planning.roofline import ATTAINABLE
 from pretrainax.planning.topologies import Topology
 from pretrainax.profiling import report
 from pretrainax.profiling.kernels import kernel_work
@@ -114,6 +115,15 @@ def test_a_tpu_is_read_by_its_ops_and_the_modules_around_them(tmp_path):
     assert (trace.platform, trace.devices, trace.steps) == ("tpu", 1, [7, 8])
     assert trace.busy == pytest.approx({Op(CALLED, "dot"): 400e-9, Op(CALLED, "sum"): 300e-9})
     assert [(work.module, work.kind) for work in kernel_work(trace)] == [("mlp", "products"), ("norm", "elementwise")]
+
+
+@pytest.mark.parametrize(("dtype", "products"), [("bf16", ""), ("s8", "int8"), ("f8e4m3fn", "fp8")])
+def test_products_of_eight_bits_are_expected_at_their_own_rate(tmp_path, monkeypatch, dtype, products):
+    size, chip = 8192, CHIPS["h100"]  # so large that moving the bytes takes less time
+    monkeypatch.setattr(f"{__name__}.STEP", STEP.replace("f32", dtype).replace("64", str(size)))
+    trace = gpu_trace(tmp_path)
+    (work,) = [work for work in kernel_work(trace, chip) if work.kind == "products"]
+    assert work.expected == pytest.approx(2 * size**3 / (ATTAINABLE["gpu"] * chip.product_flops(products)))
 
 
 def test_a_program_of_another_number_is_found_by_its_name_and_instructions(tmp_path):

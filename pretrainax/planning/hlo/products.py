@@ -8,6 +8,7 @@ determined from the HLO text.
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Optional
 
 import numpy as np
@@ -19,20 +20,26 @@ from pretrainax.planning.hlo.program import Program
 _Dims = tuple[int, ...]
 
 
-def product_flops(program: Program, computation: str, made: Instruction) -> Optional[float]:
+def product_flops(
+    program: Program, computation: str, made: Instruction, speedup: Callable[[str], float] = lambda dtype: 1.0
+) -> Optional[float]:
     """Computes the FLOPs of the matrix multiplications in one execution of a kernel.
 
     Returns 0 for a kernel without matrix multiplications, and None if the HLO text does not determine the FLOPs.
+
+    Args:
+      speedup: divides the FLOPs of a matrix multiplication, as a function of the HLO dtype of its operands.
     """
     if made.opcode == "fusion":
         fused_computation = fused_by(made)
-        flops = [product_flops(program, fused_computation, x) for x in program.computations[fused_computation].values()]
+        instructions = program.computations[fused_computation].values()
+        flops = [product_flops(program, fused_computation, x, speedup) for x in instructions]
         return None if None in flops else sum(filter(None, flops))
     if not multiplies(made, opcodes_of(program, made)):
         return 0.0
-    left, right = (program.computations[computation][x].shapes[0].dims for x in made.operands[:2])
-    multiply_adds = _MULTIPLY_ADDS[made.opcode](made, left, right) if made.opcode in _MULTIPLY_ADDS else None
-    return None if multiply_adds is None else 2.0 * multiply_adds
+    left, right = (program.computations[computation][x].shapes[0] for x in made.operands[:2])
+    multiply_adds = _MULTIPLY_ADDS[made.opcode](made, left.dims, right.dims) if made.opcode in _MULTIPLY_ADDS else None
+    return None if multiply_adds is None else 2.0 * multiply_adds / speedup(left.dtype)
 
 
 def _dot(instruction: Instruction, lhs: _Dims, rhs: _Dims) -> int:
