@@ -69,9 +69,10 @@ class RotaryScaling(Choice):
 
     def problems_of(self, planes: int) -> Iterator[str]:
         """Yields an error message for each invalid field; `planes` is the number of rotated pairs per head."""
+        path = _SCALING
         for name in ("factor", "original_length", "fast", "slow", "low_frequency_factor", "high_frequency_factor"):
             if (value := getattr(self, name, None)) is not None and value <= 0:
-                yield f"{_SCALING}.{name} is {value}, it must be above 0"
+                yield f"{path}.{name} is {value}, it must be above 0"
 
 
 @dataclasses.dataclass
@@ -85,10 +86,11 @@ class LongContextScaling(RotaryScaling):
 
     def problems_of(self, planes: int) -> Iterator[str]:
         yield from super().problems_of(planes)
+        path = _SCALING
         if self.low_frequency_factor >= self.high_frequency_factor:
             yield (
-                f"{_SCALING}.low_frequency_factor is {self.low_frequency_factor}, it must be below "
-                f"{_SCALING}.high_frequency_factor, {self.high_frequency_factor}"
+                f"{path}.low_frequency_factor is {self.low_frequency_factor}, it must be below "
+                f"{path}.high_frequency_factor, {self.high_frequency_factor}"
             )
 
 
@@ -119,11 +121,12 @@ class YarnScaling(RotaryScaling):
 
     def problems_of(self, planes: int) -> Iterator[str]:
         yield from super().problems_of(planes)
+        path = _SCALING
         for name in ("mscale", "mscale_all_dim"):
             if getattr(self, name) < 0:
-                yield f"{_SCALING}.{name} is {getattr(self, name)}, it must be at least 0"
+                yield f"{path}.{name} is {getattr(self, name)}, it must be at least 0"
         if self.slow >= self.fast:
-            yield f"{_SCALING}.slow is {self.slow}, it must be below {_SCALING}.fast, {self.fast}"
+            yield f"{path}.slow is {self.slow}, it must be below {path}.fast, {self.fast}"
 
 
 @dataclasses.dataclass
@@ -142,16 +145,17 @@ class LongRopeScaling(RotaryScaling):
 
     def problems_of(self, planes: int) -> Iterator[str]:
         yield from super().problems_of(planes)
+        path = _SCALING
         for name in ("short_factors", "long_factors"):
             factors = getattr(self, name)
             if len(factors) != planes or not all(factor > 0 for factor in factors):
                 yield (
-                    f"{_SCALING}.{name} has {len(factors)} numbers, the smallest is "
+                    f"{path}.{name} has {len(factors)} numbers, the smallest is "
                     f"{min(factors, default=0)}; "
                     f"it must have {planes} numbers above 0, one per rotated dimension pair of a head"
                 )
         if self.original_length == 1:  # its logarithm is a divisor
-            yield f"{_SCALING}.original_length is 1, it must be at least 2"
+            yield f"{path}.original_length is 1, it must be at least 2"
 
 
 @dataclasses.dataclass

@@ -7,7 +7,7 @@ import runpy
 
 import pytest
 
-from pretrainax.config import Generator, MixtureOfExperts
+from pretrainax.config import Generator, MixtureOfExperts, MultiTokenPrediction
 from pretrainax.data.batch import lengths_of
 from pretrainax.planning import memory
 from pretrainax.planning.activations import shapes_of
@@ -119,6 +119,11 @@ def test_an_encoder_has_logits_of_its_masked_tokens_alone_and_a_generator_has_th
     generator = Generator(num_layers=1, d_model=16, d_ff=32, num_heads=2)
     electra = model("bert", masked_lm_head=False, replaced_token_head=True, generator=generator)
     assert floor(electra)["logits"] == floor(experiment)["logits"]
+
+
+def test_each_further_token_has_logits_of_its_own():
+    experiment = model(multi_token=MultiTokenPrediction(depth=2))
+    assert floor(experiment)["logits"] == 3 * floor(model())["logits"]
 
 
 def test_a_split_halves_logits_and_micro_batches_read_the_parameters_again():

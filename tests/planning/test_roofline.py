@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from pretrainax import models
-from pretrainax.config import (
-    DisentangledPositions,
-    LearnedPositions,
-    MeshConfig,
-    MixtureOfExperts,
-    MultiTokenPrediction,
-    RotaryPositions,
-)
+from pretrainax.config import DisentangledPositions, LearnedPositions, MeshConfig, MixtureOfExperts, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import expert_flops, flops_per_step
@@ -53,17 +46,6 @@ def test_the_flops_are_those_of_the_run(candidate):
     experiment = candidate.experiment
     lengths = lengths_of(batch_shapes(experiment))
     assert candidate.roofline.flops == flops_per_step(experiment.model, 8, lengths.inputs, lengths.targets)
-
-
-def test_the_logits_of_further_tokens_are_moved_too(candidate):
-    model = dataclasses.replace(candidate.experiment.model, multi_token=MultiTokenPrediction(depth=2))
-    experiment = dataclasses.replace(candidate.experiment, model=model)
-    sizes = ONE | {"data": 4}
-    one, three = (
-        roofline.least_bytes(e, sizes, "tpu", estimate(e, sizes, CHIPS["v5e"]))["logits"]
-        for e in (candidate.experiment, experiment)
-    )
-    assert three == 3 * one > 0
 
 
 def test_gradients_that_an_optimizer_takes_besides_are_counted_and_take_their_time(candidate):
