@@ -152,7 +152,6 @@ def export_workdir(
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        os.makedirs(staging)
         template = read_template(os.path.join(workdir, "tokenizer"))
         write_tokenizer(tokenizer, staging, model, template, decoder_frame(experiment, tokenizer.vocabulary))
         files = Writer(staging, tensors, shard_bytes)
