@@ -59,8 +59,6 @@ def main() -> int:
         else:
             print(budget.report(asked), end="")
         return 0
-    if _TABLE.value and cli.prints_json():
-        raise UserError("--table prints a Markdown page: leave --json out")
     if _TABLE.value:
         print(plans_page.markdown(list(plans_page.rows())), end="")
         return 0
@@ -105,11 +103,13 @@ def main() -> int:
 
 
 def _check_flags(budget_flags: Mapping[str, object]) -> None:
-    """Raises UserError if a flag has no effect with the flags of a budget, or without them."""
+    """Raises UserError if a flag has no effect together with the others, such as those of a budget."""
     if chosen := [name for name in budget.BUDGETS if name in budget_flags]:
         for name in ("config", "search", "prove", "table", "transfer_from"):
             if flags.FLAGS[name].present:
                 raise UserError(f"--{name} has no effect with --{chosen[0]}, which chooses a model: leave one out")
+    elif _TABLE.value and cli.prints_json():
+        raise UserError("--table prints a Markdown page: leave --json out")
     elif unused := sorted(set(budget_flags) - {"law"}):
         budgets = ", ".join(f"--{name}" for name in budget.BUDGETS)
         raise UserError(f"--{unused[0]} has no effect without a budget: set one of {budgets}, or leave it out")
