@@ -12,7 +12,7 @@ class StopAt(Callback):
     At step 0, config.checkpoint.keep_at must have 0, so that there is a checkpoint.
     """
 
-    step: int
+    step: int  # number of updates after which the run ends
 
     part = ""
 

@@ -117,7 +117,9 @@ def test_fields_that_are_no_models_take_none(field):
     experiment = get_config("gpt")
     set_field(experiment, f"config.{field}", NAME)
     (problem,) = range_problems(experiment)
-    assert problem.startswith(f"config.{field} is '{NAME}': only --from, config.checkpoint") and "--push" in problem
+    assert (
+        problem.startswith(f"config.{field} is '{NAME}': only --from, --base, --compare-with, ") and "--push" in problem
+    )
 
 
 def test_results_of_a_model_of_the_hub_have_a_folder_of_its_name():

@@ -32,6 +32,7 @@ def run():
         trained=experiment,
         prepared=prepared,
         mesh=LOADED.mesh,
+        peers=SimpleNamespace(progress=lambda: None),
         plain=lambda params: (model, params),
     )
 

@@ -59,11 +59,12 @@ def test_the_primary_verdict_of_objectives_is_that_of_its_report():
     assert f"interval {-high:.3f} to {-low:.3f}; 5 seeds" in page
 
 
-def test_the_table_of_optimizers_is_of_its_report():
-    of = report("optimizers-gpt")
+@pytest.mark.parametrize("family", ["GPT", "BERT"])
+def test_the_table_of_optimizers_is_of_its_report(family):
+    of = report(f"optimizers-{family.lower()}")
     (losses,) = of["tables"]["Measures"]
     contrasts, losses_before = {x["one"]: x for x in of["contrasts"]}, []
-    for name, loss, better, _ in cells((DOCS / "studies" / "index.md").read_text(), "Optimizers")[2:]:
+    for name, loss, better, _ in cells((DOCS / "studies" / "index.md").read_text(), f"Optimizers of a {family}")[2:]:
         arm = name.lower().replace("schedule-free adamw", "schedule-free").replace("stableadamw", "stable-adamw")
         assert loss == losses[arm]
         losses_before.append(float(loss.partition(" ")[0]))
@@ -75,6 +76,7 @@ def test_the_table_of_optimizers_is_of_its_report():
         assert same(difference, contrast["difference"])
         assert same(low, contrast["interval"][0]) and same(high, contrast["interval"][1])
     assert len(losses_before) == 12 and losses_before == sorted(losses_before)
+    assert all(row["trials"] == of["tables"]["Costs"][0]["trials"] for row in of["tables"]["Costs"])
 
 
 @pytest.mark.parametrize("task, measure", [("chunks", "conll2000"), ("SST-2", "sst2")])

@@ -191,7 +191,7 @@ OLD = {  # as transformers 4 left them on the hub
         "tokenizer__json": gpt_neox(),
         "tokenizer_config__json": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
         | {"tokenizer_class": "PreTrainedTokenizerFast"},
-        "config__json": {"model_type": "gpt_neox"},
+        "config__json": {"model_type": "olmo2"},
     },
 }
 
