@@ -112,7 +112,7 @@ def test_a_flag_takes_a_model_of_the_hub_where_it_is_read():
     assert from_.parse(f"{NAME}@v1") == f"{NAME}@v1"
     with pytest.raises(ValueError, match="write hf:org/name or hf:org/name@revision"):
         from_.parse("hf://org/name")
-    with pytest.raises(ValueError, match="only --from, config.checkpoint.init_from.*export --push=org/name"):
+    with pytest.raises(ValueError, match="only --from, --base, --compare-with, .*export --push=org/name"):
         workdir.parse(NAME)
     assert workdir.parse("./hf:org/name") == "./hf:org/name"
 
