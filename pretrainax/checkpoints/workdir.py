@@ -60,7 +60,7 @@ def _complete(new: Experiment, old: Experiment) -> None:
 
 
 def _adopt_warmup(new: Experiment, old: Experiment) -> None:
-    """Sets a warmup of "auto" to that of the existing run `old`, because a longer run has the same first steps."""
+    """Sets a warmup of "auto" to the warmup of the run `old`, because a longer run has the same first steps."""
     if getattr(new.schedule, "warmup_steps", None) == config_lib.AUTO:
         new.schedule.warmup_steps = getattr(old.schedule, "warmup_steps", config_lib.AUTO)
 
@@ -68,7 +68,7 @@ def _adopt_warmup(new: Experiment, old: Experiment) -> None:
 def adopt_steps(workdir: str, experiment: Experiment) -> list[tuple[str, str]]:
     """Sets the steps of an existing run if `config.train.budget` is in FLOPs or time; returns header rows.
 
-    A resumed run thus does not measure its speed again. A warmup of "auto" becomes that of the run.
+    A resumed run thus does not measure its speed again. A warmup of "auto" becomes the warmup of the run.
     """
     path, budget = os.path.join(workdir, "config.json"), experiment.train.budget
     if not has_steps(workdir) or not os.path.exists(path):

@@ -40,7 +40,7 @@ def embed(
       pooling: "mean" and "max" pool over all tokens, in each dimension. "cls" takes the first token, which must be
         [CLS]. "last" takes the last token (in an encoder, the [SEP] or </s> after the text). If None, a model with an
         embedding head uses the head's pooling and, if set, its L2 normalization. An imported sentence-transformers
-        model uses those of its modules.json. Other models use "mean".
+        model uses the pooling and normalization in its modules.json. Other models use "mean".
       truncate: whether to cut a text at the end if it is too long. If False, a text that is too long raises UserError.
 
     Raises:

@@ -30,7 +30,7 @@ def predicted_vocabulary(config: ModelConfig) -> int:
 
 
 def logits_per_target(config: ModelConfig) -> int:
-    """Computes the number of vocabulary logits per predicted token, with those of multi-token prediction."""
+    """Computes the number of vocabulary logits per predicted token, including multi-token prediction."""
     depths = 0 if config.multi_token is None else config.multi_token.depth
     return (1 + depths) * predicted_vocabulary(config)
 

@@ -178,7 +178,7 @@ class FillInTheMiddle(CausalLM):
         return np.concatenate([part for parts in documents for part in self._tokenize_again(parts)])
 
     def token_offsets(self, example, vocabulary):
-        """Computes offsets as in `Objective`; those of sentinels are the start of their document.
+        """Computes offsets as in `Objective`; sentinels have the offset of the start of their document.
 
         With split="characters", offsets inside a document are approximate, as its parts are tokenized separately.
         """

@@ -29,7 +29,7 @@ def assign(chosen: jax.Array, num_experts: int, room: Optional[int], real: jax.A
     Args:
       chosen: [N, k], the experts of each token, the first choice first.
       room: number of slots per expert; an expert with more assignments drops the last ones. If None, there are N · k
-        slots, one for each assignment; those of padding are the last, after the slots of all experts.
+        slots, one for each assignment; padding has the last slots, after all experts.
       real: [N] bool, False at padding.
     """
     chosen = jnp.where(real[:, None], chosen, num_experts)  # sorts padding after all experts
