@@ -103,7 +103,7 @@ def main() -> int:
 
 
 def _check_flags(budget_flags: Mapping[str, object]) -> None:
-    """Raises UserError if a flag has no effect together with the others, such as those of a budget."""
+    """Raises UserError if a flag has no effect together with the others, such as a budget."""
     if chosen := [name for name in budget.BUDGETS if name in budget_flags]:
         for name in ("config", "search", "prove", "table", "transfer_from"):
             if flags.FLAGS[name].present:

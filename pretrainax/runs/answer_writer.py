@@ -1,6 +1,5 @@
 """Generates a task's text outputs for records of the validation split during training."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Optional, cast
 
@@ -14,7 +13,7 @@ from pretrainax.data.sources.base import Note
 from pretrainax.inference.decoding import Generated, generate_examples
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
-from pretrainax.runs.current_model import current_model
+from pretrainax.runs.current_model import current_model, keep_compiled
 from pretrainax.tasks import WritingTask
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
@@ -49,9 +48,7 @@ class AnswerWriter(Callback):
         stream.prefetch(record_indices)
         prompts = [stream_task.prompt_example(stream.record(n), stream.vocabulary) for n in record_indices]
         loaded = current_model(run, params)
-        if self._previous is not None:
-            loaded.share_compiled(self._previous)
-        self._previous = dataclasses.replace(loaded, params=None).share_compiled(loaded)
+        self._previous = keep_compiled(loaded, self._previous)
         sampling = Sampling(max_new_tokens=stream_task.answer_capacity, num_beams=task.num_beams)
         answers = generate_examples(loaded, prompts, sampling)
         loaded.clear_cache()

@@ -1,6 +1,7 @@
 """Provides the current model of a run in the form in which it is used after training."""
 
 import dataclasses
+from typing import Optional
 
 from pretrainax import models
 from pretrainax.adapt import Adapted
@@ -26,3 +27,10 @@ def current_model(run: Run, params: Params) -> LoadedModel:
     experiment = dataclasses.replace(run.trained, model=config)
     tokenizer, progress = run.prepared.tokenizer, run.peers.progress
     return LoadedModel(experiment, model, params, tokenizer, run.mesh, "this run", progress=progress)
+
+
+def keep_compiled(loaded: LoadedModel, previous: Optional[LoadedModel]) -> LoadedModel:
+    """Reuses the compiled functions of `previous`; returns the model to pass next time, without parameters."""
+    if previous is not None:
+        loaded.share_compiled(previous)
+    return dataclasses.replace(loaded, params=None).share_compiled(loaded)

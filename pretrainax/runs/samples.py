@@ -68,18 +68,16 @@ def show_samples(
         return stopped
 
     prompts, tokenizer = run.experiment.evaluate.prompts, run.prepared.tokenizer
-    loaded = current_model(run, params)
     if prompts and jax.process_count() > 1:
         say("config.evaluate.prompts need a run of one process; use python -m pretrainax.generate after the run")
     if prompts and jax.process_count() == 1:
+        loaded = current_model(run, params)
         groups = [(f"samples of config.evaluate.prompts: {_PROMPTED}", prompted(loaded, prompts, stop))]
-    else:
+    else:  # the training model: on large pods, experts need their capacity to compile
+        model, params = run.plain(params)
         valid = batches_of(run.experiment, run.prepared, "valid")
         groups = [
-            (
-                _legend(examples[0], tokenizer),
-                samples(loaded.model, loaded.params, examples, valid.lengths, tokenizer, stop),
-            )
+            (_legend(examples[0], tokenizer), samples(model, params, examples, valid.lengths, tokenizer, stop))
             for examples in _candidates(valid, tokenizer)
         ]
     for legend, texts in groups:

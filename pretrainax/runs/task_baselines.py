@@ -84,11 +84,10 @@ class Validated(NamedTuple):
         The groups are `clusters`, or at most _MAX_GROUPS unions of them, which depend on the records alone, if the
         metric is no ratio of sums over records.
         """
+        clusters = self.clusters
         if sums := self.task.record_sums(model.outputs, self.notes).get(metric):
-            clusters = np.unique(self.clusters, return_inverse=True)[1]
             return leave_one_out(*(np.bincount(clusters, x) for x in sums))[1]
-        clusters = self.clusters % _MAX_GROUPS
-        groups = clusters[record_indices(self.notes)]
+        groups = (clusters % _MAX_GROUPS)[record_indices(self.notes)]
         rest = (np.flatnonzero(groups != group) for group in range(groups.max() + 1))
         without = [_selected(self.task, model.outputs, self.notes, documents)[metric] for documents in rest]
         return model.metrics[metric] - np.array(without)

@@ -1,6 +1,5 @@
 """Scores the model on the tasks of `config.evaluate.tasks` at each validation of a run."""
 
-import dataclasses
 import time
 from typing import Optional
 
@@ -10,7 +9,7 @@ from pretrainax.checkpoints.params import Params
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.metric import FRACTION, STANDARD_ERRORS, Metric, declare, reported
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.runs.current_model import current_model
+from pretrainax.runs.current_model import current_model, keep_compiled
 from pretrainax.scoring.tasks.run import LoadedTask, load_tasks, run_tasks
 from pretrainax.training.callbacks import Callback
 from pretrainax.training.run import Run
@@ -88,7 +87,5 @@ class TaskEvaluation(Callback):
     def _loaded(self, run: Run, params: Params) -> LoadedModel:
         """Returns the current model, with the compiled programs of earlier validations."""
         loaded = current_model(run, params)
-        if self._previous is not None:
-            loaded.share_compiled(self._previous)
-        self._previous = dataclasses.replace(loaded, params=None).share_compiled(loaded)
+        self._previous = keep_compiled(loaded, self._previous)
         return loaded

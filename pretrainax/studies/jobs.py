@@ -7,7 +7,6 @@ computed again.
 
 import itertools
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, Optional
 
@@ -84,7 +83,7 @@ class Results:
 
     def __init__(self, plan: Plan, workdir: str):
         self.plan, self.workdir, self._defaults = plan, workdir, plan.defaults()
-        self._read: dict[str, JsonObject] = {}
+        self._read: dict[str, tuple[Job, JsonObject]] = {}  # by path of the result file
 
     def of(self, job: Job) -> Optional[JsonObject]:
         """Returns the result of a job; None: the job is not finished."""
@@ -92,8 +91,8 @@ class Results:
             path = os.path.join(self.workdir, job.result)
             if not os.path.exists(path):
                 return None
-            self._read[job.result] = read_object(path)
-        return self._read[job.result]
+            self._read[job.result] = job, read_object(path)
+        return self._read[job.result][1]
 
     def search(self) -> Search:
         """Returns the state of the tuning; without tuning or training, an arm keeps its own values."""
@@ -168,10 +167,8 @@ class Results:
 
     def finished(self) -> Iterator[Finished]:
         """Yields the jobs whose results were read."""
-        steps: dict[str, Step] = {re.split("[-.]", name)[0]: step for step, name in RESULTS.items()}
-        for path, result in self._read.items():
-            kind, arm, *_, name = path.split(os.sep)
-            yield Finished(arm, steps[re.split("[-.]", name)[0]], kind == TRIALS, result.get("seconds", 0.0))
+        for job, result in self._read.values():
+            yield Finished(job.arm, job.step, job.is_tuning, result.get("seconds", 0.0))
 
 
 def _folder(kind: str, arm: str, values: Mapping[str, float], seed: int) -> str:

@@ -88,7 +88,7 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     """Trains a run, or continues it; returns the content of the result file, or None if a signal paused the run."""
     if job.stop is not None:
         experiment.callbacks = (*experiment.callbacks, StopAt(job.stop))
-    reason = failure_of(experiment, run, job.folder, train_run)
+    reason = attempt(experiment, run, job.folder, train_run)
     if reason is None:
         return None
     lines = lines_of(run)
@@ -106,7 +106,7 @@ def _train(plan: Plan, job: Job, experiment: Experiment, run: str, train_run: Tr
     return result
 
 
-def failure_of(experiment: Experiment, run: str, folder: str, train_run: Train) -> Optional[str]:
+def attempt(experiment: Experiment, run: str, folder: str, train_run: Train) -> Optional[str]:
     """Trains a run; returns the reason why it failed, "" if it did not, or None if a signal paused it.
 
     Args:

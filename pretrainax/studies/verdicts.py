@@ -31,7 +31,7 @@ Role = Literal["primary", "declared", "exploratory"]
 Word = Literal["better", "worse", "equivalent", "not known", "tuning not finished", ""]  # "": exploratory
 
 
-_MORE_SEEDS = " Seeds were added after a first result, so that a false verdict has a probability above 5 %."
+_SEEDS_ADDED = " Seeds were added after a first result, so that a false verdict has a probability above 5 %."
 
 
 class Verdict(NamedTuple):
@@ -102,7 +102,7 @@ def _judge_at(study: Study, findings: Findings, look: int, seeds: range) -> list
     ]
     verdicts = [v._replace(text=v.text + baseline_warning(study, findings, v.contrast)) for v in verdicts]
     if any(change.startswith(MORE_SEEDS) for change in findings.changes):
-        verdicts = [v._replace(text=v.text + _MORE_SEEDS * v.is_decided) for v in verdicts]
+        verdicts = [v._replace(text=v.text + _SEEDS_ADDED * v.is_decided) for v in verdicts]
     return verdicts + [_exploratory(study, findings, c, seeds) for c in _other_contrasts(study, tested)]
 
 

@@ -18,7 +18,7 @@ from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.studies.arms import configured
 from pretrainax.studies.jobs import RUN
 from pretrainax.studies.ladder.rungs import Rung
-from pretrainax.studies.perform import Train, failure_of
+from pretrainax.studies.perform import Train, attempt
 from pretrainax.studies.study import Arm
 
 RESULT = "result.json"
@@ -93,7 +93,7 @@ def perform_rung(job: LadderJob, workdir: str, train_run: Train) -> int:
     if job.start is not None:
         trunk, step = job.start
         leave_trunk(os.path.join(workdir, trunk, RUN), step, run)
-    reason = failure_of(configured(job.arm), run, job.folder, train_run)
+    reason = attempt(configured(job.arm), run, job.folder, train_run)
     if reason is None:
         return PREEMPTED
     result = {
