@@ -46,6 +46,17 @@ def resolve_auto(train: TrainConfig) -> TrainConfig:
     )
 
 
+def compiler_options(train: TrainConfig) -> Optional[dict[str, bool | int]]:
+    """Returns the options with which XLA compiles the train step on a GPU, or None elsewhere and for 8-bit operands.
+
+    Matmuls use cuBLASLt, which adds a bias and the residual stream inside the matmul. XLA's Triton matmuls and merged
+    matmuls (of queries, keys and values) do not, so that each bias takes another pass over memory.
+    """
+    if platform() not in GPUS or train.products:
+        return None
+    return {"xla_gpu_enable_triton_gemm": False, "xla_gpu_enable_cublaslt": True, "xla_gpu_dot_merger_threshold_mb": 0}
+
+
 def compute_for(train: TrainConfig) -> Compute:
     """Extracts the fields that layers read from a training config that `resolve_auto` has returned."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})

@@ -60,7 +60,9 @@ class Linear(nn.Module):
         y = project(x, kernel, summed, eight_bit.current_products())
         if self.use_bias:
             bias = self.param("bias", self.bias_init, self.features, jnp.float32)
-            y += bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
+            # XLA adds the bias inside the matmul only in the shape of the matmul's result, before the heads are split.
+            merged = y.reshape(*y.shape[: x.ndim - summed], -1)
+            y = (merged + bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + (-1,))).reshape(y.shape)
         return y
 
 

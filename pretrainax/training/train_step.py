@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
+from pretrainax.layers.compute import compiler_options
 from pretrainax.layers.hashed_keys import hashed_key
 from pretrainax.models import AnyModel
 from pretrainax.models.decoder import Decoder
@@ -247,7 +248,8 @@ def make_train_step(
         shardings = state_shardings(mesh, optimizer, params, ema is not None)
         return jax.lax.with_sharding_constraint(new, shardings), metrics
 
-    return Update(jax.jit(step, donate_argnums=0), mesh, numbers_of(schedule, train, chosen))
+    jitted = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(train))
+    return Update(jitted, mesh, numbers_of(schedule, train, chosen))
 
 
 def _make_gradients(

@@ -3,6 +3,7 @@
 import functools
 import math
 import pathlib
+import re
 import runpy
 
 import jax
@@ -104,16 +105,33 @@ def test_the_number_is_read_of_an_error(message, needed):
 # --- TPU and GPU ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.aot
-def test_no_sum_of_a_decoders_step_for_a_gpu_depends_on_the_order_of_its_threads():
-    """A scatter that adds is compiled to atomics; a deterministic run would pay for a slow one in its place."""
-    experiment, devices = config("gpt", fsdp=2, tensor=2), absent("h100:4").devices()
-    mesh = make_mesh(experiment.mesh, devices)
+def lowered(experiment: Experiment, topology: Topology) -> jax.stages.Lowered:
+    mesh = make_mesh(experiment.mesh, topology.devices())
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
         steps = build_steps(experiment, shapes, mesh)
         batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
-        text = steps.step.lower(steps.abstract_state, batch, steps.abstract_frozen).as_text()
+        return steps.step.lower(steps.abstract_state, batch, steps.abstract_frozen)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("variant", ["gpt", "bert"])
+def test_matmuls_for_a_gpu_add_the_biases(variant):
+    experiment = config(variant)
+    experiment.train.dtype = "bfloat16"
+    text = lowered(experiment, absent("h100:1")).compile().as_text()
+    kernels = re.findall(r"(?m)^.* custom-call.*__cublas\$lt\$matmul.*", text)
+    biased = [re.search(r'op_name="([^"]*)"', kernel)[1] for kernel in kernels if '"epilogue":"BIAS"' in kernel]
+    # All but the bias of `up`, which the kernel of the activation adds in the forward and in the backward
+    for name in ("self_attention/query", "self_attention/key", "self_attention/value", "self_attention/out", "mlp/down"):
+        assert any(f"/{name}/dot_general" in x for x in biased), (name, biased)
+    assert "__triton_nested_gemm_fusion" not in text
+
+
+@pytest.mark.aot
+def test_no_sum_of_a_decoders_step_for_a_gpu_depends_on_the_order_of_its_threads():
+    """A scatter that adds is compiled to atomics; a deterministic run would pay for a slow one in its place."""
+    text = lowered(config("gpt", fsdp=2, tensor=2), absent("h100:4")).as_text()
     assert "stablehlo.dot_general" in text
     assert "stablehlo.scatter" not in text
 

@@ -86,9 +86,11 @@ def sum_of_tokens(d_logits: jax.Array) -> jax.Array:
     """Computes the gradient of the bias, [S, V] float32, by summing the logits' gradient [S, M, V] over tokens."""
     if not in_one_pass():
         return d_logits.sum(1, dtype=jnp.float32)
-    # A matmul, because XLA would store the logits in column-major order for a reduction, and the passes read rows.
-    ones = jnp.ones(d_logits.shape[:2], d_logits.dtype)
-    return jnp.einsum("SM,SMV->SV", ones, d_logits, preferred_element_type=jnp.float32)
+    # A matmul, because XLA would store the logits in column-major order for a reduction, and the passes read rows. It
+    # has 8 equal rows, because XLA would compute a single row without the matmul library, from a float32 copy.
+    shards, tokens = d_logits.shape[:2]
+    ones = jnp.ones((shards, 8, tokens), d_logits.dtype)
+    return jnp.einsum("SRM,SMV->SRV", ones, d_logits, preferred_element_type=jnp.float32)[:, 0]
 
 
 def _logits(products, bias, cap):
