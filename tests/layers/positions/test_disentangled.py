@@ -55,11 +55,17 @@ def test_bias_is_the_definition(monkeypatch, length, variant):
     )  # float32, of sums of 10 products
 
 
-def test_bias_of_bfloat16_is_summed_in_float32():
-    x, positions = jnp.ones((1, 2, 1, 4), jnp.bfloat16), jnp.full((3, 1, 4), 1 + 2**-7, jnp.bfloat16)
-    bias = disentangled_bias(x, x, positions, positions)
-    assert bias.dtype == jnp.float32
-    np.testing.assert_array_equal(bias, 8 * (1 + 2**-7))  # bfloat16 has 8 bits: 8.0625 is not one of its numbers
+def test_bias_of_bfloat16_is_rounded_once_per_term_and_once_as_a_sum():
+    rng = np.random.default_rng(0)
+    shapes = (2, 8, 3, 64), (2, 8, 3, 64), (15, 3, 64), (15, 3, 64)
+    q, k, position_q, position_k = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes)
+    bias = disentangled_bias(q, k, position_q, position_k)
+    assert bias.dtype == jnp.bfloat16
+    exact = [x.astype(jnp.float32) for x in (q, k, position_q, position_k)]
+    terms = [disentangled_bias(*exact[:2], *pair) for pair in ((exact[2] * 0, exact[3]), (exact[2], exact[3] * 0))]
+    # bfloat16 rounds by at most 2⁻⁸ of a value: each term once, and the sum, which is at most as large as both together
+    bound = 2**-8 * 2 * (abs(terms[0]) + abs(terms[1]))
+    assert np.all(abs(bias.astype(jnp.float32) - sum(terms)) <= bound)
 
 
 CONFIG = ModelConfig(d_model=6, position=DisentangledPositions(num_buckets=4, max_distance=9))
