@@ -141,7 +141,8 @@ class TrainConfig:
     pipeline_schedule: PipelineSchedule = resumable_field("gpipe")
     # blocks per iteration of the scan over layers; 0: on GPU all of up to 24, on CPU 4, on TPU 1
     scan_unroll: int = resumable_field(0)
-    # tokens per device whose logits are in memory at a time; 0: 4,096, on CPU 1,024
+    # tokens per device whose logits are in memory at a time; 0: 4,096, on GPU 8,192 if
+    # their logits take at most 2 GiB, on CPU 1,024
     loss_chunk: int = resumable_field(0)
 
     @property

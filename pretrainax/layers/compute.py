@@ -29,20 +29,28 @@ _MAX_UNROLLED = 24
 _CPU_UNROLLED = 4  # blocks per iteration on a CPU
 
 
-def resolve_auto(train: TrainConfig) -> TrainConfig:
+_LOGIT_BYTES = 2**31  # of a chunk of bfloat16 logits on a GPU
+
+
+def resolve_auto(train: TrainConfig, vocab_size: Optional[int] = None) -> TrainConfig:
     """Replaces "auto" and 0 in `train` with values that suit the devices of the current mesh (`jax.set_mesh`).
 
     The resolved fields are `dtype`, `remat` and `loss_chunk`. `scan_unroll` stays unchanged, because
     `blocks_per_iteration` replaces a 0 separately for each stack, depending on the stack's number of layers.
     `attention` stays unchanged, because each attention layer chooses its backend.
+
+    Args:
+      vocab_size: on a GPU, the chunk of the loss has 8,192 tokens if their logits take at most 2 GiB, because each chunk
+        reads and writes the gradient of the output matrix. If None or larger, it has 4,096 tokens.
     """
     on_cpu = platform() == "cpu"
+    has_room = platform() in GPUS and vocab_size is not None and 2 * 8192 * vocab_size <= _LOGIT_BYTES
     return dataclasses.replace(
         train,
         dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
         # "auto" remains here only if no memory plan has chosen a policy.
         remat="none" if train.remat == "auto" else train.remat,
-        loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
+        loss_chunk=train.loss_chunk or (1024 if on_cpu else 8192 if has_room else 4096),
     )
 
 

@@ -203,7 +203,7 @@ def _cached_shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 def resolved_train_config(experiment: Experiment, platform: str) -> TrainConfig:
     """Returns `experiment.train` with "auto" resolved for one device of the platform ("tpu", "gpu" or "cpu")."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
-        return resolve_auto(experiment.train)
+        return resolve_auto(experiment.train, experiment.model.vocab_size)
 
 
 def compute_itemsize(experiment: Experiment, platform: str) -> int:

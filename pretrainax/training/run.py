@@ -200,7 +200,7 @@ def build_steps(
       UserError: the mesh does not divide the batch or the model, or the attention cannot run on it.
     """
     check_mesh(experiment, mesh)
-    train = resolve_auto(experiment.train)
+    train = resolve_auto(experiment.train, experiment.model.vocab_size)
     model = make_model(experiment, train)
     with collect_attention_specs() as attention_specs:
         variables = train_step.abstract_variables(model, batch_shapes)

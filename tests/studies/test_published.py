@@ -59,7 +59,7 @@ def test_the_primary_verdict_of_objectives_is_that_of_its_report():
     assert f"interval {-high:.3f} to {-low:.3f}; 5 seeds" in page
 
 
-@pytest.mark.parametrize("family", ["GPT", "BERT"])
+@pytest.mark.parametrize("family", ["GPT", "BERT", "T5"])
 def test_the_table_of_optimizers_is_of_its_report(family):
     of = report(f"optimizers-{family.lower()}")
     (losses,) = of["tables"]["Measures"]
