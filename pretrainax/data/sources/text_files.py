@@ -63,7 +63,8 @@ class TextFiles(Source):
                 shards.append(files.FileShard(file, 0, None, selected))
             else:
                 start, stop = self._range(file, selected)
-                shards += files.ranges(file, start, stop or os.path.getsize(file), _LONGEST_LINE)
+                stop = os.path.getsize(file) if stop is None else stop
+                shards += files.ranges(file, start, stop, _LONGEST_LINE)
         return shards
 
     def read(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[str]:

@@ -24,6 +24,12 @@ def test_text_holds_out_the_last_characters_of_each_file(tmp_path):
     assert texts(source, "valid") == ["0123456789", ("äöü€" * 25)[90:]]
 
 
+def test_text_file_without_training_characters_is_only_for_validation(tmp_path):
+    (tmp_path / "a.txt").write_text("x")  # 0.9 characters round to 0
+    source = TextFiles(str(tmp_path), valid_fraction=0.1)
+    assert (texts(source, "train"), texts(source, "valid")) == ([], ["x"])
+
+
 def test_text_valid_path_holds_nothing_out(tmp_path):
     (tmp_path / "a.txt").write_text("train")
     (tmp_path / "b.txt").write_text("valid")
