@@ -9,6 +9,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any, Union
 
 LONG_LINE_BYTES = 1 << 22  # bytes; longer lines are parsed here, and strings longer than this stay UTF-8
@@ -37,7 +38,8 @@ def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, byt
 def parse(line: bytearray) -> Any:
     """Parses a line of JSON like json.loads, but returns long strings as bytearrays of UTF-8. Empties `line`.
 
-    A long string has more than LONG_LINE_BYTES; only values of the outermost object are treated this way.
+    A long string has more than LONG_LINE_BYTES. Only values of the outermost object are bytearrays: nested strings and
+    names of fields are decoded.
 
     Raises:
       ValueError: the JSON is invalid, or a string is not Unicode.
@@ -56,9 +58,23 @@ def parse(line: bytearray) -> Any:
         record = json.loads(shortened.decode("utf-8-sig").rstrip())
     except json.JSONDecodeError as e:
         raise ValueError(f"broken JSON in a very long line ({e.msg})") from e
-    if isinstance(record, dict):
-        record = {key: strings.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
-    return record
+    if not isinstance(record, dict):
+        return _with_strings(record, strings)
+    return {
+        _with_strings(key, strings): (
+            strings.get(value, value) if isinstance(value, str) else _with_strings(value, strings)
+        )
+        for key, value in record.items()
+    }
+
+
+def _with_strings(value: object, strings: Mapping[str, bytearray]) -> object:
+    """Replaces the placeholders in a JSON value by their strings, decoded."""
+    if isinstance(value, dict):
+        return {_with_strings(key, strings): _with_strings(x, strings) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_with_strings(x, strings) for x in value]
+    return strings[value].decode() if isinstance(value, str) and value in strings else value
 
 
 def _unescape(line: bytearray, start: int, stop: int) -> bytearray:
