@@ -49,8 +49,9 @@ class MarkedWords(Classification):
         marks = [(*mark.split(), symbol) for mark, symbol in zip(self.marks, SYMBOLS, strict=False)]
         text_marks = [(begin, end, symbol) for field, begin, end, symbol in marks if field == name]
         spans = [(*self._read_span(record, text, begin, end), symbol) for begin, end, symbol in text_marks]
-        for begin, end, symbol in sorted(spans, reverse=True):
-            text = f"{text[:begin]}{symbol} {text[begin:end]} {symbol}{text[end:]}"
+        edges = [edge for begin, end, symbol in spans for edge in ((begin, 1, f"{symbol} "), (end, 0, f" {symbol}"))]
+        for offset, _, edge in sorted(edges, reverse=True):  # one mark may be inside of the other
+            text = text[:offset] + edge + text[offset:]
         return text
 
     def _read_span(self, record: Mapping, text: str, begin_field: str, end_field: str) -> tuple[int, int]:

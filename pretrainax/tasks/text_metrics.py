@@ -36,8 +36,11 @@ def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterab
 
 
 def label_accuracy(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Computes the fraction of generated texts that equal the correct label, and counts those that are not a label."""
-    said = [text.strip() for text in said]
+    """Computes the fraction of generated texts that equal the correct label, and counts those that are not a label.
+
+    Surrounding white space is ignored: labels may begin with a space, which is a part of their token in many decoders.
+    """
+    said, truth, labels = ([text.strip() for text in texts] for texts in (said, truth, labels))
     accuracy = np.mean([a == b for a, b in zip(said, truth, strict=True)])
     return {"label_accuracy": float(accuracy), "no_label": float(sum(text not in labels for text in said))}
 

@@ -15,6 +15,11 @@ def test_words_are_marked_from_the_last_to_the_first():
     assert read.texts == ("# Ann  saw #\n* Eve *",) and read.note == {"label": 1}
 
 
+def test_words_inside_of_other_marked_words_are_marked():
+    record = {"text": "Ann and Eve saw her", "i": 0, "a": "Ann and Eve", "j": 2, "b": "Eve", "label": "yes"}
+    assert OF_WORDS.read(record).texts == ("* Ann and # Eve # * saw her",)
+
+
 def test_characters_of_a_pair_are_marked_each_in_its_text():
     assert OF_CHARACTERS.read(PAIR).texts == ("a * bank *", "# Zürich #")
     assert set(OF_CHARACTERS.fields) == PAIR.keys()

@@ -9,6 +9,7 @@ from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import TextGeneration
 from pretrainax.tasks.text_datasets import TASKS
+from pretrainax.tasks.text_metrics import label_accuracy
 from pretrainax.tokenization import ByteBPE, Unigram
 from tests.support import tiny
 
@@ -101,6 +102,11 @@ def test_the_word_of_a_label_is_its_target():
     task.answers, notes = None, [{"answer": "good"}, {"answer": "bad"}, {"answer": "good"}, {"answer": "bad"}]
     found = task.metrics([" good", "good", "so good", "bad\n"], notes)
     assert found == {"label_accuracy": 0.5, "no_label": 1.0, "exact_match": 0.5} and tuple(found) == task.metric_names
+
+
+def test_a_label_may_begin_with_a_space():
+    found = label_accuracy([" bad", "good\n", "so"], [" bad", " good", " bad"], (" bad", " good"))
+    assert found == {"label_accuracy": 2 / 3, "no_label": 1.0}
 
 
 def test_the_figures_of_answers():
