@@ -349,18 +349,18 @@ def _replacement_statistics(objective, examples, vocabulary):
     # A random token that equals the original counts as unchanged.
     by_chance = objective.random_fraction / len(_ordinary_ids(vocabulary)[1])
 
-    def statistic(name, measured, expected, by_chance_below=0.0, by_chance_above=0.0):
-        sampling = binomial_tolerance(num_draws, expected)
-        below, above = sampling + by_chance_below, sampling + by_chance_above
+    def statistic(name, measured, expected, by_chance=0.0):
+        sampling = binomial_tolerance(num_draws, expected + by_chance)
+        below, above = sampling + max(-by_chance, 0.0), sampling + max(by_chance, 0.0)
         measured = float(measured)
         return Statistic(name, measured, expected, one_sided_tolerance(measured, expected, below, above))
 
     mask_fraction, random_fraction = objective.mask_fraction, objective.random_fraction
     if objective.similar_words is None:
         yield statistic("masked", is_masked.mean(), mask_fraction)
-        yield statistic("random", np.mean(~is_masked & ~is_unchanged), random_fraction, by_chance_below=by_chance)
+        yield statistic("random", np.mean(~is_masked & ~is_unchanged), random_fraction, -by_chance)
     kept_fraction = round(1 - mask_fraction - random_fraction, 12)  # without rounding, 1 - 0.8 - 0.2 is not 0
-    yield statistic("kept", is_unchanged.mean(), kept_fraction, by_chance_above=by_chance)
+    yield statistic("kept", is_unchanged.mean(), kept_fraction, by_chance)
 
 
 def _word_statistics(objective, examples, vocabulary):

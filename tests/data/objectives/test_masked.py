@@ -153,6 +153,15 @@ def test_a_wrong_objective_is_found_out_by_its_statistics(wrong, figure):
     assert statistics(asked, examples(wrong, windows(300, 2000)))[figure].is_off
 
 
+def test_a_random_token_that_happens_to_be_the_original_is_no_error():
+    objective, row = MaskedLM(rate=1.0, mask_fraction=0.0, random_fraction=1.0), np.arange(10, 110)
+    made = example(objective, row)
+    made["tokens"][1:-1] = row[::-1]  # 100 draws from 995 ids
+    for equal, is_off in ((1, False), (50, True)):  # 1: with a probability of 9 %
+        made["tokens"][1 : 1 + equal] = row[:equal]
+        assert [statistics(objective, [made])[name].is_off for name in ("random", "kept")] == [is_off, is_off]
+
+
 @pytest.mark.parametrize("stop, wrong", [(0.2, 0.35), (0.35, 0.2)])
 def test_wrong_spans_of_short_rows_are_found_out(stop, wrong):
     made = examples(MaskedLM(mask_unit=Spans(stop=wrong)), windows(256, 126))
