@@ -22,7 +22,7 @@ class LoadedTask(NamedTuple):
 
 
 def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
-    """Loads tasks by name, together with their examples.
+    """Loads tasks by name, together with their examples. Tasks with equal names are numbered: "cloze#1", "cloze#2".
 
     Args:
       tasks: names in the syntax of `read_task`.
@@ -30,11 +30,12 @@ def load_tasks(tasks: Sequence[str]) -> list[LoadedTask]:
     Raises:
       UserError: a task is unknown, or an example is invalid.
     """
-    loaded_tasks = []
-    for name, task in map(read_task, tasks):
-        loaded_tasks.append(
-            LoadedTask(name, task, [task.read(example) for example in read_examples(find(task.examples))])
-        )
+    loaded_tasks, described = [], list(map(read_task, tasks))
+    names = [name for name, _ in described]
+    for i, (name, task) in enumerate(described):
+        examples = [task.read(example) for example in read_examples(find(task.examples))]
+        number = f"#{1 + names[:i].count(name)}" if names.count(name) > 1 else ""
+        loaded_tasks.append(LoadedTask(name + number, task, examples))
     return loaded_tasks
 
 

@@ -9,6 +9,7 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.scoring.tasks.descriptions import KINDS, SHIPPED, read_task
 from pretrainax.scoring.tasks.examples import find, read_examples
+from pretrainax.scoring.tasks.run import load_tasks
 from tests.support.docs_pages import how_to
 
 PAGE = how_to("tasks")
@@ -60,6 +61,13 @@ def test_a_kind_by_itself_needs_no_description(tmp_path):
     examples = write(tmp_path / "x.jsonl", {"prompt": "One and one is", "choices": ["two", "six"], "answer": "six"})
     ((question, choices, answer),) = asked(f"multiple_choice:{examples}")
     assert question == ("One and one is", "One and one is six") and choices == ("two", "six") and answer == 1
+
+
+def test_tasks_with_equal_names_are_numbered(tmp_path):
+    paths = [write(tmp_path / name, {"text": f"One {name}"}) for name in ("a.jsonl", "b.jsonl")]
+    found = load_tasks([f"cloze:{paths[0]}", "grammar", f"cloze:{paths[1]}"])
+    assert [task.name for task in found] == ["cloze#1", "grammar", "cloze#2"]
+    assert [task.asked[0].word for task in found[::2]] == [" a.jsonl", " b.jsonl"]
 
 
 def test_a_description_names_fields_and_examples_from_where_it_lies(tmp_path):
