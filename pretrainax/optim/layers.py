@@ -20,13 +20,14 @@ from pretrainax.sharding.param_paths import PyTree, layer_indices, stack_of
 # Parameters outside of stacks that are below the first block or shared by all blocks: embeddings, their norms and
 # projections, position biases, the input convolution. All other parameters outside of stacks are above the last block.
 _BELOW = re.compile(r"(^|/)((\w+_)?embedding(_\w+)?|relative_bias|convolution)/")
+_HEAD_WITH_BLOCKS = "multi_token/"  # its blocks are above the last block, as all heads are
 
 
 def layers_above(params: PyTree) -> PyTree:
     """Returns the number of layers above each parameter, where the heads count as one layer above the last block.
 
-    The number is 0 for the heads, 1 for the last block, and L + 1 for the embeddings. Stacked parameters get an
-    array [L, 1, …] with one number per block; all other parameters get a scalar.
+    The number is 0 for the heads, 1 for the last block, and L + 1 for the embeddings. Parameters of the model's blocks
+    get an array [L, 1, …] with one number per block; all other parameters get a scalar.
 
     Args:
       params: arrays or shapes.
@@ -37,6 +38,8 @@ def layers_above(params: PyTree) -> PyTree:
     max_layers = max((total for _, total in stacks.values()), default=0)
 
     def count_above(name: str, x: PyTree) -> np.ndarray:
+        if name.startswith(_HEAD_WITH_BLOCKS):
+            return np.array(0)
         if stack := stack_of(name):
             indices, total = stacks[stack]
             return _per_layer_array([total - i for i in indices], x)
@@ -64,6 +67,8 @@ def trained_mask(layers: LayersConfig, params: PyTree) -> PyTree:
     stacks = layer_indices(params)
 
     def is_trained(name: str, x: PyTree) -> np.ndarray:
+        if name.startswith(_HEAD_WITH_BLOCKS):
+            return np.array(True)
         if stack := stack_of(name):
             return _per_layer_array([i >= layers.frozen for i in stacks[stack][0]], x)
         return np.array(not (layers.frozen_embeddings and _BELOW.search(name)))

@@ -11,11 +11,20 @@ import pytest
 
 from pretrainax import models, zoo
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.config import Choice, Generator, LayersConfig, UserError, kinds
+from pretrainax.config import (
+    Choice,
+    Generator,
+    LayersConfig,
+    ModelConfig,
+    MultiTokenPrediction,
+    RelativePositionBuckets,
+    UserError,
+    kinds,
+)
 from pretrainax.config.validation import validate
 from pretrainax.layers.compute import resolve_auto
 from pretrainax.optim import AdamW, WarmupConstant
-from pretrainax.optim.layers import count_trained, layers_above, rate_factors, with_layer_rates
+from pretrainax.optim.layers import count_trained, layers_above, rate_factors, trained_mask, with_layer_rates
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
@@ -67,6 +76,16 @@ def test_every_embedding_of_deberta_is_below_its_blocks():
     below = {path for path, above in found if above.max() == 13}
     assert "encoder/relative_embedding/norm/scale" in below
     assert all("embedding" in path and "unembedding" not in path for path in below)
+
+
+def test_the_blocks_of_multi_token_prediction_are_above_the_last_block():
+    small = {"vocab_size": 8, "num_layers": 2, "d_model": 4, "d_ff": 8, "num_heads": 2}
+    model = ModelConfig(**small, position=RelativePositionBuckets(), multi_token=MultiTokenPrediction())
+    params = models.abstract_params(model)
+    assert all(above.tolist() == 0 for above in jax.tree.leaves(layers_above(params)["multi_token"]))
+    trained = trained_mask(LayersConfig(frozen=2, frozen_embeddings=True), params)
+    assert all(map(np.all, jax.tree.leaves(trained["multi_token"])))
+    assert not np.any(trained["decoder"]["blocks"]["mlp"]["up"]["kernel"])
 
 
 SMALL = {
