@@ -24,6 +24,22 @@ def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[in
     return best(known_values, key=known_values.__getitem__) if known_values else None
 
 
+def best_of(runs: Mapping[int, JsonObject], figure: str) -> Optional[int]:
+    """Returns the step with a metric's best value, or None if there are no values.
+
+    Compares only validations of as many batches as the newest one: other rows have other values.
+
+    Args:
+      runs: {step: content of the checkpoint's run.json}.
+      figure: as in `best_step`.
+    """
+    values = {step: run["metrics"].get(figure) for step, run in runs.items()}
+    known_steps = [step for step, value in values.items() if value is not None]
+    batches = {step: runs[step]["extra"].get("valid_batches") for step in known_steps}  # None: an older version saved
+    newest = batches[max(known_steps)] if known_steps else None
+    return best_step({step: values[step] for step in known_steps if batches[step] in (None, newest)}, figure)
+
+
 def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, JsonObject]]:
     """Finds the checkpoint in a folder with the best value of a validation metric.
 
@@ -33,9 +49,9 @@ def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, J
       directory: a run's `checkpoints` folder.
       figure: name of the metric.
     """
-    metrics: dict[int, JsonObject] = {}
+    runs: dict[int, JsonObject] = {}
     for step in list_steps(directory):
         with contextlib.suppress(UserError):  # the metrics of an incomplete or damaged checkpoint are unknown
-            metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
-    step = best_step({step: values.get(figure) for step, values in metrics.items()}, figure)
-    return None if step is None else (step, metrics[step][figure], metrics[step])
+            runs[step] = read_run_json(os.path.join(directory, str(step)))
+    step = best_of(runs, figure)
+    return None if step is None else (step, runs[step]["metrics"][figure], runs[step]["metrics"])

@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.best import best_step
+from pretrainax.checkpoints.best import best_of
 from pretrainax.checkpoints.errors import save_errors, silence_orbax
 from pretrainax.checkpoints.params import check_readable, load_parts
 from pretrainax.checkpoints.paths import exact_path
@@ -227,16 +227,15 @@ class Checkpoints:
 
         newest: step of the newest checkpoint.
         """
-        values, scheduled = {}, []
+        runs, scheduled = {}, []
         for step in list_steps(self.directory):
             if step not in self._damaged_steps and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since its save: `restore_newest` reports it
-                    run = read_run_json(self._path(step))
-                    values[step] = run["metrics"].get(self.select_by)
-                    scheduled += [step] if run["extra"].get("is_scheduled", True) else []
-        permanent = set(filter(self.keeps, values))  # not counted among the newest
+                    runs[step] = read_run_json(self._path(step))
+                    scheduled += [step] if runs[step]["extra"].get("is_scheduled", True) else []
+        permanent = set(filter(self.keeps, runs))  # not counted among the newest
         newest_scheduled = [step for step in scheduled if step not in permanent][-self.keep :]
-        for step in values.keys() - {newest, *newest_scheduled, best_step(values, self.select_by)} - permanent:
+        for step in runs.keys() - {newest, *newest_scheduled, best_of(runs, self.select_by)} - permanent:
             # Renamed before its deletion, so that no partly deleted folder has the name of a checkpoint.
             os.rename(self._path(step), self._path(step, ".deleted"))
 

@@ -3,9 +3,10 @@
 import pytest
 
 from pretrainax import distill, tasks, training  # noqa: F401  whose metrics are declared
-from pretrainax.checkpoints.best import best_step
+from pretrainax.checkpoints.best import best_of, best_step
 from pretrainax.config import UserError
 from pretrainax.config.metric import METRICS, larger_is_better
+from pretrainax.runs import task_evaluation  # noqa: F401  whose metrics are declared
 
 LARGER = {
     "replaced_precision",
@@ -39,3 +40,19 @@ def test_of_all_figures_that_are_explained_shares_of_right_answers_are_the_bette
 )
 def test_the_best_step_is_the_first_of_the_best_that_are_known(figure, values, best):
     assert best_step(values, figure) == best
+
+
+@pytest.mark.parametrize(
+    "validations, best",
+    [
+        ([(0.5, 1), (3.0, 20), (2.0, 20), (2.5, 20)], 2),
+        ([(0.5, 1), (None, 20)], 0),
+        ([(0.5, None), (3.0, 20)], 0),  # an older version saved the first one
+    ],
+)
+def test_the_best_is_of_the_validations_of_as_many_batches_as_the_newest(validations, best):
+    runs = {
+        step: {"metrics": {"loss": loss}, "extra": {"valid_batches": batches}}
+        for step, (loss, batches) in enumerate(validations)
+    }
+    assert best_of(runs, "loss") == best

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 import pytest
 
+from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import load_steps
@@ -210,6 +211,15 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 def test_the_newest_is_kept_however_bad_it_is(tmp_path):
     save_all(tmp_path, [1, 2, 3], keep=1, losses={1: 1.0, 2: 2.0, 3: float("nan")})
     assert kept(tmp_path) == [1, 3]
+
+
+def test_a_validation_of_fewer_rows_does_not_keep_the_best_place(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    for step, loss, batches in [(1, 0.5, 1), (2, 3.0, 20), (3, 2.0, 20), (4, 2.5, 20)]:
+        checkpoints.save(step, make_state(step), {"valid_batches": batches}, {"loss": loss})
+    checkpoints.close()
+    assert kept(tmp_path) == [3, 4]
+    assert best_checkpoint(str(tmp_path), "loss") == (3, 2.0, {"loss": 2.0})
 
 
 def test_what_is_kept_for_good_is_no_older_step(tmp_path):
