@@ -91,6 +91,10 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
     for name in ("tuning", "distill"):
         if getattr(experiment, name) is not None:
             raise UserError(f"{setting}, and config.{name} is set, which a pipeline does not support: {remedy}")
+    if products := experiment.train.products:
+        raise UserError(
+            f"{setting}, and config.train.products is {products!r}, which a pipeline does not support: {remedy}"
+        )
     if uses_1f1b(experiment.train, sizes):
         setting = f"config.train.pipeline_schedule is {experiment.train.pipeline_schedule!r}"
         if experiment.model.head is not None:

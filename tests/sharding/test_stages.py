@@ -104,3 +104,10 @@ def test_a_tuning_is_named():
     experiment.tuning = LoRA()
     with pytest.raises(UserError, match="config.mesh.pipeline is 2, and config.tuning is set"):
         check_mesh(experiment, abstract_mesh(ONE | {"pipeline": 2}, "cpu"))
+
+
+def test_8_bit_products_are_named():
+    experiment = config()
+    experiment.train.products = "fp8"
+    with pytest.raises(UserError, match="config.mesh.pipeline is 2, and config.train.products is 'fp8', which a pipel"):
+        check_mesh(experiment, abstract_mesh(ONE | {"pipeline": 2}, "cpu"))
