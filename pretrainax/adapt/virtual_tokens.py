@@ -61,6 +61,8 @@ class _VirtualTokens(Tuning):
             extended_batch |= {
                 prefix + name: jnp.concatenate([virtual_values[name], x], axis=1) for name, x in arrays.items()
             }
+            if (lengths := batch.get(f"{prefix}text_lengths")) is not None:
+                extended_batch[f"{prefix}text_lengths"] = jnp.where(lengths > 0, lengths + self.length, 0)
         return extended_batch
 
     def interceptor(self, batch, training):

@@ -12,6 +12,7 @@ import pytest
 from pretrainax import models
 from pretrainax.adapt import IA3, Adapted, LoRA, PrefixTuning, PromptTuning
 from pretrainax.config import MeshConfig, TrainConfig
+from pretrainax.data.batch import LENGTH_FIELDS
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.layers.stack import layer_by_layer
 from pretrainax.optim import AdamW
@@ -155,6 +156,16 @@ def test_a_prompt_of_embeddings_is_read_as_their_tokens_are(name, side):
     plain = models.build(CASES[name].config, Compute())
     wanted = plain.apply({"params": params}, without_targets(longer), deterministic=True)
     np.testing.assert_allclose(got, wanted.heads["lm"].logits()[real], atol=1e-4, rtol=0)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(("name", "tuning"), (("gpt2", PromptTuning(3)), ("t5_1_1", PrefixTuning(3))))
+def test_the_lengths_of_rows_include_the_virtual_tokens(name, tuning):
+    model, start, frozen = adapted(name, tuning)
+    arrays = batch(CASES[name])
+    lengths = {field: arrays[ids].sum(1, dtype=np.int32) for field, ids in LENGTH_FIELDS.items() if ids in arrays}
+    got, wanted = (logits_of(model, x)({"params": start, **frozen}) for x in (arrays | lengths, arrays))
+    np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=0)
 
 
 def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
