@@ -45,6 +45,7 @@ def update_balance_biases(
         tokens = next(
             total for key, (total, _) in sums.items() if key.startswith(f"{BY_LAYER}{stack}/") and EXPERT_TOKENS in key
         )
+        tokens = tokens.reshape(len(x), -1, x.shape[1]).sum(axis=1)  # of a shared layer: [L, E] -> [1, E]
         return x + settings.bias_rate * jnp.where(
             is_trained, jnp.sign(tokens.mean(axis=-1, keepdims=True) - tokens), 0.0
         )

@@ -36,3 +36,10 @@ def test_without_a_rate_nothing_moves(rate):
 def test_frozen_layers_stay():
     assert moved(frozen=1).any()  # the first layer, which has no experts
     assert not moved(frozen=2).any()
+
+
+def test_a_shared_layer_is_balanced_over_all_its_applications():
+    shared = {"decoder": {"blocks": {"mlp": {"router": {"balance": jnp.zeros((1, 3))}}}}}
+    after = update_balance_biases(MixtureOfExperts(num_experts=3, bias_rate=0.1), LayersConfig(), shared, SUMS)
+    bias = after["decoder"]["blocks"]["mlp"]["router"]["balance"]
+    np.testing.assert_allclose(bias, [[-0.1, 0.1, 0.0]], atol=1e-7)  # float32
