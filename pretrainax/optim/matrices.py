@@ -54,9 +54,9 @@ def stacked_axes(params: PyTree) -> PyTree:
 def first_output(axes: tuple[str, ...]) -> int:
     """Returns the index of the first output axis of a kernel with the given logical axes.
 
-    The last axis is the output axis, or the last two axes are if the last one is "head_dim".
+    The last axis is the output axis, or the last two axes are, for the heads of attention and the gates of an LSTM.
     """
-    return len(axes) - (2 if axes[-1] == "head_dim" else 1)
+    return len(axes) - (2 if axes[-1] == "head_dim" or "gates" in axes[-2:-1] else 1)
 
 
 def map_matrices(

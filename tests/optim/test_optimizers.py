@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from pretrainax.config import Phase, to_json
-from pretrainax.optim import SM3, Adafactor, AdEMAMix, Muon, ScheduleFreeAdamW, Sophia
+from pretrainax.optim import SM3, SOAP, Adafactor, AdEMAMix, Muon, ScheduleFreeAdamW, Sophia
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.optimizers import AdamW, Lamb, Lion, Optimizer, StableAdamW
 from pretrainax.optim.schedules import (
@@ -479,6 +479,23 @@ def test_moments_of_gradients_in_bfloat16_are_float32():
     _, state = trained(AdamW(), params, [params])
     means = [x for x in jax.tree.leaves(state) if x.ndim][:1]
     chex.assert_type(means, jnp.float32)
+
+
+@pytest.mark.parametrize("optimizer", [Muon(), SOAP()], ids=lambda x: type(x).__name__)
+def test_the_gates_of_an_lstm_are_outputs_of_one_matrix(optimizer):
+    inputs, gates, width = 6, 4, 5
+
+    def update(*names, columns):
+        draws = np.random.default_rng(0).normal(size=(3, 2, inputs, gates * width)).astype(np.float32)
+        params, *gradients = ({"kernel": x.reshape(2, inputs, *columns)} for x in draws)
+        for name in reversed(names):
+            params, *gradients = ({name: x} for x in (params, *gradients))
+        new, _ = trained(optimizer, params, gradients)
+        return np.asarray(jax.tree.leaves(new)[0]).reshape(2, inputs, -1)
+
+    of_gates = update("recurrent", "blocks", "forward", "input", columns=(gates, width))
+    of_matrix = update("decoder", "blocks", "mlp", "up", columns=(gates * width,))
+    np.testing.assert_array_equal(of_gates, of_matrix)
 
 
 @pytest.mark.slow
