@@ -142,7 +142,7 @@ def _solve(budget: Budget) -> _Solution:
     """Computes the optimal run of a budget; raises UserError if a value is out of range."""
     from pretrainax.planning.topologies import Topology
     from pretrainax.scaling.compute_optimal import RECIPES, make_plan, space_for
-    from pretrainax.scaling.power_laws import law_of
+    from pretrainax.scaling.power_laws import NATS, law_of
     from pretrainax.scaling.prediction import check_identified
     from pretrainax.scaling.scarce import best_size, make_scarce_plan, parse_bytes, tokens_of
 
@@ -155,6 +155,11 @@ def _solve(budget: Budget) -> _Solution:
         raise UserError(
             f"--law={name} was measured on runs of the family {law.family}, and --family is {budget.family}: fit "
             "a law to your own runs of this family (--fit=runs/*), and set --law to its law.json"
+        )
+    if law.unit != NATS:  # Kaplan's critical batch size depends on the loss in nats per token
+        raise UserError(
+            f"--law={name} predicts {law.metric}, and the batch size of a budget follows from a loss in {NATS}: fit a "
+            "law to runs with --config.evaluate.select_by=loss"
         )
     check_identified(name, law)
     topology = Topology.parse(budget.topology) if budget.topology else None

@@ -9,6 +9,7 @@ themselves are therefore not comparable between papers; differences between loss
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
@@ -19,6 +20,7 @@ from pretrainax.files.json_files import read_object
 
 PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
 CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of LossLaw
+NATS = "nats per token"  # unit of a loss
 REPETITION = "repetition"  # name of the optional sixth constant
 LAW_JSON = "law.json"  # the file in which --fit and ladders write a law
 
@@ -49,7 +51,7 @@ def effective_tokens(tokens, epochs, repetition):
 class LossLaw:
     """A scaling law for the loss: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
 
-    N is the number of parameters, D the number of training tokens, and L the loss in nats per token.
+    N is the number of parameters, D the number of training tokens, and L the loss in `unit`.
     """
 
     E: float
@@ -66,8 +68,14 @@ class LossLaw:
     runs: tuple[Run, ...] = ()  # the runs to which --fit or a ladder fitted the law; (): a published law
     unidentified: tuple[str, ...] = ()  # one line per term that these runs do not determine
 
+    @property
+    def unit(self) -> str:
+        """Returns the unit of L: "nats per token", or that of a metric in bits, such as "bits per byte"."""
+        bits = re.search(r"bits_per_\w+", self.metric)
+        return bits[0].replace("_", " ") if bits else NATS
+
     def loss(self, parameters, tokens, epochs=1.0):
-        """Computes the loss L(parameters, tokens) in nats per token, for numbers or for arrays that broadcast.
+        """Computes the loss L(parameters, tokens) in `unit`, for numbers or for arrays that broadcast.
 
         Args:
           epochs: passes over the text that the tokens are.

@@ -8,7 +8,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
 from pretrainax.scaling.law_intervals import PREDICTION_COVERAGE, prediction_interval
-from pretrainax.scaling.power_laws import LossLaw, law_of
+from pretrainax.scaling.power_laws import NATS, LossLaw, law_of
 
 
 class Prediction(NamedTuple):
@@ -19,7 +19,7 @@ class Prediction(NamedTuple):
     tokens: float  # D, tokens of text that all steps train on
     loss: float
     interval: Optional[tuple[float, float]]  # of one more run, with its noise; None: the law has no runs
-    uniform: float  # loss of a uniform distribution over the vocabulary
+    uniform: float  # nats per token of a uniform distribution over the vocabulary
     epochs: float = 1.0  # passes over the text
 
     def values(self) -> JsonObject:
@@ -42,10 +42,10 @@ class Prediction(NamedTuple):
             bounds = f"{PREDICTION_COVERAGE:.0%} interval of one run {self.interval[0]:.3f} to {self.interval[1]:.3f}"
         note = f"  NOTE the uniform distribution has loss {self.uniform:.3f}: the law does not hold at this size"
         lines = [
-            f"predicted validation {self.law.metric}: {self.loss:.3f} nats per token; {bounds}",
+            f"predicted validation {self.law.metric}: {self.loss:.3f} {self.law.unit}; {bounds}",
             f"  {large_number(self.parameters)} parameters{without}, {large_number(self.tokens)} tokens",
             f"  law: {self.law.source}",
-            *([note] if self.loss > self.uniform else []),
+            *([note] if self.law.unit == NATS and self.loss > self.uniform else []),
         ]
         return "\n".join(lines)
 

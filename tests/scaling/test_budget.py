@@ -251,6 +251,14 @@ def test_a_law_that_is_not_identified_sizes_no_run(tmp_path):
         report(Budget(flops=1e18, law=str(tmp_path / "law.json")))
 
 
+def test_a_law_in_bits_per_byte_sizes_no_batch(tmp_path):
+    constants = dict(E=0.5, A=300.0, alpha=0.3, B=400.0, beta=0.3)
+    values = dict(constants=constants, source="mine", family="decoder", with_embeddings=False, metric="bits_per_byte")
+    (tmp_path / "law.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match="predicts bits_per_byte, and the batch size of a budget follows from a loss"):
+        report(Budget(flops=1e18, law=str(tmp_path / "law.json")))
+
+
 def test_one_learning_rate_is_printed_and_used():
     text = report(Budget(flops=1e18))
     (said,) = re.findall(r"^learning rate +peak ([\d.e-]+), for Adam", text, re.M)

@@ -41,3 +41,14 @@ def test_a_law_of_another_family_or_metric_is_refused(monkeypatch):
         predict(monkeypatch, LAW, "bert")
     with pytest.raises(UserError, match="predicts bits_per_byte, and the run selects by loss"):
         predict(monkeypatch, dataclasses.replace(LAW, metric="bits_per_byte"))
+
+
+def test_the_prediction_has_the_unit_of_the_metric(monkeypatch):
+    experiment = tiny.get_config("gpt")
+    experiment.evaluate.select_by = "bits_per_byte"
+    law = dataclasses.replace(LAW, metric="bits_per_byte")
+    monkeypatch.setattr(prediction, "law_of", lambda name: law)
+    text = str(prediction.predict_loss(experiment, "law.json"))
+    assert f"bits_per_byte: {law.loss(*prediction.predict(law, experiment)[1:3]):.3f} bits per byte; " in text
+    assert "nats" not in text and "uniform" not in text
+    assert "nats per token" in str(predict(monkeypatch, LAW))
