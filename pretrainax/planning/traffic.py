@@ -184,31 +184,34 @@ def _tensor_collectives(experiment: Experiment, sizes: dict[str, int], width: in
 
     Source: Shoeybi et al. 2019, section 3.
     """
-    rows, accumulate = _layer_rows(experiment, sizes), experiment.train.accumulate
-    for stack, length, sublayers in _stacks(experiment):
+    rows, accumulate, stacks = _layer_rows(experiment, sizes), experiment.train.accumulate, _stacks(experiment)
+    for stack, length, sublayers in stacks:
         hidden_states = rows * length / sizes[LENGTH_AXIS] * stack.d_model * width
         groups = layer_groups(stack, stack.num_layers)
         parallel_sublayers = sum(len(group.numbers) * (len(feed_forwards_of(group.config)) - 1) for group in groups)
-        count = (
-            (sublayers * stack.num_layers + parallel_sublayers)
-            * _gathers_per_microbatch(experiment, sizes)
-            * accumulate
-        )
+        forward = sublayers * stack.num_layers + parallel_sublayers
+        backward = stack.num_layers if stack.parallel else forward  # parallel sublayers read the same norm
+        count = (forward * (_gathers_per_microbatch(experiment, sizes) - 1) + backward) * accumulate
         bytes_sent = _bytes_sent(hidden_states, sizes[TENSOR_AXIS], 2)
         yield Collective(TENSOR_AXIS, "all-reduce", bytes_sent, count, f"{stack.family}/blocks")
+    if len(stacks) > 1:  # the gradient of the encoder's output, from the keys and values of each decoder layer
+        (encoder, length, _), (decoder, _, _) = stacks
+        encoded = rows * length / sizes[LENGTH_AXIS] * encoder.d_model * width
+        bytes_sent, count = _bytes_sent(encoded, sizes[TENSOR_AXIS], 2), decoder.num_layers * accumulate
+        yield Collective(TENSOR_AXIS, "all-reduce", bytes_sent, count, f"{decoder.family}/blocks/cross_attention")
 
 
 def _sequence_collectives(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
     """Yields the gathers of keys and values along the mesh axis `sequence`, and the scatters of their gradients."""
-    rows = _layer_rows(experiment, sizes)
+    rows, inputs = _layer_rows(experiment, sizes), lengths_of(shapes_of(experiment)).inputs
     for stack, length, sublayers in _stacks(experiment):
-        keys_and_values = 2 * rows * length * stack.kv_heads * stack.dim_per_head / sizes[TENSOR_AXIS] * width
-        scatters = (sublayers - 1) * stack.num_layers * experiment.train.accumulate
-        bytes_sent, where = _bytes_sent(keys_and_values, sizes[LENGTH_AXIS]), f"{stack.family}/blocks/self_attention"
-        yield Collective(
-            LENGTH_AXIS, "all-gather", bytes_sent, scatters * _gathers_per_microbatch(experiment, sizes), where
-        )
-        yield Collective(LENGTH_AXIS, "reduce-scatter", bytes_sent, scatters, where)
+        scatters = stack.num_layers * experiment.train.accumulate
+        gathers = scatters * _gathers_per_microbatch(experiment, sizes)
+        for name, read in (("self", length), ("cross", inputs))[: sublayers - 1]:
+            keys_and_values = 2 * rows * read * stack.kv_heads * stack.dim_per_head / sizes[TENSOR_AXIS] * width
+            sent, where = _bytes_sent(keys_and_values, sizes[LENGTH_AXIS]), f"{stack.family}/blocks/{name}_attention"
+            yield Collective(LENGTH_AXIS, "all-gather", sent, gathers, where)
+            yield Collective(LENGTH_AXIS, "reduce-scatter", sent, scatters, where)
 
 
 def _expert_collectives(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:

@@ -67,6 +67,14 @@ def test_tensor_sums_the_stream_after_both_sublayers_and_back():
     assert total(found, "tensor", "all-reduce", "blocks") == 4 * LAYERS * stream  # 2 (n - 1) / n = 1
 
 
+def test_parallel_sublayers_share_the_sum_of_the_gradient_of_their_input():
+    experiment = tiny.get_config("gpt")
+    experiment.model.parallel = True
+    found = collectives(experiment, ONE | {"tensor": 2})
+    # Two layers of width 512 compiled for v5e:2x2 with tensor=4 send 3 times the stream per layer too (2026-11-29).
+    assert total(found, "tensor", "all-reduce", "blocks") == 3 * LAYERS * (8 * LENGTH * D * 2)
+
+
 def test_sequence_gathers_keys_and_values():
     found = collectives(tiny.get_config("gpt"), ONE | {"sequence": 2})
     both = 2 * 8 * LENGTH * D * 2
@@ -134,9 +142,16 @@ def test_between_slices_goes_a_share_of_the_gradients_alone():
 
 
 def test_an_encoder_decoder_has_a_third_sum_in_the_decoder():
-    found = collectives(tiny.get_config("t5"), ONE | {"tensor": 2})
-    counts = {c.where: c.count for c in found if c.axis == "tensor"}
-    assert counts == {"encoder/blocks": 2 * 2 * LAYERS, "decoder/blocks": 3 * 2 * LAYERS}
+    experiment = tiny.get_config("t5")
+    lengths = lengths_of(shapes_of(experiment))
+    found = collectives(experiment, ONE | {"tensor": 2})
+    sums = {c.where: (c.count, c.bytes) for c in found if c.axis == "tensor"}
+    stream = lambda length: 8 * length * D * 2  # noqa: E731
+    assert sums == {  # as compiled: tests/planning/test_scale.py
+        "encoder/blocks": (2 * 2 * LAYERS, stream(lengths.inputs)),
+        "decoder/blocks": (3 * 2 * LAYERS, stream(lengths.targets)),
+        "decoder/blocks/cross_attention": (LAYERS, stream(lengths.inputs)),  # the gradient of the encoder's output
+    }
 
 
 def test_of_stacks_of_two_sizes_each_sends_its_own():
@@ -148,10 +163,11 @@ def test_of_stacks_of_two_sizes_each_sends_its_own():
         ("decoder", lengths.targets, 24, 3, 3),
     ):
         stream = 8 * length * width * 2  # bytes of [B, T, D] in bfloat16
-        assert total(tensor, "tensor", "all-reduce", f"{stack}/blocks") == 2 * sublayers * layers * stream
+        sums = [c.total for c in tensor if (c.axis, c.where) == ("tensor", f"{stack}/blocks")]
+        assert sums == [2 * sublayers * layers * stream]
         kept = width if stack == "encoder" else 4 * 4  # keys of the decoder have 4 heads of 4
-        both = 2 * 8 * length * kept * 2
-        assert total(sequence, "sequence", "reduce-scatter", stack) == (sublayers - 1) * layers * both // 2
+        tokens = length + (lengths.inputs if stack == "decoder" else 0)  # its cross-attention reads the encoder's
+        assert total(sequence, "sequence", "reduce-scatter", stack) == layers * (2 * 8 * tokens * kept * 2) // 2
 
 
 def test_a_feed_forward_behind_experts_has_a_sum_of_its_own():
@@ -161,7 +177,11 @@ def test_a_feed_forward_behind_experts_has_a_sum_of_its_own():
     found = collectives(experiment, ONE | {"tensor": 2})
     counts = {c.where: c.count for c in found if c.axis == "tensor"}
     # two layers of each stack have it
-    assert counts == {"encoder/blocks": 2 * (2 * 4 + 2), "decoder/blocks": 2 * (3 * 4 + 2)}
+    assert counts == {
+        "encoder/blocks": 2 * (2 * 4 + 2),
+        "decoder/blocks": 2 * (3 * 4 + 2),
+        "decoder/blocks/cross_attention": 4,
+    }
 
 
 def test_the_total_is_bytes_times_runs():
