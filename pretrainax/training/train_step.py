@@ -245,8 +245,7 @@ def make_train_step(
             "bad_parameter": jnp.where(jnp.any(is_nonfinite), jnp.argmax(is_nonfinite), -1).astype(jnp.int32),
         }
         new = TrainState(state.step + 1, params, opt_state, ema)
-        shardings = state_shardings(mesh, optimizer, params, ema is not None)
-        return jax.lax.with_sharding_constraint(new, shardings), metrics
+        return jax.lax.with_sharding_constraint(new, state_shardings(mesh, optimizer, params, ema is not None)), metrics
 
     jitted = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(train))
     return Update(jitted, mesh, numbers_of(schedule, train, chosen))
