@@ -40,7 +40,7 @@ def resolve_auto(train: TrainConfig, vocab_size: Optional[int] = None) -> TrainC
     `attention` stays unchanged, because each attention layer chooses its backend.
 
     Args:
-      vocab_size: on a GPU, the chunk of the loss has 8,192 tokens if their logits take at most 2 GiB, because each chunk
+      vocab_size: on a GPU, a chunk of the loss has 8,192 tokens if their logits take at most 2 GiB, because each chunk
         reads and writes the gradient of the output matrix. If None or larger, it has 4,096 tokens.
     """
     on_cpu = platform() == "cpu"
