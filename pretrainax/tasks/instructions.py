@@ -26,6 +26,8 @@ from pretrainax.tokenization.chat import (
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+# Parts of a message that templates render, and that this task does not read
+_UNREAD = ("tool_calls", "function_call", "reasoning_content", "thinking")
 
 
 @dataclasses.dataclass
@@ -109,6 +111,11 @@ class Instructions(WritingTask):
                 )
             if role not in _ROLES:
                 raise ValueError(f"message {number} of field {field!r} has the role {role!r}, {nearest(role, _ROLES)}")
+            if unread := [key for key in _UNREAD if message.get(key) is not None and len(message[key])]:
+                raise ValueError(
+                    f"message {number} of field {field!r} has {unread[0]!r}, which the template does not receive: "
+                    "write it into 'content', as the template formats it"
+                )
             messages.append({"role": role, "content": content})
         return messages
 

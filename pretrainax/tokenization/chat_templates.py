@@ -81,8 +81,15 @@ class _Generation(jinja2.ext.Extension):
         return BEGIN + caller() + END
 
 
-def _to_json(value: object, indent: Optional[int] = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: Optional[int] = None,
+    separators: Optional[tuple[str, str]] = None,
+    sort_keys: bool = False,
+) -> str:
+    """Formats a value as JSON; the arguments and their order are those of transformers' filter `tojson`."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_template_error(message: str) -> None:

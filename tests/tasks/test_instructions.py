@@ -90,6 +90,8 @@ def test_a_template_that_does_not_fit_the_vocabulary_is_said():
         ),
         ({"messages": [USER, {"from": "gpt", "value": "a"}]}, "message 2 .* 'role' and 'content'"),
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "message 2 .*with strings"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": [{"type": "function"}]}]}, "message 2 .*has 'tool_calls'"),
+        ({"messages": [USER, {**ANSWER, "reasoning_content": "hm"}]}, "message 2 .*has 'reasoning_content'"),
         ({"messages": ["Hi", "hello"]}, "message 1 .*must be an object"),
         ({"conversation": [USER, ANSWER]}, "no field 'messages'.*config.objective.messages_field"),
     ],
@@ -97,6 +99,11 @@ def test_a_template_that_does_not_fit_the_vocabulary_is_said():
 def test_a_broken_record_says_what_is_wrong_with_it(record, said):
     with pytest.raises(ValueError, match=said):
         adapted().read(record)
+
+
+def test_empty_parts_of_a_message_are_read():
+    empty = {"tool_calls": [], "function_call": None, "reasoning_content": "", "name": "x"}
+    assert adapted().read({"messages": [USER | empty, ANSWER | empty]}).texts == ("Hi you", "hello")
 
 
 def config(**fields):

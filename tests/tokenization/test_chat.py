@@ -22,6 +22,10 @@ TALK = [
     {"role": "user", "content": "12 and 3?\nOr 4?"},
     {"role": "assistant", "content": " some\n"},
 ]
+JSON = (
+    "{% for m in messages %}{{ m | tojson(ensure_ascii=True) }}{{ m.content | tojson(4) }}"
+    "{{ m | tojson(indent=2, separators=(',', '=')) }}{{ {'b': 1, 'a': 2} | tojson(sort_keys=True) }}{% endfor %}"
+)
 ANSWERS = [message["content"] for message in TALK if message["role"] == "assistant"]
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -90,6 +94,14 @@ def test_ids_and_answers_are_those_of_transformers(template, tokenizer, tmp_path
         assert (
             prompt["input_ids"] == ids[: np.flatnonzero(np.diff(is_answer))[-1 if is_answer[-1] else -2] + 1].tolist()
         )
+
+
+@needs_transformers
+def test_the_filter_tojson_takes_the_arguments_of_transformers():
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (wanted,), _ = render_jinja_template([TALK[:3]], chat_template=JSON)
+    assert Chat(JSON, ByteBPE(vocab_size=290).build(iter(TEXT))).prompt(TALK[:3]) == wanted
 
 
 def test_a_conversation_is_encoded_whole_whatever_length_the_tokenizer_file_stores(tmp_path):
