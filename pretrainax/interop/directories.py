@@ -52,7 +52,7 @@ from pretrainax.interop.export_dtypes import EXPORT_DTYPES
 from pretrainax.interop.generation import GENERATION, ORIGINAL, read_generation_file
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
-from pretrainax.interop.sentence_transformers import write_modules
+from pretrainax.interop.sentence_transformers import copy_modules, write_modules
 from pretrainax.interop.start import load_run, record_start
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
@@ -302,7 +302,8 @@ def _write_tensors(files: Writer, rows: Rows, parameters: _Parameters, part: Opt
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:
-    """Saves the chat template, the JSON configs and the tensor dtypes of an imported directory for later exports."""
+    """Saves what an imported directory has besides weights and tokenizer: templates, JSON configs, tensor dtypes."""
+    copy_modules(source.directory, os.path.join(workdir, "tokenizer"))
     if template := read_template(source.directory):
         write_template(os.path.join(workdir, "tokenizer"), template)
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)

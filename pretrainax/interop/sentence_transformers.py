@@ -1,5 +1,6 @@
 """Reads and writes the files in which sentence-transformers stores the pooling of an embedding model."""
 
+import glob
 import json
 import os
 from typing import Optional
@@ -11,6 +12,7 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.regular_files import read_bytes
 
 MODULES = "modules.json"  # file that lists the modules of a sentence-transformers model
+_PROMPTS = "config_sentence_transformers.json"  # file with the texts that may precede each input
 _MODES: dict[Pooling, str] = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 # Names of the modes in both formats of the pooling config: {"pooling_mode_cls_token": true}, {"pooling_mode": "cls"}
@@ -22,7 +24,8 @@ def read_modules(directory: str) -> Optional[Embed]:
     """Reads the pooling and the normalization of an embedding model; returns None if there is no modules.json.
 
     Raises:
-      UserError: a file is damaged, or the model has other modules, such as a dense layer, or another pooling.
+      UserError: a file is damaged, or the model has other modules, such as a dense layer, another pooling, or a default
+        prompt.
     """
     path = os.path.join(directory, MODULES)
     if not os.path.isfile(path):
@@ -44,7 +47,23 @@ def read_modules(directory: str) -> Optional[Embed]:
     modes = list(map(str, named)) if isinstance(named, list) else [str(named)]
     if len(modes) != 1 or modes[0] not in _OWN_MODES:
         raise UserError(f"{directory} has the pooling {' and '.join(modes)}: set pooling to {', '.join(_MODES)}")
+    prompts = os.path.join(directory, _PROMPTS)
+    if os.path.isfile(prompts) and (name := read_object(prompts).get("default_prompt_name")):
+        raise UserError(
+            f"{prompts} has default_prompt_name {name!r}, which is not supported: write the prompt before each text, "
+            "and set pooling"
+        )
     return Embed(pooling=_OWN_MODES[modes[0]], normalize="Normalize" in names)
+
+
+def copy_modules(directory: str, to: str) -> None:
+    """Copies the files that `read_modules` reads, if `directory` is a sentence-transformers model."""
+    if not os.path.isfile(os.path.join(directory, MODULES)):
+        return
+    patterns = MODULES, _PROMPTS, "*/config.json"
+    for name in (name for pattern in patterns for name in glob.glob(pattern, root_dir=directory)):
+        os.makedirs(os.path.dirname(os.path.join(to, name)), exist_ok=True)
+        write_atomically(os.path.join(to, name), read_bytes(os.path.join(directory, name)))
 
 
 def write_modules(directory: str, model: ModelConfig) -> None:

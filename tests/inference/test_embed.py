@@ -12,6 +12,7 @@ from pretrainax.data.objectives import CausalLM, Denoising, SequentialDenoising
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.embed import embed, last_hidden, pooled
 from pretrainax.inference.load import load
+from pretrainax.interop.directories import import_directory
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
 from tests.golden import CASES, make
@@ -169,7 +170,9 @@ def test_a_model_of_sentence_transformers_has_its_vectors(name, pooling, names, 
     directory = write_directory(tmp_path / "model", name)
     write_modules(directory, pooling, names)
     expected = theirs.SentenceTransformer(str(directory), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(load(str(directory)).embed(TEXTS), expected, atol=2e-4, rtol=0)  # as above
+    import_directory(str(directory), str(tmp_path / "run"))
+    for model in ("model", "run"):
+        np.testing.assert_allclose(load(tmp_path / model).embed(TEXTS), expected, atol=2e-4, rtol=0)  # as above
 
 
 @pytest.mark.parametrize(
@@ -191,6 +194,10 @@ def test_modules_that_are_not_supported_are_one_line_unless_the_pooling_is_given
     with pytest.raises(UserError, match=message):
         loaded.embed(TEXTS)
     assert loaded.embed(TEXTS, pooling="mean").shape == (4, 16)
+    write_modules(directory, {"pooling_mode": "mean"})
+    (directory / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
+    with pytest.raises(UserError, match="has default_prompt_name 'query', which is not supported: write the prompt"):
+        loaded.embed(TEXTS)
     (directory / "modules.json").write_text('[{"type": 3}]')
     with pytest.raises(UserError, match="modules.json is damaged"):
         loaded.embed(TEXTS)
