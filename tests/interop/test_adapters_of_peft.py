@@ -217,6 +217,12 @@ OTHERS = {
     "prompt of gemma": ("gemma1", "CAUSAL_LM", virtual("PromptTuningConfig")),
     "prompt of t5": ("t5_1_1", "SEQ_2_SEQ_LM", virtual("PromptTuningConfig")),
     "prompt of bart": ("bart", "SEQ_2_SEQ_LM", virtual("PromptTuningConfig")),
+    "prompt of bart, scaled": ("bart_scaled", "SEQ_2_SEQ_LM", virtual("PromptTuningConfig")),
+    "prompt of t5gemma": (
+        "t5gemma",
+        "SEQ_2_SEQ_LM",
+        virtual("PromptTuningConfig", num_layers=3, num_attention_heads=4, token_dim=16),
+    ),
 }
 ALL = LORA | OTHERS
 
