@@ -220,6 +220,8 @@ def describe_export(
     model = dataclasses.replace(model, multi_token=None)  # used only in training
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
+    if model.family == "decoder":  # a text ends with [SEP] if the vocabulary has no EOS
+        vocabulary = dataclasses.replace(vocabulary, eos=vocabulary.separator)
     config_json |= _vocabulary_ids(config_json, vocabulary, start) | _special_ids(imported)
     config_json = _without_new_forced_ids(config_json, imported)
     if config_json.get("is_encoder_decoder") and config_json["decoder_start_token_id"] is None:

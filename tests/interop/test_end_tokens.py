@@ -1,13 +1,17 @@
 """The tokens that end a text are those of generation_config.json or config.json, as in transformers."""
 
+import dataclasses
 import json
 
 import pytest
 
 import pretrainax
 from pretrainax.config import UserError
-from pretrainax.interop.directories import import_directory
+from pretrainax.interop.directories import describe_export, import_directory
 from pretrainax.interop.generation import end_tokens
+from pretrainax.tokenization.base import Vocabulary
+from tests.golden import CASES
+from tests.support import tiny
 from tests.support.huggingface_weights import write_directory
 
 
@@ -59,3 +63,12 @@ def test_a_loaded_model_and_its_import_end_at_each_id(tmp_path):
     assert pretrainax.load(str(directory)).end_tokens == (2, 11)
     import_directory(str(directory), str(tmp_path / "run"))
     assert pretrainax.load(str(tmp_path / "run")).end_tokens == (2, 11)
+
+
+@pytest.mark.parametrize("eos, expected", [(None, 3), (5, 5)])
+def test_an_export_of_a_decoder_names_the_token_that_ends_its_texts(eos, expected):
+    vocabulary = Vocabulary(512, pad=0, unk=1, cls=2, sep=3, mask=4, eos=eos)
+    _, config_json, _ = describe_export(tiny.get_config("gpt"), vocabulary)
+    assert config_json["eos_token_id"] == expected == vocabulary.separator
+    encoder = dataclasses.replace(tiny.get_config("bert"), model=CASES["bert"].config)
+    assert describe_export(encoder, vocabulary)[1]["eos_token_id"] == eos
