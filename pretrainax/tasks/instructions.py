@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import ClassVar, Optional
 
 import numpy as np
@@ -28,6 +28,10 @@ from pretrainax.tokenization.chat import (
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # Parts of a message that templates render, and that this task does not read
 _UNREAD = ("tool_calls", "function_call", "reasoning_content", "thinking")
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value is False or (isinstance(value, Sized) and not len(value))  # also of Parquet's arrays
 
 
 @dataclasses.dataclass
@@ -111,7 +115,7 @@ class Instructions(WritingTask):
                 )
             if role not in _ROLES:
                 raise ValueError(f"message {number} of field {field!r} has the role {role!r}, {nearest(role, _ROLES)}")
-            if unread := [key for key in _UNREAD if message.get(key) is not None and len(message[key])]:
+            if unread := [key for key in _UNREAD if not _is_empty(message.get(key))]:
                 raise ValueError(
                     f"message {number} of field {field!r} has {unread[0]!r}, which the template does not receive: "
                     "write it into 'content', as the template formats it"

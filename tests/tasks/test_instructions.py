@@ -102,7 +102,7 @@ def test_a_broken_record_says_what_is_wrong_with_it(record, said):
 
 
 def test_empty_parts_of_a_message_are_read():
-    empty = {"tool_calls": [], "function_call": None, "reasoning_content": "", "name": "x"}
+    empty = {"tool_calls": [], "function_call": None, "reasoning_content": "", "thinking": False, "name": "x"}
     assert adapted().read({"messages": [USER | empty, ANSWER | empty]}).texts == ("Hi you", "hello")
 
 
