@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import gc
+import itertools
 import json
 import logging as python_logging
 import math
@@ -17,7 +18,8 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from absl import app, flags, logging
@@ -77,17 +79,19 @@ VERBOSE = flags.DEFINE_bool(
     "which otherwise goes to WORKDIR/NAME.log",
 )
 _VERSION = flags.DEFINE_bool("version", False, "Print the version and exit")
-COMMON_FLAGS = ("config", "workdir", "debug", "quiet", "verbose", "version")
+RUN_FLAGS = ("config", "workdir")
+COMMON_FLAGS = ("debug", "quiet", "verbose", "version")
 COMPLETE = "--complete"  # prints the words that a shell may complete; not in --help, because only shells use it
 
 
 def run(
     main: Callable[..., int],
-    commands: tuple[str, ...] = (),
+    commands: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
     config: Optional[Callable[[], Optional[Experiment]]] = None,
     texts: bool = False,
     trains: bool = False,
     has_json: bool = False,
+    run_flags: Sequence[str] = RUN_FLAGS,
 ) -> None:
     """Parses the flags, calls `main`, and exits with the exit code that `main` returns.
 
@@ -95,12 +99,14 @@ def run(
 
     Args:
       main: the command; it receives the positional arguments.
-      commands: allowed subcommands; if not empty, the first argument must be a subcommand, and `main` receives it.
+      commands: {subcommand: flags that it reads, of those that not all subcommands read}; if not empty, the first
+        argument must be a subcommand, and `main` receives it.
       config: for commands that do not take --config=FILE: a function that returns the config whose fields flags may
         override, or None.
       texts: whether the command takes any number of positional arguments, rather than at most a subcommand.
       trains: whether `main` itself handles a --workdir that is an object-store URL.
       has_json: whether the command has the flag --json, which `main` reads with `prints_json`.
+      run_flags: those of RUN_FLAGS that the command takes.
     """
 
     def run_main(arguments: list[str]) -> int:
@@ -135,7 +141,7 @@ def run(
     command_flags = flags.FLAGS.get_flags_for_module(main.__module__)  # these and the common flags appear in --help
     if has_json:
         command_flags.append(flags.FLAGS[flags.DEFINE_bool("json", False, "Print the results as JSON to stdout").name])
-    for flag in (*(flags.FLAGS[name] for name in COMMON_FLAGS), *command_flags):
+    for flag in (*(flags.FLAGS[name] for name in (*run_flags, *COMMON_FLAGS)), *command_flags):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     # --help shows the docstring of __main__. If that is empty, show the docstring of the module that defines `main`.
     program = sys.modules["__main__"]
@@ -146,7 +152,7 @@ def run(
 def parse_again(words: Sequence[str]) -> None:
     """Replaces the arguments of this process, and parses them; flags that they lack keep their values."""
     sys.argv[1:] = words
-    _parse(sys.argv, (), None, False)
+    _parse(sys.argv, {}, None, False)
 
 
 @contextlib.contextmanager
@@ -339,15 +345,15 @@ def describe_error(error: Exception) -> str:
     Messages of more than 4,000 characters are truncated.
     """
     line = masked(printable(places.with_urls(str(error))))
-    return (
-        line
-        if len(line) <= _MAX_MESSAGE_LENGTH
-        else f"{line[:_MAX_MESSAGE_LENGTH]} … and {len(line) - _MAX_MESSAGE_LENGTH:,} more characters"
-    )
+    rest = len(line) - _MAX_MESSAGE_LENGTH
+    return line if rest <= 0 else f"{line[:_MAX_MESSAGE_LENGTH]} … and {rest:,} more characters"
 
 
 def _parse(
-    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]], texts: bool
+    argv: list[str],
+    commands: Mapping[str, Sequence[str]],
+    config: Optional[Callable[[], Optional[Experiment]]],
+    texts: bool,
 ) -> list[str]:
     """Parses flags and config overrides, and returns the program name and the positional arguments."""
     logging.use_absl_handler()
@@ -369,12 +375,17 @@ def _parse(
             print(f"pretrainax {pretrainax.__version__}")
             sys.exit(0)
         _set_verbosity()
+        for name in RUN_FLAGS[config is not None :]:  # `_command_config` refuses --config
+            if flags.FLAGS[name].present and name not in _key_flags():
+                hint = "set --from=DIR to the run or directory" if "from" in _key_flags() else "leave it out"
+                raise UserError(f"--{name} is not for this command: {hint}")
         if config is not None and not (wants_help and len(arguments) == 2):  # --help alone needs no model
             for word in remaining[1:]:
                 _check_argument(word)
             flags.FLAGS.config = _command_config(config, wants_help)
         if settings and CONFIG.value is None:
-            reason = "--config is missing" if config is None else "this model has no training config"
+            reason = "--config is missing" if "config" in _key_flags() else "this command has no config"
+            reason = reason if config is None else "this model has no training config"
             raise UserError(f"{reason}, so --{settings[0][0]} cannot set a field")
         if CONFIG.value is not None:
             apply_overrides(CONFIG.value, settings)
@@ -387,17 +398,32 @@ def _parse(
         remaining = [word for word in remaining if word != "--"]
         for word in remaining[1:]:
             _check_argument(word)
-        if commands and remaining[1:2] not in [[command] for command in commands]:
-            raise UserError(
-                f"the first argument must be {' or '.join(commands)}; got {' '.join(remaining[1:2]) or 'nothing'!r}"
-            )
+        if commands:
+            _check_subcommand(commands, "".join(remaining[1:2]))
         if len(remaining) > 1 + bool(commands):
             raise UserError(f"unexpected argument {remaining[1 + bool(commands)]!r}; flags look like --config=FILE")
         return remaining
     except (flags.Error, UserError) as e:
         if "--debug" in argv or "--verbose" in argv:
             raise
+        if isinstance(e, flags.Error):  # whose message about a boolean contains a tuple
+            e = UserError(re.sub(r"\('Non-boolean argument.*", "it must be true or false", str(e)))
         sys.exit(report_error(e))
+
+
+def _check_subcommand(commands: Mapping[str, Sequence[str]], command: str) -> None:
+    """Raises UserError for an unknown subcommand, or for a flag that only other subcommands read."""
+    if command not in commands:
+        raise UserError(f"the first argument must be {' or '.join(commands)}; got {command or 'nothing'!r}")
+    for name in itertools.chain(*commands.values()):
+        if flags.FLAGS[name].present and name not in commands[command]:
+            readers = " and ".join(reader for reader, names in commands.items() if name in names)
+            raise UserError(f"--{name} is for {readers}: leave it out")
+
+
+def _key_flags() -> list[str]:
+    """Returns the names of the flags that the command takes."""
+    return [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
 
 
 def _set_verbosity() -> None:
@@ -435,8 +461,7 @@ def _check_argument(word: str) -> None:
     if paths:
         raise UserError(f"{word}: the flag for this field is --{paths[0]}={value or '…'}")
     if FLAG.match(word):
-        flag_names = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
-        raise UserError(f"unknown flag --{name}, {nearest(name, flag_names)}")
+        raise UserError(f"unknown flag --{name}, {nearest(name, _key_flags())}")
 
 
 def _command_config(config: Callable[[], Optional[Experiment]], wants_help: bool) -> Optional[Experiment]:
@@ -465,7 +490,8 @@ def _print_help() -> None:
     app.usage(shorthelp=True, writeto_stdout=True)
     print("\nPages such as docs/guide.md are in https://github.com/pretrainax/pretrainax.")
     if CONFIG.value is None:
-        print("\nWith --config=FILE, --help shows every field of that config. `pretrainax --help` lists all commands.")
+        fields = "With --config=FILE, --help shows every field of that config. " if "config" in _key_flags() else ""
+        print(f"\n{fields}`pretrainax --help` lists all commands.")
         return
     if _CONFIG_PARSER.config_argument:
         file, _ = find_config(_CONFIG_PARSER.config_argument)

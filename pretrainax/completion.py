@@ -85,4 +85,4 @@ def main(shell: str) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, commands=tuple(SCRIPTS))
+    cli.run(main, commands=dict.fromkeys(SCRIPTS, ()), run_flags=())

@@ -285,4 +285,4 @@ def _private_words() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    cli.run(main, has_json=True)
+    cli.run(main, has_json=True, run_flags=())

@@ -66,7 +66,7 @@ def main() -> None:
 
         return Evaluation(command_flags)
 
-    cli.run(lambda: command().run(), config=lambda: command().config())
+    cli.run(lambda: command().run(), config=lambda: command().config(), run_flags=("workdir",))
 
 
 def _define_flags() -> dict[str, flags.FlagHolder]:

@@ -72,7 +72,7 @@ def main() -> None:
     }
     options = _define_options()
     command = Generation(command_flags, options)
-    cli.run(command.run, texts=True)
+    cli.run(command.run, texts=True, run_flags=())
 
 
 def _define_options() -> dict[str, flags.FlagHolder]:
@@ -121,9 +121,6 @@ class Generation:
         from pretrainax.inference.prompt_files import read_prompts
 
         given = self._given()
-        for name in ("config", "workdir"):
-            if flags.FLAGS[name].present:
-                raise UserError(f"--{name} is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
             raise UserError(f"--from is missing: set it to {MODEL_NAMES}")
         if self["fill"]:

@@ -48,7 +48,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Optional
 
 from absl import flags
@@ -64,6 +64,9 @@ if TYPE_CHECKING:  # the methods import the rest, because JAX takes seconds, for
     from pretrainax.interop.origin import Origin
     from pretrainax.runs.model_card import Recipe
 
+_EXPORT_FLAGS = ("to", "step", "dtype", "part", "adapter", "shard_gb", "push", "license", "private", "config", "verify")
+_FLAGS = {"import": ("from", "base", "verify"), "export": _EXPORT_FLAGS, "verify": ("from", "base")}
+
 
 def main() -> None:
     """Defines the flags and runs the command.
@@ -78,7 +81,7 @@ def main() -> None:
             "dtype", None, list(EXPORT_DTYPES), "export: dtype of the tensors; by default as imported, or float32"
         ),
         "part": flags.DEFINE_enum(
-            "part", "discriminator", ["discriminator", "generator"], "export: part of an ELECTRA model"
+            "part", None, ["discriminator", "generator"], "export: part of an ELECTRA model; by default discriminator"
         ),
         "adapter": flags.DEFINE_bool(
             "adapter", False, "export: only the trained parameters of config.tuning, for peft"
@@ -89,14 +92,14 @@ def main() -> None:
         "license": flags.DEFINE_string(
             "license", None, "export: license for the model card, as the hub names it: apache-2.0"
         ),
-        "private": flags.DEFINE_bool("private", False, "--push: make a new repository private"),
+        "private": flags.DEFINE_bool("private", False, "export: make the new repository of --push private"),
         "verify": flags.DEFINE_bool("verify", True, "import, export: compare the model with transformers"),
         "check_memory": flags.DEFINE_bool(
             "check_memory", True, "Compare outputs with transformers only if the machine has enough memory"
         ),
     }
     command = Exchange(command_flags)
-    cli.run(command.run, commands=("import", "export", "verify"))
+    cli.run(command.run, commands=_FLAGS)
 
 
 class Exchange:
@@ -112,6 +115,8 @@ class Exchange:
         """Imports, exports or verifies a model; `command` is the name of the subcommand. Returns the exit code."""
         workdir = cli.WORKDIR.value
         cli.check_overrides((), f"in {command}")
+        if command != "export" and not self["from"]:
+            raise UserError(f"{command} needs --from=DIR")
         if command == "verify":
             return self._verify(workdir)
         if not workdir:
@@ -139,7 +144,6 @@ class Exchange:
 
     def _verify(self, workdir: Optional[str]) -> int:
         """Compares the model in --from with transformers and prints all comparisons. Returns the exit code."""
-        self._check_source("verify", ("to", "step", "dtype", "adapter"))
         from pretrainax.inference.verification import verify
 
         result = verify(self["from"], model=workdir, base=self["base"], check_memory=self["check_memory"])
@@ -168,19 +172,10 @@ class Exchange:
         print(with_urls(result.table() if result.differs else result.summary()))
         return result.differs
 
-    def _check_source(self, command: str, of_export: Sequence[str] = ()) -> None:
-        """Raises UserError if --from is missing, or if a flag is set that only an export reads."""
-        export_flags = [name for name in ("push", "license", "private", *of_export) if self[name]]
-        for name in export_flags + ["config"] * (cli.CONFIG.value is not None):
-            raise UserError(f"--{name} is for export: leave it out")
-        if not self["from"]:
-            raise UserError(f"{command} needs --from=DIR")
-
     def _import(self, workdir: str) -> str:
         from pretrainax.interop.adapters import import_adapter, is_adapter
         from pretrainax.interop.directories import import_directory
 
-        self._check_source("import")
         directory = self["from"]
         if is_adapter(local_path(directory)):
             return import_adapter(directory, self["base"], workdir)
@@ -208,6 +203,8 @@ class Exchange:
         if selector and step is not None:
             raise UserError(f"--workdir={workdir} and --step={step} both select a checkpoint: leave one out")
         origin = find_origin(workdir if step is None else f"{workdir}@{step}")
+        if not origin.steps:
+            raise UserError(f"--workdir={workdir} is a Hugging Face directory, and export takes the folder of a run")
         if self["adapter"]:
             return self._export_adapter(directory, to, origin)
         recipe = self._recipe(origin)
@@ -219,13 +216,18 @@ class Exchange:
     def _export_adapter(self, directory: str, to: str, origin: "Origin") -> str:
         """Exports the trained parameters of a run with config.tuning as a PEFT adapter. Returns a summary line."""
         from pretrainax.interop.adapters import export_adapter
-        from pretrainax.interop.start import load_recorded_start
+        from pretrainax.interop.start import experiment_of, load_recorded_start
         from pretrainax.runs.model_card import write_card
 
         if len(origin.steps) != 1:
             raise UserError(
                 f"--adapter needs a single checkpoint of a run, and --workdir={cli.WORKDIR.value} is not one"
             )
+        for name in ("dtype", "part", "shard_gb"):
+            if self._flags[name].present:
+                raise UserError(f"--{name} has no effect with --adapter: leave one of them out")
+        if experiment_of(origin).tuning is None:
+            raise UserError(f"--adapter is for runs with config.tuning, which {directory} does not have: leave it out")
         base = load_recorded_start(directory)
         if self["push"] and base.hub is None:
             raise UserError(

@@ -37,10 +37,12 @@ _PICTURE = define_path("picture", None, "PNG file to write, with --widths")
 
 def main() -> int:
     """Prints training rows, and a table of measured and expected statistics of the rows. Returns the exit code."""
+    for name in ("count", "at", "html") if _WIDTHS.value else ("picture",):
+        if flags.FLAGS[name].present:
+            word = "with" if _WIDTHS.value else "without"
+            raise UserError(f"--{name} has no effect {word} --widths, which checks other widths of the model")
     if _WIDTHS.value:
         return _check_widths(_WIDTHS.value)
-    if _PICTURE.value:
-        raise UserError("--picture draws a coordinate check: set --widths=64,128,256 too")
     experiment = cli.experiment()
     if _HTML.value:
         cli.folder("html", os.path.dirname(_HTML.value) or ".")
@@ -105,4 +107,4 @@ def _write(path: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, has_json=True)
+    cli.run(main, has_json=True, run_flags=("config",))

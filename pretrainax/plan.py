@@ -39,6 +39,12 @@ _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step if the compiler 
 _TABLE = flags.DEFINE_bool("table", False, "Print docs/plans.md, the plans of all configs, and exit")
 _TRANSFER_FROM = define_path("transfer_from", None, "Run whose hyperparameters are transferred to the config")
 _BUDGET = budget.define_flags()
+_IGNORED = {  # flags that have no effect together with the key
+    **dict.fromkeys(budget.BUDGETS, ("config", "search", "prove", "table", "transfer_from")),
+    "table": ("config", "topology", "search", "prove", "transfer_from", "law", "json"),
+    "transfer_from": ("topology", "search", "prove", "law"),
+    "search": ("prove",),
+}
 
 
 def main() -> int:
@@ -103,14 +109,13 @@ def main() -> int:
 
 
 def _check_flags(budget_flags: Mapping[str, object]) -> None:
-    """Raises UserError if a flag has no effect together with the others, such as a budget."""
-    if chosen := [name for name in budget.BUDGETS if name in budget_flags]:
-        for name in ("config", "search", "prove", "table", "transfer_from"):
-            if flags.FLAGS[name].present:
-                raise UserError(f"--{name} has no effect with --{chosen[0]}, which chooses a model: leave one out")
-    elif _TABLE.value and cli.prints_json():
-        raise UserError("--table prints a Markdown page: leave --json out")
-    elif unused := sorted(set(budget_flags) - {"law"}):
+    """Raises UserError if a flag has no effect together with the others."""
+    for mode, ignored in _IGNORED.items():
+        for name in ignored if flags.FLAGS[mode].value else ():
+            if flags.FLAGS[name].value:
+                raise UserError(f"--{name} has no effect with --{mode}: leave one of them out")
+    unused = sorted(set(budget_flags) - {"law"})
+    if unused and not set(budget.BUDGETS) & set(unused):
         budgets = ", ".join(f"--{name}" for name in budget.BUDGETS)
         raise UserError(f"--{unused[0]} has no effect without a budget: set one of {budgets}, or leave it out")
 
@@ -182,4 +187,4 @@ def _compile_for_topology(experiment: Experiment, topology: "Topology") -> tuple
 
 
 if __name__ == "__main__":
-    cli.run(main, has_json=True)
+    cli.run(main, has_json=True, run_flags=("config",))

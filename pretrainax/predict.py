@@ -62,7 +62,7 @@ def main() -> None:
         ),
     }
     command = Prediction(command_flags)
-    cli.run(command.run, config=command.config)
+    cli.run(command.run, config=command.config, run_flags=())
 
 
 class Prediction:
@@ -79,8 +79,6 @@ class Prediction:
         from pretrainax.inference.load import experiment_of
         from pretrainax.interop.origin import find_origin
 
-        if flags.FLAGS["workdir"].present:
-            raise UserError("--workdir is not for this command: set --from=DIR to the run or directory")
         if not self["from"]:
             raise UserError(f"--from is missing: set it to {MODEL_NAMES}")
         self.origin = find_origin(self["from"])

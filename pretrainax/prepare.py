@@ -36,7 +36,7 @@ def main() -> None:
         print(write_report(prepared, directory) if directory else prepared.summary)
         return 0
 
-    cli.run(run)
+    cli.run(run, run_flags=("config",))
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

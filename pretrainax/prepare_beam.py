@@ -52,7 +52,7 @@ def _check_beam_flags(beam_flags: list[str]) -> None:
 def main() -> None:
     from pretrainax import cli  # local import: cli defines flags, and loader workers import this module without flags
 
-    own_flags = (*cli.COMMON_FLAGS, cli.COMPLETE.lstrip("-"), "help")
+    own_flags = ("config", *cli.COMMON_FLAGS, cli.COMPLETE.lstrip("-"), "help")
     beam_flags = [a for a in sys.argv[1:] if a.lstrip("-").split("=")[0].split(".")[0] not in own_flags]
     sys.argv = [a for a in sys.argv if a not in beam_flags]
 
@@ -62,7 +62,7 @@ def main() -> None:
         print(prepare(cli.experiment(), elsewhere=Pipeline(beam_flags)).summary)
         return 0
 
-    cli.run(run)
+    cli.run(run, run_flags=("config",))
 
 
 if __name__ == "__main__":

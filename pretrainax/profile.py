@@ -53,7 +53,7 @@ def main() -> None:
             print(f"\nwrote {picture_path.value}")
         return 0
 
-    cli.run(run, config=_load_config)
+    cli.run(run, config=_load_config, run_flags=("workdir",))
 
 
 def _load_config() -> Experiment:

@@ -192,4 +192,4 @@ def _format_value(value: object) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, has_json=True)
+    cli.run(main, has_json=True, run_flags=("config",))

@@ -40,18 +40,18 @@ def main() -> None:
     output = define_path("output", "report", "Path of the two files to write, without .png and .html")
 
     def run(*paths: str) -> int:
-        from pretrainax.runs.run_reports import read_report, run_folders  # local import: imports JAX
+        from pretrainax.runs.run_reports import distinct, read_report, run_folders  # local import: imports JAX
 
         if not paths:
             raise UserError("give the folders of runs: python -m pretrainax.report runs/a runs/b")
-        folders = [folder for path in paths for folder in run_folders(path)]
+        folders = distinct(folder for path in paths for folder in run_folders(path))
         report = read_report(folders, metrics.value, axis.value)
         if cli.prints_json():
             cli.print_json(_values(report, folders))
             return 0
         return _write(report, output.value or "report")
 
-    cli.run(run, texts=True, has_json=True)
+    cli.run(run, texts=True, has_json=True, run_flags=())
 
 
 def _values(report: Report, folders: list[str]) -> JsonObject:

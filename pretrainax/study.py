@@ -41,7 +41,7 @@ def main() -> None:
 
         return command.run_command("study", cli.WORKDIR.value, go.value, start)
 
-    cli.run(run, config=lambda: None, texts=True, trains=True)
+    cli.run(run, texts=True, trains=True, run_flags=("workdir",))
 
 
 if __name__ == "__main__":

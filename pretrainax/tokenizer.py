@@ -28,6 +28,7 @@ from pretrainax.tokenization.segmentation import describe_segmentation
 
 _TRAINING_BYTES = 10_000_000  # bytes of training text for `report` if config.tokenizer.train_bytes is None or 0
 _VALIDATION_BYTES = 4_000_000  # maximum bytes of validation text
+_FLAGS = {"train": ("config", "to"), "report": ("config", "to", "sizes", "kinds"), "encode": ("tokenizer", "text")}
 
 
 def train(experiment: Experiment, directory: Optional[str]) -> str:
@@ -118,7 +119,7 @@ def main() -> None:
             print(describe_segmentation(read_tokenizer(local_path(directory.value)), content))
         return 0
 
-    cli.run(run, commands=("train", "report", "encode"))
+    cli.run(run, commands=_FLAGS, run_flags=("config",))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,13 @@ def main() -> None:
                 server.serve_forever()
         return 0
 
-    cli.run(run, texts=True)
+    cli.run(run, texts=True, run_flags=())
 
 
 def _pages(paths: tuple[str, ...], metrics: list[str], axis: str, seconds: float) -> Pages:
     """Returns the functions that render the page and its updates from the folders at `paths`."""
     from pretrainax.reporting import runs_page  # local imports: these import JAX
-    from pretrainax.runs.run_reports import read_report, run_folders
+    from pretrainax.runs.run_reports import distinct, read_report, run_folders
     from pretrainax.runs.run_status import latest_samples, status_table
 
     lock = threading.Lock()  # one request at a time reads the runs: several open pages must not slow a run down
@@ -66,6 +66,7 @@ def _pages(paths: tuple[str, ...], metrics: list[str], axis: str, seconds: float
                 folders += found
             if not folders:
                 raise UserError(f"no run in {' '.join(paths)} has a line in its metrics.jsonl yet: load the page again")
+            folders = distinct(folders)
             report = read_report(folders, metrics, axis)
             samples = latest_samples(report, folders)
             return report, runs_page.Live(status_table(report, folders), seconds, samples)

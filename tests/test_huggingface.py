@@ -9,9 +9,10 @@ from pretrainax.inference import verification
 from pretrainax.inference.verification.comparison import Verification, exact, not_compared
 from pretrainax.interop import directories
 from pretrainax.storage import hub
+from tests.golden import CASES
 from tests.golden.case import needs_transformers
 from tests.interop.test_hub_models import exchange
-from tests.support.huggingface_weights import write_directory
+from tests.support.huggingface_weights import write_directory, write_run
 from tests.support.runs import run
 
 EQUAL = exact("token ids", 3, "texts", []), not_compared("outputs", "too large")
@@ -56,7 +57,7 @@ def test_an_export_that_differs_stays_and_is_not_uploaded(source, compared, tmp_
     compared.result = [DIFFERENT]
     monkeypatch.setattr(hub, "check_push", lambda name: None)
     monkeypatch.setattr(hub, "push", lambda *_: pytest.fail("uploaded"))
-    flags = {"to": str(tmp_path / "out"), "push": "me/model", "part": "discriminator"}
+    flags = {"to": str(tmp_path / "out"), "push": "me/model"}
     assert exchange(monkeypatch, "export", tmp_path / "run", verify=True, **flags) == 1
     assert (tmp_path / "out" / "model.safetensors").exists() and compared == [(flags["to"], None)]
     out = capsys.readouterr().out
@@ -83,17 +84,31 @@ def test_verify_prints_each_comparison(result, status, compared, monkeypatch, ca
     assert all(comparison.what in out for comparison in result)
 
 
+def test_verify_needs_a_directory(monkeypatch):
+    with pytest.raises(UserError, match="verify needs --from=DIR"):
+        exchange(monkeypatch, "verify", "")
+
+
+def test_an_export_takes_a_run_and_an_import_a_directory(source, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", CASES["bert"].config)
+    with pytest.raises(UserError, match=f"--workdir={source} is a Hugging Face directory, and export takes"):
+        exchange(monkeypatch, "export", source, to=str(tmp_path / "out"))
+    with pytest.raises(UserError, match="config.json has no model_type, so it is not of a Hugging Face directory"):
+        exchange(monkeypatch, "import", tmp_path / "imported", **{"from": str(run)})
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({}, "verify needs --from=DIR"),
-        ({"from": "x", "push": "me/model"}, "--push is for export: leave it out"),
-        ({"from": "x", "to": "y"}, "--to is for export: leave it out"),
+        ({}, "--adapter is for runs with config.tuning, which .*run does not have: leave it out"),
+        ({"dtype": "bfloat16"}, "--dtype has no effect with --adapter: leave one of them out"),
+        ({"part": "generator"}, "--part has no effect with --adapter: leave one of them out"),
     ],
 )
-def test_a_wrong_flag_of_verify_is_one_line(flags, message, monkeypatch):
+def test_an_adapter_is_of_a_run_with_a_tuning_and_has_no_dtype(flags, message, tmp_path, monkeypatch):
+    write_run(tmp_path / "run", CASES["bert"].config)
     with pytest.raises(UserError, match=message):
-        exchange(monkeypatch, "verify", "", **flags)
+        exchange(monkeypatch, "export", tmp_path / "run", adapter=True, to=str(tmp_path / "out"), **flags)
 
 
 @pytest.mark.slow

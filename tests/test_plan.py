@@ -69,7 +69,10 @@ def test_what_does_not_fit_comes_with_what_would():
         ((), "--config is missing"),
         (TINY, "--topology is missing: the devices of the run, such as v5p:4x4x8 or h100:8"),
         ((*TINY, "--topology=v9:8"), "--topology=v9:8: unknown chip 'v9'"),
-        (("--flops=1e17", *TINY), "--config has no effect with --flops, which chooses a model: leave one out"),
+        (("--flops=1e17", *TINY), "--config has no effect with --flops: leave one of them out"),
+        ((*TINY, "--table"), "--config has no effect with --table: leave one of them out"),
+        ((*TINY, "--transfer_from=x", "--topology=h100:1"), "--topology has no effect with --transfer_from: leave"),
+        ((*TINY, "--topology=h100:1", "--search", "--prove"), "--prove has no effect with --search: leave one of"),
         (
             (*TINY, "--topology=h100:1", "--mfu=0.9"),
             "--mfu has no effect without a budget: set one of --corpus, --flops",

@@ -89,6 +89,11 @@ def test_json_has_raw_values_with_their_units_and_the_groups(runs):
     assert [(group["name"], group["best"]) for group in values["groups"]] == [("?", None)]
 
 
+def test_a_run_that_is_named_twice_counts_once(runs):
+    done = report(runs, f"{runs}/wide/", "--json")
+    assert [run["name"] for run in json.loads(done.stdout)["runs"]] == ["deep<script>", "wide"], done.stderr
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [

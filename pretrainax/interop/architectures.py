@@ -94,6 +94,11 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
                 reasons.append(UserError(f"config.json describes no model: a missing or wrong value ({e})"))
     if reasons:
         raise reasons[0]
+    if model_type is None:
+        raise UserError(
+            "config.json has no model_type, so it is not of a Hugging Face directory; for a run, this is the directory "
+            "of an export: python -m pretrainax.huggingface export --workdir=RUN --to=DIR"
+        )
     model_types = {family.model_type for family in families()}
     raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), model_types)}")
 

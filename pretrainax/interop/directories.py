@@ -118,7 +118,7 @@ def export_workdir(
     to: str,
     steps: Sequence[str] = (),
     dtype: Optional[str] = None,
-    part: str = "discriminator",
+    part: Optional[str] = None,
     shard_bytes: int = 5 * 10**9,
     folder: str = TRAINED,
     finish: Callable[[str], None] = lambda staging: None,
@@ -129,7 +129,8 @@ def export_workdir(
       to: the new directory; it must be empty or missing.
       steps: checkpoint folders of the run, averaged if there are several; () means the newest valid checkpoint.
       dtype: dtype of all tensors. None keeps the dtypes of an imported model, and means float32 for other runs.
-      part: the exported model of an ELECTRA run, "discriminator" or "generator". No transformers class has both.
+      part: the exported model of an ELECTRA run, "discriminator" (the default) or "generator". No transformers class
+        has both.
       shard_bytes: maximum size in bytes of the tensors in one file.
       folder: folder in each checkpoint: TRAINED or EMA parameters.
       finish: called with the path of the temporary directory before it is renamed to `to`; may add files to it.
@@ -141,7 +142,8 @@ def export_workdir(
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     check_rows(workdir, tokenizer.vocabulary, experiment.model)
-    exported_part = None if experiment.model.generator is None else part
+    if part and experiment.model.generator is None:
+        raise UserError(f"--part={part} is for ELECTRA models, and {workdir} has no generator: leave it out")
     imported = _read_imported(workdir, "config.json")
     family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
     rows = rows_of(family.names(model), models.abstract_params(model))
@@ -155,7 +157,7 @@ def export_workdir(
         template = read_template(os.path.join(workdir, "tokenizer"))
         write_tokenizer(tokenizer, staging, model, template, decoder_frame(experiment, tokenizer.vocabulary))
         files = Writer(staging, tensors, shard_bytes)
-        _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
+        _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # encoders do not generate
             generation = _generation_config(workdir, config_json, tokenizer.vocabulary)
@@ -199,7 +201,7 @@ def _read_run(path: str, steps: Sequence[str]) -> Experiment:
 
 
 def describe_export(
-    experiment: Experiment, vocabulary: Vocabulary, part: str = "discriminator", imported: Optional[ConfigJson] = None
+    experiment: Experiment, vocabulary: Vocabulary, part: Optional[str] = None, imported: Optional[ConfigJson] = None
 ) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
     """Returns the transformers family, config.json and model config of an exported model.
 
@@ -208,7 +210,7 @@ def describe_export(
     Args:
       experiment: config of the run.
       vocabulary: vocabulary of the run's tokenizer.
-      part: the exported model of an ELECTRA run, "discriminator" or "generator"; ignored for other runs.
+      part: as in `export_workdir`.
       imported: original config.json of an imported model, or None if the model was not imported.
 
     Raises:
@@ -216,7 +218,7 @@ def describe_export(
     """
     model, imported = experiment.model, imported or {}
     if model.generator is not None:
-        model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
+        model = (electra.generator_config if part == "generator" else electra.discriminator_config)(model)
     model = dataclasses.replace(model, multi_token=None)  # used only in training
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
@@ -280,7 +282,7 @@ def _write_tensors(files: Writer, rows: Rows, parameters: _Parameters, part: Opt
       files: the tensors to write.
       rows: tensor names of the parameters, by parameter path.
       parameters: parameters of the run. `models.electra` describes the paths of an ELECTRA run.
-      part: the exported model of an ELECTRA run, "discriminator" or "generator"; None for other runs.
+      part: as in `export_workdir`.
     """
     paths = parameters.paths
     generator_paths = {path.removeprefix("generator/") for path in paths if path.startswith("generator/")}
@@ -300,7 +302,7 @@ def _write_tensors(files: Writer, rows: Rows, parameters: _Parameters, part: Opt
             target = as_ours(row, files[row.name], shape)[start : start + len(block)]
             # The discriminator's table is the sum of two parameters, which are read in any order. The tensor is
             # initially zero.
-            target[...] = target + block if part == "discriminator" and path in difference_paths else block
+            target[...] = target + block if part != "generator" and path in difference_paths else block
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:

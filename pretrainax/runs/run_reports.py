@@ -1,7 +1,7 @@
 """Reads the folders of several runs, running or finished, and compares them in a `Report`."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pretrainax.config import UserError
 from pretrainax.config.choice import import_built_in
@@ -41,6 +41,11 @@ def run_folders(path: str) -> Iterator[str]:
     if not runs:
         raise UserError(f"{path} holds no run: neither it nor a folder in it has a {METRICS_FILE}")
     yield from runs[:1] if runs[0] == path else runs
+
+
+def distinct(folders: Iterable[str]) -> list[str]:
+    """Returns the folders without repetitions, such as those of `report runs/a runs`."""
+    return list({os.path.realpath(folder): folder for folder in folders}.values())
 
 
 def read_report(folders: Sequence[str], metrics: Sequence[str], axis: str) -> Report:

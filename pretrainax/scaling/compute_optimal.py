@@ -255,9 +255,9 @@ def _round_width(width: float) -> int:
 
 
 def published(shape: Shape) -> str:
-    """Describes, in one line, the published model of the same family that is closest in number of parameters."""
+    """Describes, in one line, the published dense model of the same family that is closest in number of parameters."""
     name, config = min(
-        _zoo_models(shape.config.family),
+        (row for row in _zoo_models(shape.config.family) if not row[1].experts),
         key=lambda row: abs(math.log(_approximate_size(row[1]) / _approximate_size(shape.config))),
     )
     return (

@@ -120,7 +120,7 @@ def main() -> None:
         print((markdown if as_markdown.value else format_table)(table), end="")
         return 0
 
-    cli.run(run, has_json=True)
+    cli.run(run, has_json=True, run_flags=())
 
 
 if __name__ == "__main__":

@@ -78,6 +78,13 @@ def _of_names():
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export or verify"),
+        ("huggingface", ["import", "--from=x", "--push=me/x"], "--push is for export: leave it out"),
+        ("huggingface", ["import", "--from=x", "--config=gpt2"], "--config is for export: leave it out"),
+        ("huggingface", ["import", "--from=x", "--dtype=bfloat16"], "--dtype is for export: leave it out"),
+        ("huggingface", ["export", "--to=x", "--base=y"], "--base is for import and verify: leave it out"),
+        ("huggingface", ["verify", "--from=x", "--noverify"], "--verify is for import and export: leave it out"),
+        ("tokenizer", ["encode", "--tokenizer=x", "--to=y"], "--to is for train and report: leave it out"),
+        ("tokenizer", ["train", TINY, "--sizes=100"], "--sizes is for report: leave it out"),
         ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both select a checkpoint"),
         ("evaluate", [], "--from is missing"),
         ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),
@@ -103,6 +110,13 @@ def _of_names():
         ("generate", [TINY, "a"], "--config is not for this command"),
         ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
         ("generate", ["--from=no/such/run", "a"], "no/such/run"),
+        ("inspect", [TINY, "--picture=x.png"], "--picture has no effect without --widths"),
+        ("inspect", [TINY, "--widths=32,64", "--html=x.html"], "--html has no effect with --widths"),
+        ("evaluate", ["--bytes-of-spans=x"], "flag --bytes-of-spans=x: it must be true or false"),
+        ("zoo", ["--config=gpt2"], "--config is not for this command: leave it out"),
+        ("report", ["--workdir=x"], "--workdir is not for this command: leave it out"),
+        ("inspect", [TINY, "--workdir=x"], "--workdir is not for this command: leave it out"),
+        ("study", ["x.toml", "--workdir=x", steps + "=5"], f"this command has no config, so {steps} cannot set"),
     ]
 
 

@@ -136,6 +136,12 @@ def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
         np.testing.assert_array_equal(source.read(path, (slice(None),) * x.ndim), x, err_msg=path)
 
 
+def test_a_part_of_a_run_without_a_generator_is_an_error(tmp_path):
+    write_run(tmp_path / "run", CASES["bert"].config)
+    with pytest.raises(UserError, match="^--part=generator is for ELECTRA models, and .*run has no generator: leave"):
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part="generator")
+
+
 def test_bfloat16_is_kept(tmp_path):
     source = write_directory(tmp_path / "source", "llama3", ml_dtypes.bfloat16)
     directories.import_directory(str(source), str(tmp_path / "run"))

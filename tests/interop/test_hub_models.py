@@ -137,8 +137,9 @@ def test_a_teacher_of_the_hub_is_found_and_its_absence_is_of_its_field(released,
 class Held:
     """A flag with its value."""
 
-    def __init__(self, value):
+    def __init__(self, value, present=None):
         self.value = value
+        self.present = value is not None if present is None else present
 
 
 def exchange(monkeypatch, command, workdir, config=None, **given):
@@ -147,15 +148,12 @@ def exchange(monkeypatch, command, workdir, config=None, **given):
     monkeypatch.setattr(cli, "CONFIG", Held(config))
     names = ("from", "to", "push", "license", "private", "step", "adapter", "dtype", "part", "base")
     names += ("verify", "check_memory")
-    return Exchange({name: Held(given.get(name)) for name in names} | {"shard_gb": Held(5.0)}).run(command)
+    return Exchange({name: Held(given.get(name)) for name in names} | {"shard_gb": Held(5.0, False)}).run(command)
 
 
 @pytest.mark.parametrize(
     ("command", "given", "config", "message"),
     [
-        ("import", {"push": "me/x"}, None, "--push is for export: leave it out"),
-        ("import", {"license": "mit"}, None, "--license is for export: leave it out"),
-        ("import", {"from": "x"}, "gpt2", "--config is for export: leave it out"),
         ("import", {}, None, "import needs --from=DIR"),
         ("export", {}, None, "export needs --to=DIR, or --push=org/name"),
         ("export", {"to": "x", "private": True}, None, "--private is for --push: give --push=org/name"),

@@ -229,6 +229,12 @@ def test_a_report_has_the_figures():
     assert "NOTE" not in text
 
 
+def test_the_nearest_published_model_is_dense(spaces):
+    shape = spaces["decoder"].nearest(LAWS["besiroglu"], 2.7e9)  # DeepSeek-V2-Lite: 15.7 B, 2.7 B per token
+    name = re.match(r"nearest model: (\w+), ", compute_optimal.published(shape))[1]
+    assert not zoo.preset(name).experts and count_parameters(zoo.preset(name))[0] == pytest.approx(2.7e9, rel=0.1)
+
+
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
 def test_other_families_get_no_law_of_decoders(family):
     with pytest.raises(UserError, match=f"measured on runs of the family decoder, and --family is {family}"):
