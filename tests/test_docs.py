@@ -39,6 +39,12 @@ def test_every_path_that_is_named_exists(page):
     assert missing == []
 
 
+def test_every_page_that_the_package_names_exists():
+    files = [*(ROOT / "pretrainax").rglob("*.py"), *(ROOT / "configs").glob("*.py")]
+    named = {page for file in files for page in re.findall(r"\bdocs/[\w./-]+\.md", file.read_text())}
+    assert named and [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
 def test_the_order_of_imports_is_the_one_that_is_tested():
     order = re.search(r"files < .*?commands", DESIGN, re.DOTALL)
     assert order[0].replace("\n", " ").split(" < ") == [*PACKAGES, "commands"]

@@ -268,7 +268,7 @@ _MARKS = {  # byte-order mark -> encoding; the mark of UTF-32 begins with that o
 }
 
 
-def is_utf8(encoding: str) -> bool:
+def is_utf8_encoding(encoding: str) -> bool:
     """Returns True if an encoding is UTF-8, with or without a byte-order mark."""
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
@@ -293,7 +293,7 @@ def open_as_utf8(path: str, encoding: str, advice: str) -> Iterator[Stream]:
         if mark and not encoding.startswith(mark):
             raise UserError(f"{path} begins with the byte-order mark of {mark.upper()}; {advice}")
         try:
-            yield f if is_utf8(encoding) else io.BufferedReader(_Generated(_utf8_chunks(f, encoding)))
+            yield f if is_utf8_encoding(encoding) else io.BufferedReader(_Generated(_utf8_chunks(f, encoding)))
         except UnicodeError as e:  # such as half a character of UTF-16
             raise UserError(f"{path}: {e}; {advice}") from e
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LanguageModel(LoadedModel):
-    """A trained model for inference; docs/use.md shows each method.
+    """A trained model for inference; docs/how-to/load.md shows each method.
 
     `model(batch)` returns the model outputs for a batch in the format of data/batch.py. The method `encode` converts
     strings to a batch.

@@ -64,7 +64,7 @@ def task_in(experiment: Experiment, origin: str) -> Task:
     if head is None or not isinstance(task, Task):
         raise UserError(
             f"{origin} has no head of a task, which predictions need: --config=finetune:TASK trains one "
-            "(docs/recipes.md)"
+            "(docs/how-to/fine-tune.md)"
         )
     too_long = [] if experiment.tuning is None else experiment.tuning.length_problems(experiment)
     if problems := [*task.problems(experiment), *task.head_problems(head), *too_long]:

@@ -139,7 +139,7 @@ def _pretrainax(command: str, *words: str) -> str:
     """Formats a `pretrainax` command; as `python -m pretrainax` if PATH does not find this interpreter's script."""
     script = shutil.which("pretrainax")
     if script is not None and os.path.dirname(os.path.abspath(script)) == os.path.dirname(sys.executable):
-        return shlex.join(["pretrainax", command, *words])
+        return _join(["pretrainax", command, *words])
     return _python("-m", "pretrainax", command, *words)
 
 
@@ -151,4 +151,16 @@ def _python(*words: str) -> str:
         python = sys.executable if relative.startswith(os.pardir) else relative
     else:
         python = "python"
-    return shlex.join([python, *words])
+    return _join([python, *words])
+
+
+def _join(words: Sequence[str]) -> str:
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    """Quotes a word for a shell: as shlex does, or as --flag="A(b='c')", which is easier to read."""
+    name, _, value = word.partition("=")
+    if "'" in value and not set(value) & set('"$`\\!\n') and shlex.quote(name) == name:
+        return f'{name}="{value}"'
+    return shlex.quote(word)

@@ -60,11 +60,6 @@ def search(tuning: Tuning, defaults: Mapping[str, Mapping[str, float]], costs: C
     return rounds.result([])
 
 
-def least_settings(tuning: Tuning) -> int:
-    """Returns the number of an arm's settings without widening; each has `tuning.seeds` trials."""
-    return 1 + sum(len(multiples) - 1 for multiples in tuning.grid.values())
-
-
 class _Rounds:
     """Replays the rounds of the search."""
 

@@ -137,6 +137,20 @@ def test_the_command_that_resumes_has_the_workdir_that_was_used_once(given, monk
     assert shlex.split(line) == ["pretrainax", "train", "--config=c.py", "--config.train.steps=2", "--workdir=runs/x y"]
 
 
+@pytest.mark.parametrize(
+    "word, quoted",
+    [
+        ("--config.data.source=TextFiles(path='my text')", "--config.data.source=\"TextFiles(path='my text')\""),
+        ("--config.data.source=TextFiles(path='$HOME')", None),
+        ("it's", None),
+    ],
+)
+def test_an_object_is_in_double_quotes_if_the_shell_changes_nothing_in_them(word, quoted, monkeypatch):
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    line = next_steps.resume_command("run", [word])
+    assert f" {quoted or shlex.quote(word)} " in line and word in shlex.split(line)
+
+
 def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert os.path.abspath(shlex.split(next_steps.resume_command("run", []))[0]) == sys.executable

@@ -26,7 +26,7 @@ class JsonLines(RecordLines[Line], Source):
     broken: ClassVar[str] = "broken lines"
 
     def _shard_ranges(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
-        if files.is_archive(file) or not files.is_utf8(self.encoding):
+        if files.is_archive(file) or not files.is_utf8_encoding(self.encoding):
             yield 0, None
         else:
             for shard in files.ranges(file, 0, os.path.getsize(file), longest_line=-1):

@@ -249,7 +249,7 @@ class RecordLines(RecordFiles, Generic[Row]):
         try:
             yield
         except UnicodeDecodeError as e:
-            reason = e if files.is_utf8(self.encoding) else f"a byte that {self.encoding} does not define"
+            reason = e if files.is_utf8_encoding(self.encoding) else f"a byte that {self.encoding} does not define"
             raise ValueError(f"{reason}; {self._encoding_advice}") from e
 
     def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:

@@ -71,4 +71,4 @@ def read_description(path: str) -> Task:
 
 
 def _allowed_names(name: str) -> str:
-    return f"{nearest(name, [*SHIPPED, *KINDS])}; or give your own description file, my_task.json"
+    return f"{nearest(name, [*SHIPPED, *KINDS])} (or give your own description file, my_task.json)"

@@ -124,7 +124,7 @@ def test_shots_are_the_first_examples_without_the_one_asked(tmp_path):
 @pytest.mark.parametrize(
     "task, message",
     [
-        ("gramar", "unknown task 'gramar', did you mean 'grammar'\\?"),
+        ("gramar", "unknown task 'gramar', did you mean 'grammar'\\? \\(or give your own description "),
         ("minimal_pair:x", "unknown task 'minimal_pair', did you mean 'minimal_pairs'"),
         ("none.json", "none.json is not a JSON file \\(No such file or directory\\)"),
         ("none.jsonl", "name its kind of task, as minimal_pairs:none.jsonl"),
