@@ -368,7 +368,7 @@ def _parse(
         if COMPLETE in arguments:
             from pretrainax.completion import flag_words  # local import, because only shells need it
 
-            print(*commands, *flag_words(), sep="\n")
+            print(*commands, *flag_words(config is not None or "config" in _key_flags()), sep="\n")
             sys.exit(0)
         remaining = flags.FLAGS([word for word in arguments if word not in HELP], known_only=True)
         if _VERSION.value:

@@ -58,15 +58,15 @@ complete -c pretrainax -a '(__pretrainax_words)'
 }
 
 
-def flag_words() -> Iterator[str]:
-    """Yields the words that a shell may complete after the running command: its flags, and the fields of a config."""
+def flag_words(has_config: bool) -> Iterator[str]:
+    """Yields the words that a shell may complete after the running command: its flags, and the fields of its config."""
     for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
         if flag.boolean:
             yield f"--{flag.name}"
         else:
             values = config_names() if flag.name == "config" else getattr(flag.parser, "enum_values", ())
             yield from (f"--{flag.name}={value}" for value in values or [""])
-    yield from _fields(Experiment, "config")
+    yield from _fields(Experiment, "config") if has_config else ()
 
 
 def _fields(section: type, path: str) -> Iterator[str]:

@@ -47,6 +47,8 @@ def main() -> int:
 
     With --record, only trains one run and records digests of its batches.
     """
+    if cli.WORKDIR.value and not _RECORD.value:
+        raise UserError("--workdir is for --record; without it, the runs are in a temporary folder: leave it out")
     experiment = cli.experiment()
     if _RECORD.value:
         return record(experiment, cli.WORKDIR.value, _RECORD.value)

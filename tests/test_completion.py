@@ -46,6 +46,8 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("pretrainax train --config=gpt", ["train", "--config", "=", "gpt"], ["gpt2", "gpt3", "gpt_oss"]),
         ("pretrainax train --config=shakes", ["train", "--config", "=", "shakes"], ["shakespeare_char"]),
         ("pretrainax train --config.train.step", ["train", "--config.train.step"], ["--config.train.steps="]),
+        ("pretrainax report --config.train.step", ["report", "--config.train.step"], []),
+        ("pretrainax evaluate --config.mesh.fs", ["evaluate", "--config.mesh.fs"], ["--config.mesh.fsdp="]),
         ("pretrainax evaluate --split=", ["evaluate", "--split", "="], ["valid", "train", "all"]),
         ("pretrainax huggingface ex", ["huggingface", "ex"], ["export"]),
         ("pretrainax completion z", ["completion", "z"], ["zsh"]),

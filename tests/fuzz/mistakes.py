@@ -115,6 +115,7 @@ def _of_names():
         ("evaluate", ["--bytes-of-spans=x"], "flag --bytes-of-spans=x: it must be true or false"),
         ("zoo", ["--config=gpt2"], "--config is not for this command: leave it out"),
         ("report", ["--workdir=x"], "--workdir is not for this command: leave it out"),
+        ("verify_resume", [TINY, "--workdir=x"], "--workdir is for --record; without it, the runs are in a temporary"),
         ("inspect", [TINY, "--workdir=x"], "--workdir is not for this command: leave it out"),
         ("study", ["x.toml", "--workdir=x", steps + "=5"], f"this command has no config, so {steps} cannot set"),
     ]
