@@ -99,8 +99,7 @@ def run(
 
     Args:
       main: the command; it receives the positional arguments.
-      commands: {subcommand: flags that it reads, of those that not all subcommands read}; if not empty, the first
-        argument must be a subcommand, and `main` receives it.
+      commands: {subcommand: flags that not all subcommands read}; `main` receives the subcommand.
       config: for commands that do not take --config=FILE: a function that returns the config whose fields flags may
         override, or None.
       texts: whether the command takes any number of positional arguments, rather than at most a subcommand.
@@ -139,9 +138,10 @@ def run(
     atexit.register(_skip_finalization)  # exit handlers run in reverse order, so this one is the last
     sys.unraisablehook = _show_unraisable
     command_flags = flags.FLAGS.get_flags_for_module(main.__module__)  # these and the common flags appear in --help
+    command_flags += [flags.FLAGS[name] for name in (*run_flags, *COMMON_FLAGS)]
     if has_json:
         command_flags.append(flags.FLAGS[flags.DEFINE_bool("json", False, "Print the results as JSON to stdout").name])
-    for flag in (*(flags.FLAGS[name] for name in (*run_flags, *COMMON_FLAGS)), *command_flags):
+    for flag in command_flags:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     # --help shows the docstring of __main__. If that is empty, show the docstring of the module that defines `main`.
     program = sys.modules["__main__"]
