@@ -93,9 +93,7 @@ def run(
     has_json: bool = False,
     run_flags: Sequence[str] = RUN_FLAGS,
 ) -> None:
-    """Parses the flags, calls `main`, and exits with the exit code that `main` returns.
-
-    Errors are printed as one line. A UserError exits with code 2.
+    """Parses the flags, calls `main`, and exits with its exit code; prints a UserError as one line and exits with 2.
 
     Args:
       main: the command; it receives the positional arguments.
@@ -122,9 +120,8 @@ def run(
         except RuntimeError as e:
             if DEBUG.value or "can't start new thread" not in str(e):
                 raise
-            return report_error(
-                RunFailed("no further thread can be started: raise `ulimit -u`, or the process limit of the container")
-            )
+            limits = "`ulimit -u`, or the process limit of the container"
+            return report_error(RunFailed(f"no further thread can be started: raise {limits}"))
         except OSError as e:
             if DEBUG.value or e.errno not in (*_DISK_ERRORS, *_OPEN_FILE_ERRORS):
                 raise
