@@ -129,8 +129,7 @@ def export_workdir(
       to: the new directory; it must be empty or missing.
       steps: checkpoint folders of the run, averaged if there are several; () means the newest valid checkpoint.
       dtype: dtype of all tensors. None keeps the dtypes of an imported model, and means float32 for other runs.
-      part: the exported model of an ELECTRA run, "discriminator" (the default) or "generator". No transformers class
-        has both.
+      part: the exported model of an ELECTRA run, "generator" or, by default, "discriminator".
       shard_bytes: maximum size in bytes of the tensors in one file.
       folder: folder in each checkpoint: TRAINED or EMA parameters.
       finish: called with the path of the temporary directory before it is renamed to `to`; may add files to it.
@@ -142,8 +141,6 @@ def export_workdir(
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     check_rows(workdir, tokenizer.vocabulary, experiment.model)
-    if part and experiment.model.generator is None:
-        raise UserError(f"--part={part} is for ELECTRA models, and {workdir} has no generator: leave it out")
     imported = _read_imported(workdir, "config.json")
     family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
     rows = rows_of(family.names(model), models.abstract_params(model))
@@ -214,9 +211,11 @@ def describe_export(
       imported: original config.json of an imported model, or None if the model was not imported.
 
     Raises:
-      UserError: transformers cannot compute the model; the message gives the reason.
+      UserError: transformers cannot compute the model, or it has no such part; the message gives the reason.
     """
     model, imported = experiment.model, imported or {}
+    if part and model.generator is None:
+        raise UserError(f"--part={part} is for ELECTRA models, and this model has no generator: leave it out")
     if model.generator is not None:
         model = (electra.generator_config if part == "generator" else electra.discriminator_config)(model)
     model = dataclasses.replace(model, multi_token=None)  # used only in training

@@ -38,7 +38,7 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
     return [
         *(
             Mistake(command, tuple(words), said)
-            for command, words, said in (*_of_names(), *_of_recipes(), *_of_predictions())
+            for command, words, said in (*_of_names(), *_of_other_commands(), *_of_recipes(), *_of_predictions())
         ),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
         *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
@@ -78,13 +78,6 @@ def _of_names():
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export or verify"),
-        ("huggingface", ["import", "--from=x", "--push=me/x"], "--push is for export: leave it out"),
-        ("huggingface", ["import", "--from=x", "--config=gpt2"], "--config is for export: leave it out"),
-        ("huggingface", ["import", "--from=x", "--dtype=bfloat16"], "--dtype is for export: leave it out"),
-        ("huggingface", ["export", "--to=x", "--base=y"], "--base is for import and verify: leave it out"),
-        ("huggingface", ["verify", "--from=x", "--noverify"], "--verify is for import and export: leave it out"),
-        ("tokenizer", ["encode", "--tokenizer=x", "--to=y"], "--to is for train and report: leave it out"),
-        ("tokenizer", ["train", TINY, "--sizes=100"], "--sizes is for report: leave it out"),
         ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both select a checkpoint"),
         ("evaluate", [], "--from is missing"),
         ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),
@@ -110,14 +103,27 @@ def _of_names():
         ("generate", [TINY, "a"], "--config is not for this command"),
         ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
         ("generate", ["--from=no/such/run", "a"], "no/such/run"),
+        ("evaluate", ["--bytes-of-spans=x"], "flag --bytes-of-spans=x: it must be true or false"),
+    ]
+
+
+def _of_other_commands():
+    """Flags that another command, subcommand or mode reads."""
+    return [
+        ("huggingface", ["import", "--from=x", "--push=me/x"], "--push is for export: leave it out"),
+        ("huggingface", ["import", "--from=x", "--config=gpt2"], "--config is for export: leave it out"),
+        ("huggingface", ["import", "--from=x", "--dtype=bfloat16"], "--dtype is for export: leave it out"),
+        ("huggingface", ["export", "--to=x", "--base=y"], "--base is for import and verify: leave it out"),
+        ("huggingface", ["verify", "--from=x", "--noverify"], "--verify is for import and export: leave it out"),
+        ("tokenizer", ["encode", "--tokenizer=x", "--to=y"], "--to is for train and report: leave it out"),
+        ("tokenizer", ["train", TINY, "--sizes=100"], "--sizes is for report: leave it out"),
         ("inspect", [TINY, "--picture=x.png"], "--picture has no effect without --widths"),
         ("inspect", [TINY, "--widths=32,64", "--html=x.html"], "--html has no effect with --widths"),
-        ("evaluate", ["--bytes-of-spans=x"], "flag --bytes-of-spans=x: it must be true or false"),
         ("zoo", ["--config=gpt2"], "--config is not for this command: leave it out"),
         ("report", ["--workdir=x"], "--workdir is not for this command: leave it out"),
         ("verify_resume", [TINY, "--workdir=x"], "--workdir is for --record; without it, the runs are in a temporary"),
         ("inspect", [TINY, "--workdir=x"], "--workdir is not for this command: leave it out"),
-        ("study", ["x.toml", "--workdir=x", steps + "=5"], f"this command has no config, so {steps} cannot set"),
+        ("study", ["x.toml", "--workdir=x", "--config.train.steps=5"], "so --config.train.steps cannot set a field"),
     ]
 
 
