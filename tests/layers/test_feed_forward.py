@@ -6,6 +6,7 @@ import pytest
 
 from pretrainax.config import MixtureOfExperts, ModelConfig
 from pretrainax.layers.feed_forward import FEED_FORWARDS, Dense, Mixture, feed_forwards_of, register_feed_forward
+from pretrainax.layers.feed_forward.base import ungated_activation
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 
@@ -32,6 +33,20 @@ def test_by_hand(gated, variant):
     np.testing.assert_allclose(y, hidden @ kernels["down"]["kernel"], atol=1e-5)  # float32, of sums of 6 products
     chex.assert_shape(y, X.shape)
     assert not sums
+
+
+def test_relu_saves_its_output_and_has_the_gradients_of_relu():
+    x = jnp.array([-2.0, -0.0, 0.0, 1e-30, 3.0])
+    activation = ungated_activation(config())
+    value, backward = jax.vjp(activation, x)
+    np.testing.assert_array_equal(value, jax.nn.relu(x))
+    np.testing.assert_array_equal(backward(x + 5)[0], jax.vjp(jax.nn.relu, x)[1](x + 5)[0])
+    assert any(np.array_equal(saved, value) for saved in jax.tree.leaves(backward))
+
+    def squares(f):  # a gradient of a gradient, as for Sophia
+        return jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(f(x) ** 3))(x)))(x)
+
+    np.testing.assert_allclose(squares(activation), squares(jax.nn.relu), rtol=1e-6)  # float32, of a product
 
 
 def test_the_config_says_which():

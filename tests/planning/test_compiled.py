@@ -115,16 +115,17 @@ def lowered(experiment: Experiment, topology: Topology) -> jax.stages.Lowered:
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("variant", ["gpt", "bert"])
-def test_matmuls_for_a_gpu_add_the_biases(variant):
-    experiment = config(variant)
-    experiment.train.dtype = "bfloat16"
+@pytest.mark.parametrize("activation, has_relu", [("gelu", False), ("relu", True)])
+def test_matmuls_for_a_gpu_add_the_biases_and_apply_relu(activation, has_relu):
+    experiment = config("bert")
+    experiment.train.dtype, experiment.model.activation = "bfloat16", activation
     text = lowered(experiment, absent("h100:1")).compile().as_text()
     kernels = re.findall(r"(?m)^.* custom-call.*__cublas\$lt\$matmul.*", text)
     biased = [re.search(r'op_name="([^"]*)"', kernel)[1] for kernel in kernels if '"epilogue":"BIAS"' in kernel]
-    # All but the bias of `up`, which the kernel of the activation adds in the forward and in the backward
+    # All but the bias of `up`, which the kernel of a GELU adds in the forward and in the backward
     for name in ("query", "key", "value", "out", "down"):
         assert any(f"/{name}/dot_general" in x for x in biased), (name, biased)
+    assert any('"epilogue":"BIAS_RELU"' in kernel for kernel in kernels) == has_relu
     assert "__triton_nested_gemm_fusion" not in text
 
 

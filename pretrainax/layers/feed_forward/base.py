@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.rematerialization import recompute
+from pretrainax.layers.rematerialization import recompute, saved_residual
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.param_paths import BETWEEN, FIRST, split_layers
 from pretrainax.sharding.rules import add_partition_rules
@@ -48,6 +48,28 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
 }
+
+
+def ungated_activation(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
+    """Returns the activation function of a feed-forward layer without a gate, which takes `up` [..., F].
+
+    The backward recomputes the output from `up`. Only ReLU saves its output instead, which determines its gradient: on
+    a GPU, the matmul then applies ReLU itself, and `up` is not written to memory.
+    """
+    return _relu if config.activation == "relu" else recompute(ACTIVATIONS[config.activation])
+
+
+@jax.custom_vjp
+def _relu(x: jax.Array) -> jax.Array:
+    return jax.nn.relu(x)
+
+
+def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = saved_residual(jnp.maximum(x, 0))
+    return y, y
+
+
+_relu.defvjp(_relu_forward, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
 
 
 def gated_activation(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:

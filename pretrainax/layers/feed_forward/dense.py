@@ -6,9 +6,8 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gated_activation, register_feed_forward
+from pretrainax.layers.feed_forward.base import FeedForward, gated_activation, register_feed_forward, ungated_activation
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.rematerialization import recompute
 from pretrainax.layers.sums import Sums
 
 
@@ -56,7 +55,7 @@ def dense_feed_forward(config: ModelConfig, x: jax.Array, width: int, prefix: st
     if config.gated:
         hidden = gated_activation(config)(expand("gate"), expand("up"))
     else:
-        hidden = recompute(ACTIVATIONS[config.activation])(expand("up"))
+        hidden = ungated_activation(config)(expand("up"))
     # [B, T, F] -> [B, T, D]
     init = normal_init(config, width, residual=True)
     return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name=f"{prefix}down")(hidden)
