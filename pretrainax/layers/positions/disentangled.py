@@ -158,11 +158,15 @@ def _relative_logits(x: jax.Array, positions: jax.Array) -> jax.Array:
     b, t, h, d = x.shape
     s = len(positions) + 1 - t
     c = _BLOCK if t % _BLOCK == 0 else t
-    # [T+S-1, H, K] -> [T/C, S+C, H, K]; the last row of a window only completes the shape
+    # [T+S-1, H, K] -> [T/C, S+C, H, K]; the last row of a window only aligns the matmul
     positions = jnp.pad(positions, ((0, 1), (0, 0), (0, 0)))
     windows = jnp.stack([positions[start : start + s + c] for start in range(t - c, -1, -c)])
-    products = jnp.einsum("BICHK,INHK->BHICN", x.reshape(b, t // c, c, h, d), windows)
-    # Reading the flat array in rows that are one element shorter shifts each row by one column relative to the previous
-    # row: [C, S+C] -> [C, S+C-1] -> [C, S]
-    flat = products.reshape(b, h, t // c, c * (s + c))[..., c - 1 : c - 1 + c * (s + c - 1)]
-    return flat.reshape(b, h, t // c, c, s + c - 1)[..., :s].reshape(b, h, t, s)
+    # The batch axes H and I lead in all arrays, so that the products of the backward read one layout of the gradient.
+    blocks = x.reshape(b, t // c, c, h, d)[:, :, ::-1].transpose(3, 1, 0, 2, 4)
+    products = blocks.reshape(h, t // c, b * c, d) @ windows.transpose(2, 0, 3, 1)  # [H, I, B · C, N]
+    # Row r of a block has the index i = C - 1 - r, so its distances begin at column r. Reading the flat array in rows
+    # that are one element longer shifts each row by one column relative to the previous row: [C, N] -> [C, N+1]
+    n = products.shape[-1]
+    flat = jnp.pad(products.reshape(h, t // c, b, c * n), ((0, 0), (0, 0), (0, 0), (0, c)))
+    shifted = flat.reshape(h, t // c, b, c, n + 1)[..., ::-1, :s]
+    return shifted.transpose(2, 0, 1, 3, 4).reshape(b, h, t, s)
