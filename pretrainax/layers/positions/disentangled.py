@@ -127,6 +127,7 @@ class RelativeTable(nn.Module):
         return Norm(config, name="norm")(constrain(table, P())[rows])
 
 
+@jax.named_scope("relative_logits")  # its matmuls are not attention's, which may be in a fused kernel
 def disentangled_bias(q: jax.Array, k: jax.Array, position_q: jax.Array, position_k: jax.Array) -> jax.Array:
     """Computes query · position key + key · position query, before scaling: [B, H, T, S] in the dtype of q.
 
