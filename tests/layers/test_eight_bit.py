@@ -178,13 +178,12 @@ def test_the_estimate_of_products_is_shorter_with_8_bits():
     assert estimate_run(config, topology).roofline.compute < after.compute
 
 
-def test_pipelines_recurrent_models_and_sophia_are_refused():
+def test_recurrent_models_and_sophia_are_refused():
     experiment = tiny.get_config("gpt")
     experiment.train.products_in_head = True
     with pytest.raises(UserError, match="products_in_head is True, and config.train.products is ''"):
         validate(experiment, files=False)
     for change, variant in (
-        (lambda e: setattr(e.mesh, "pipeline", 2), "gpt"),
         (lambda e: setattr(e, "optimizer", Sophia()), "gpt"),
         (lambda e: None, "elmo"),
     ):
