@@ -18,13 +18,14 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.config import ModelConfig
 from pretrainax.layers.by_layer import BY_LAYER, DROPPED
 from pretrainax.layers.eight_bit import current_products
-from pretrainax.layers.feed_forward.base import FeedForward, gated_activation, register_feed_forward, ungated_activation
+from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gated_activation, register_feed_forward
 from pretrainax.layers.feed_forward.dense import dense_feed_forward
 from pretrainax.layers.feed_forward.exchange import Exchange
 from pretrainax.layers.feed_forward.products import Layout, expert_product
 from pretrainax.layers.feed_forward.router import Router, Routing
 from pretrainax.layers.feed_forward.slots import Slots, assign, from_slots, slots_per_expert, to_slots
 from pretrainax.layers.linear import normal_init
+from pretrainax.layers.rematerialization import recompute
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import batch_spec
 from pretrainax.sharding.axes import EXPERT_AXIS, TENSOR_AXIS, TOKEN_AXES, logical_spec
@@ -217,7 +218,7 @@ def _feed_forward(
     up_layout, down_layout = (Layout(capacity, split, current_products()) for split in (1, 2))
     up = _expert_linear(up_layout, rows, kernels.up, sizes)
     if kernels.gate is None:
-        hidden = ungated_activation(config)(up)
+        hidden = recompute(ACTIVATIONS[config.activation])(up)
     else:
         hidden = gated_activation(config)(_expert_linear(up_layout, rows, kernels.gate, sizes), up)
     return _expert_linear(down_layout, hidden, kernels.down, sizes)
