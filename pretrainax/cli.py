@@ -103,7 +103,7 @@ def run(
       texts: whether the command takes any number of positional arguments, rather than at most a subcommand.
       trains: whether `main` itself handles a --workdir that is an object-store URL.
       has_json: whether the command has the flag --json, which `main` reads with `prints_json`.
-      run_flags: those of RUN_FLAGS that the command takes.
+      run_flags: the RUN_FLAGS that the command takes.
     """
 
     def run_main(arguments: list[str]) -> int:

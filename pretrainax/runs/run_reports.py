@@ -44,7 +44,7 @@ def run_folders(path: str) -> Iterator[str]:
 
 
 def distinct(folders: Iterable[str]) -> list[str]:
-    """Returns the folders without repetitions, such as those of `report runs/a runs`."""
+    """Removes repeated folders: `report runs/a runs` names runs/a twice."""
     return list({os.path.realpath(folder): folder for folder in folders}.values())
 
 

@@ -70,7 +70,7 @@ class LossLaw:
 
     @property
     def unit(self) -> str:
-        """Returns the unit of L: "nats per token", or that of a metric in bits, such as "bits per byte"."""
+        """Returns the unit of L: "nats per token", or for a metric in bits for example "bits per byte"."""
         bits = re.search(r"bits_per_\w+", self.metric)
         return bits[0].replace("_", " ") if bits else NATS
 

@@ -36,7 +36,7 @@ def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterab
 
 
 def label_accuracy(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Computes the fraction of generated texts that equal the correct label, and counts those that are not a label.
+    """Computes the fraction of generated texts that equal the correct label, and counts texts that are no label.
 
     Surrounding white space is ignored: labels may begin with a space, which is a part of their token in many decoders.
     """

@@ -88,7 +88,7 @@ def _to_json(
     separators: Optional[tuple[str, str]] = None,
     sort_keys: bool = False,
 ) -> str:
-    """Formats a value as JSON; the arguments and their order are those of transformers' filter `tojson`."""
+    """Formats a value as JSON; takes the arguments of transformers' filter `tojson`, in the same order."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

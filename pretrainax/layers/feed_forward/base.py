@@ -51,7 +51,7 @@ ACTIVATIONS = {
 
 
 def ungated_activation(config: ModelConfig) -> Callable[[jax.Array], jax.Array]:
-    """Returns the activation function of a feed-forward layer without a gate, which takes `up` [..., F].
+    """Returns the activation function of a dense feed-forward layer without a gate, which takes `up` [..., F].
 
     The backward recomputes the output from `up`. Only ReLU saves its output instead, which determines its gradient: on
     a GPU, the matmul then applies ReLU itself, and `up` is not written to memory.
