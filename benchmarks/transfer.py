@@ -10,24 +10,22 @@ best rate of each size, its loss, and the loss at the rate that is best for the 
 """
 
 import argparse
+import functools
 import json
 import os
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
 import matplotlib
 import runs as benchmark_runs
+import sweep
 from matplotlib import figure
 
-from pretrainax.config import Experiment, RunFailed, Transfer, resized
+from pretrainax.config import Experiment, Transfer, resized
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.overrides import set_field
 from pretrainax.reporting.curves import FAINT, PART_COLORS, STYLE
 from pretrainax.reporting.tables import text_table
-from pretrainax.studies.trainer import Trainer
-from pretrainax.training.metrics import read_metrics
 
 COMMON = {
     **{"tokenizer.vocab_size": "1024", "model.vocab_size": "auto", "data.sequence_length": "64"},
@@ -96,28 +94,6 @@ def experiment_of(trial: Trial, options) -> Experiment:
     train.steps, train.seed, train.log_every = steps, trial.seed, steps
     experiment.evaluate.every = experiment.checkpoint.every = steps
     return experiment
-
-
-def train(trial: Trial, trainer: Trainer, options) -> Optional[float]:
-    """Trains a run, removes its folder, and returns its validation loss, or None if it diverged."""
-    folder = os.path.join(options.workdir, trial.name)
-    try:
-        if trainer.train(experiment_of(trial, options), folder):
-            sys.exit(75)  # a signal
-    except RunFailed as error:
-        print(f"{trial.name}: {error}", file=sys.stderr)
-        loss = None
-    else:
-        (loss,) = [x["loss"] for x in read_metrics(f"{folder}/metrics.jsonl") if x["split"] == "valid"][-1:]
-    shutil.rmtree(folder, ignore_errors=True)
-    return loss
-
-
-def finished(options) -> dict[Trial, Optional[float]]:
-    """Reads results.jsonl: the loss of each finished run."""
-    path = os.path.join(options.workdir, "results.jsonl")
-    lines = [json.loads(line) for line in open(path)] if os.path.exists(path) else []
-    return {Trial(**line["trial"]): line["loss"] for line in lines if line["steps"] == options.steps}
 
 
 def losses_by_rate(results: dict[Trial, Optional[float]], options) -> dict[tuple, dict[float, float]]:
@@ -195,14 +171,8 @@ def parse(words: Optional[Sequence[str]] = None):
 
 def main() -> None:
     options = parse()
-    os.makedirs(options.workdir, exist_ok=True)
-    results, trainer = finished(options), Trainer()
-    for trial in trials(options):
-        if trial not in results:
-            results[trial] = train(trial, trainer, options)
-            line = {"trial": trial._asdict(), "steps": options.steps, "loss": results[trial]}
-            with open(os.path.join(options.workdir, "results.jsonl"), "a") as f:
-                f.write(json.dumps(line) + "\n")
+    make = functools.partial(experiment_of, options=options)
+    results = sweep.train_all(trials(options), make, options.workdir, options.steps)
     print(table(results, options))
     if options.out:
         with open(os.path.join(options.out, "transfer.json"), "w") as f:

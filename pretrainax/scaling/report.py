@@ -62,7 +62,7 @@ def plan_report(
     sections += [_neighbours(plan, space, law)] if scarce is None else [_scarce_sizes(scarce, space, law)]
     if plan.shape.config.family == "decoder" and scarce is None:
         sections.append(_other_laws(plan))
-    return "\n\n".join([*sections, _command(plan, space, scarce)]) + "\n"
+    return "\n\n".join([*sections, training_command(plan, space, scarce)]) + "\n"
 
 
 def _scarce_rows(scarce: ScarcePlan) -> Iterator[tuple[str, str]]:
@@ -207,7 +207,7 @@ def _other_laws(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _command(plan: Plan, space: Space, scarce: Optional[ScarcePlan]) -> str:
+def training_command(plan: Plan, space: Space, scarce: Optional[ScarcePlan]) -> str:
     """Formats the shell command that trains the optimal run, with notes about data and learning rate."""
     config, recipe = plan.shape.config, space.recipe
     model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}

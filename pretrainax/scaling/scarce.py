@@ -103,11 +103,14 @@ def best_size(space: Space, law: LossLaw, text: float, flops: Optional[float]) -
     return float(sizes[np.argmin(law.loss(sizes, epochs * text, epochs))])
 
 
-def make_scarce_plan(space: Space, law: LossLaw, text: float, flops: Optional[float] = None) -> ScarcePlan:
+def make_scarce_plan(
+    space: Space, law: LossLaw, text: float, flops: Optional[float] = None, factor: float = 1.0
+) -> ScarcePlan:
     """Computes the best run on `text` tokens of different text.
 
     Args:
       flops: training FLOPs of the run. None: no limit.
+      factor: parameters of the run, as a multiple of those of the best run.
 
     Raises:
       UserError: the law has no term for repeated text, or the best model is out of range.
@@ -117,7 +120,7 @@ def make_scarce_plan(space: Space, law: LossLaw, text: float, flops: Optional[fl
             f"the law of {law.source} has no term for repeated text, which --corpus needs: leave --law out, or set it "
             "to the law of a ladder whose runs repeat their text"
         )
-    shape = space.nearest(law, best_size(space, law, text, flops))
+    shape = space.nearest(law, factor * best_size(space, law, text, flops))
     epochs = float(epochs_of(shape.size(law), shape.flops_per_token, text, flops))
     return ScarcePlan(run_of(space, shape, law, epochs * text, text), text, epochs, flops)
 

@@ -155,7 +155,9 @@ def signed(larger_is_better: bool, value: float) -> float:
     return -value if larger_is_better else value
 
 
-def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonObject] = None) -> JsonObject:
+def measure_speed(
+    study: Study, arm: Arm, train_run: Train, twin: Optional[JsonObject] = None, validations: int = VALIDATIONS
+) -> JsonObject:
     """Times short runs of an arm, and its measures, in a temporary folder.
 
     The first run compiles the programs, which later runs share or read from the compilation cache. A step directly
@@ -164,6 +166,7 @@ def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonO
 
     Args:
       twin: the result for an arm whose measures take the same time; None: the measures are timed.
+      validations: number of validations of a run.
 
     Returns:
       "step_seconds": seconds of an update, without validations and checkpoints; 0 for an untrained arm.
@@ -180,9 +183,9 @@ def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonO
     choose_seconds, measure_seconds = (twin["choose_seconds"], twin["measure_seconds"]) if twin else (0.0, 0.0)
     trial_seconds = 0.0
     with tempfile.TemporaryDirectory(prefix="study-speed-") as parent:
-        _timed_run(arm, short, os.path.join(parent, "first"), train_run)
+        _timed_run(arm, short, validations, os.path.join(parent, "first"), train_run)
         folder = os.path.join(parent, "second")
-        experiment, run_seconds, short_seconds = _timed_run(arm, short, folder, train_run)
+        experiment, run_seconds, short_seconds = _timed_run(arm, short, validations, folder, train_run)
         for measure in () if twin else study.measures:
             context = context_of(study, {}, study.final.seed, train_run=train_run)
             timed = measure.timed(folder, experiment, context)
@@ -192,7 +195,7 @@ def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonO
                 trial_seconds = timed.trial
         step_seconds = 0.0
         if not arm.untrained:
-            _, _, long_seconds = _timed_run(arm, long, os.path.join(parent, "third"), train_run)
+            _, _, long_seconds = _timed_run(arm, long, validations, os.path.join(parent, "third"), train_run)
             step_seconds = max(long_seconds - short_seconds, 0.0) / (long - short)
     return {
         "step_seconds": step_seconds,
@@ -204,10 +207,13 @@ def measure_speed(study: Study, arm: Arm, train_run: Train, twin: Optional[JsonO
     }
 
 
-def _timed_run(arm: Arm, steps: int, folder: str, train_run: Train) -> tuple[Experiment, float, float]:
+def _timed_run(
+    arm: Arm, steps: int, validations: int, folder: str, train_run: Train
+) -> tuple[Experiment, float, float]:
     """Trains a short run; returns its config, its seconds, and the seconds of its steps without compilation."""
     if steps:
-        flags = [*length_flags(configured(arm), steps), f"--config.train.log_every={VALIDATIONS}"]
+        flags = length_flags(configured(arm), steps)
+        flags += [f"--config.evaluate.every={-(-steps // validations)}", f"--config.train.log_every={VALIDATIONS}"]
         experiment = configured(arm, flags)
     else:
         experiment = configured(arm, untrained_flags())

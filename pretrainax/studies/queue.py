@@ -22,6 +22,7 @@ from pretrainax.reporting.streams import print_progress
 from pretrainax.reporting.units import clock, elapsed
 from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
 from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.studies.arms import VALIDATIONS
 from pretrainax.studies.study import Arm, Study
 
 _PROGRAM = (sys.executable, "-c", "from pretrainax.studies import worker; worker.main()")
@@ -132,10 +133,13 @@ class Worker:
         self._process.send_signal(number)
 
 
-def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, JsonObject]:
+def measure_speeds(study: Study, workdir: str, worker: Worker, validations: int = VALIDATIONS) -> dict[str, JsonObject]:
     """Measures the speed of each arm on this machine (see `perform.measure_speed`), and stores it in the workdir.
 
     The measures take as long for the untrained start of an arm as for the arm, so they are timed once.
+
+    Args:
+      validations: number of validations of a run.
 
     Raises:
       RunFailed: a timed run failed.
@@ -152,7 +156,8 @@ def measure_speeds(study: Study, workdir: str, worker: Worker) -> dict[str, Json
             log = os.path.join(workdir, "speeds", f"{arm.name}.txt")
             try:
                 twin = next((speeds[x.name] for x in study.arms if x.name in speeds and _is_start(arm, x)), None)
-                reply = worker.ask({"speed": arm.name, "study": to_json(study), "twin": twin, "log": log})
+                request = {"speed": arm.name, "study": to_json(study), "twin": twin, "validations": validations}
+                reply = worker.ask(request | {"log": log})
             except (UserError, WorkerEnded) as e:
                 if worker.num_signals:
                     raise Interrupted from e

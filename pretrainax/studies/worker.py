@@ -1,7 +1,8 @@
 """A process that performs jobs of a study or of a ladder, on requests from stdin, and replies on stdout, as JSON lines.
 
 Requests are {"job": fields of `Job`, "log": path}, {"rung": fields of `LadderJob`, "log": path}, and {"speed": name of
-an arm, "study": contents of the study file, "twin": speed of an arm with the same measures or null, "log": path}.
+an arm, "study": contents of the study file, "twin": speed of an arm with the same measures or null, "validations":
+number of validations of a run, "log": path}.
 Replies are {"code": exit code}, {"speed": result of `perform.measure_speed`}, and {"error": message} for an invalid
 config or input. All other output goes to the log file of the request.
 """
@@ -54,7 +55,7 @@ def _reply(request: JsonObject, workdir: str, train_run: Train) -> JsonObject:
             study = study_from(request["study"], "the study")
             (arm,) = (arm for arm in study.arms if arm.name == request["speed"])
             host.start_jax(configured(arm))
-            return {"speed": measure_speed(study, arm, train_run, request["twin"])}
+            return {"speed": measure_speed(study, arm, train_run, request["twin"], request["validations"])}
         if "rung" in request:
             rung = LadderJob(**request["rung"])
             host.start_jax(configured(rung.arm))

@@ -20,10 +20,10 @@ from pretrainax.files.json_files import read_object
 from pretrainax.storage import places
 from pretrainax.studies.command import local_workdir
 from pretrainax.studies.jobs import Results
-from pretrainax.studies.perform import context_of
+from pretrainax.studies.perform import context_of, measure_speed
 from pretrainax.studies.plan import extended, read_plan, write_plan
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds
-from pretrainax.studies.study import Final, Stop
+from pretrainax.studies.study import Arm, Final, Stop
 from tests.studies.fake_study import ADAM, CRASHING, MACHINE, RATE, REVERSED, LastLoss, plan
 from tests.support.runs import ENV, ROOT
 from tests.support.tiers import few
@@ -246,3 +246,17 @@ def test_the_measures_of_an_arm_and_of_its_untrained_start_are_timed_once(tmp_pa
 
     speeds = measure_speeds(study, str(tmp_path), cast(Worker, SimpleNamespace(num_signals=0, ask=ask)))
     assert twins == {"adamw": None, "muon": None, "start": speeds["adamw"]}
+
+
+@pytest.mark.parametrize("validations", [1, 10])
+def test_timed_runs_validate_as_often_as_the_runs_that_they_estimate(validations):
+    """A ladder's runs validate once. With ten validations, its timed runs took minutes and its estimate was too long."""
+    every = []
+
+    def train(experiment, _):
+        every.append(experiment.train.steps / experiment.evaluate.every)
+        return 0
+
+    study = dataclasses.replace(plan().study, measures=(), tuning=None)
+    measure_speed(study, Arm("gpt", "gpt2:tiny"), train, validations=validations)
+    assert every == [validations] * 3

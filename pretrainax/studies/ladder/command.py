@@ -47,7 +47,7 @@ def run(path: str, workdir: str, go: bool) -> int:
         registration.check_not_started(workdir, rungs.held_out)  # hours before the prediction
     with contextlib.suppress(Interrupted), Worker(workdir) as worker:
         with planning_lock(workdir):
-            speeds = measure_speeds(_timed(rungs), workdir, worker)
+            speeds = measure_speeds(_timed(rungs), workdir, worker, validations=1)
             if go:
                 write_atomically(os.path.join(workdir, _LADDER), json.dumps(to_json(ladder), indent=1) + "\n")
         print(estimate(rungs, speeds), flush=True)
