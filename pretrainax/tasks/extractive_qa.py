@@ -1,6 +1,5 @@
 """Implements extractive question answering: finds the span of a passage that answers a question, if one exists."""
 
-import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
@@ -9,7 +8,6 @@ import numpy as np
 
 from pretrainax.config import Experiment, Extract, HeadConfig
 from pretrainax.data.framing import special_token_frame
-from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
@@ -303,7 +301,8 @@ def _as_list(value: object) -> Sequence:
 
 def _normalized_offset(context: str, offset: int) -> int:
     """Converts the index of a character in a passage to its index after the normalization of line ends."""
-    return len(normalize_line_ends(context[:offset], collections.Counter()))
+    mark = context.startswith("\ufeff") and offset > 0
+    return offset - mark - context.count("\r\n", 0, offset + 1)  # a carriage return without "\n" remains
 
 
 def _token_range(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from pretrainax.config import Classify, Extract, SlidingWindows, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.batch import check_batch
 from pretrainax.data.collate import collate
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
@@ -107,6 +109,17 @@ def test_an_answer_comes_back_through_every_tokenizer_and_from_windows(name, ans
     assert [note["window"] for note in notes] == list(range(len(rows)))
     said = task.extract(right_answers(rows, notes, 40), notes).text
     assert said == answer.replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("before", ["", "\ufeff", "a\r", "a\r\n", "a\r\nb\r", "\ufeffa\r\rb "])
+@pytest.mark.parametrize("answer", ["The fox", "\nThe fox", "\rThe fox"])
+def test_the_span_of_an_answer_follows_the_normalization_of_line_ends(before, answer):
+    """A lone carriage return stays in the text, so it moves no answer."""
+    context = f"{before}{answer} ran\r\nhome"
+    found = {"question": "Who?", "context": context, "answers": {"text": [answer], "answer_start": [len(before)]}}
+    ((begin, end),) = ExtractiveQA().read(found).note["spans"]
+    normalized = normalize_line_ends(context, Counter())
+    assert normalized[begin:end] == answer.replace("\r\n", "\n")
 
 
 def test_windows_overlap_and_cover_the_passage_and_those_without_the_answer_say_none():
