@@ -12,7 +12,7 @@ from pretrainax.data.leading_tokens import is_imported
 from pretrainax.inference.framing import frame_of, framed_rows, max_input_length, read_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
-from pretrainax.interop.sentence_transformers import read_modules
+from pretrainax.interop.sentence_transformers import Modules, read_modules
 from pretrainax.models import AnyModel, electra
 from pretrainax.models.encoder import Encoder
 from pretrainax.sharding.param_paths import PyTree
@@ -40,33 +40,37 @@ def embed(
       pooling: "mean" and "max" pool over all tokens, in each dimension. "cls" takes the first token, which must be
         [CLS]. "last" takes the last token (in an encoder, the [SEP] or </s> after the text). If None, a model with an
         embedding head uses the head's pooling and, if set, its L2 normalization. An imported sentence-transformers
-        model uses the pooling and normalization in its modules.json. Other models use "mean".
+        model uses the pooling and normalization in its modules.json, and the maximum length and the lower case in its
+        sentence_bert_config.json. Other models use "mean".
       truncate: whether to cut a text at the end if it is too long. If False, a text that is too long raises UserError.
 
     Raises:
       UserError: the pooling is unknown or does not fit the model, or a text has no tokens or too many tokens. If
         `pooling` is None, also if modules.json has a module that is not supported.
     """
-    head = _embedding_head(loaded) if pooling is None else None
-    if head is not None:
-        vectors = embed(loaded, texts, head.pooling, truncate)
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True) if head.normalize else 1.0
-        return vectors / np.maximum(norms, 1e-12)
-    pooling = pooling or "mean"
+    modules = _modules(loaded) if pooling is None else Modules(Embed(pooling=pooling, normalize=False))
+    pooling, limit = modules.head.pooling, modules.max_length
     if pooling not in _POOLINGS:
         raise UserError(f"pooling is {pooling!r}, it must be one of {', '.join(_POOLINGS)}")
     family, before = loaded.experiment.model.family, frame_of(loaded).before
     if pooling == "cls" and (family == "decoder" or len(before) != 1):
         raise UserError(f"pooling is 'cls', {loaded.origin} reads no [CLS] before a text: take mean, last or max")
-    return pooled(loaded, framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True"), pooling)
+    if modules.lowercase and not isinstance(texts, str):
+        texts = ["".join(map(str.lower, text)) for text in texts]  # as `tokenizers`: "Σ" has one form
+    rows = framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True", limit)
+    vectors = pooled(loaded, rows, pooling)
+    if not modules.head.normalize:
+        return vectors
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def _embedding_head(loaded: LoadedModel) -> Optional[Embed]:
-    """Returns the pooling and normalization of a retriever or of a sentence-transformers model; None for others."""
+def _modules(loaded: LoadedModel) -> Modules:
+    """Returns the settings of a retriever or of a sentence-transformers model; the mean for others."""
     head, folder = loaded.experiment.model.head, getattr(loaded.experiment.tokenizer, "path", None)
     if isinstance(head, Embed):
-        return head
-    return read_modules(folder) if is_imported(loaded.experiment) and folder else None
+        return Modules(head)
+    found = read_modules(folder) if is_imported(loaded.experiment) and folder else None
+    return found or Modules(Embed(pooling="mean", normalize=False))
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:

@@ -87,7 +87,12 @@ def max_input_length(loaded: LoadedModel) -> Optional[int]:
 
 
 def check_length(
-    loaded: LoadedModel, tokens: int, what: str, remedy: str = "shorten it", special: Optional[int] = None
+    loaded: LoadedModel,
+    tokens: int,
+    what: str,
+    remedy: str = "shorten it",
+    special: Optional[int] = None,
+    limit: Optional[int] = None,
 ) -> None:
     """Raises UserError if an input exceeds the maximum input length of the model.
 
@@ -96,8 +101,9 @@ def check_length(
       what: name of the input in the error message, such as "the prompt".
       remedy: suggestion in the error message.
       special: number of special tokens in the input. If None, it is their number in `frame_of(loaded)`.
+      limit: maximum number of tokens. If None, it is `max_input_length(loaded)`.
     """
-    limit = max_input_length(loaded)
+    limit = max_input_length(loaded) if limit is None else limit
     if limit is not None and tokens > limit:
         special = sum(map(len, frame_of(loaded))) if special is None else special
         raise UserError(
@@ -108,7 +114,11 @@ def check_length(
 
 
 def framed_rows(
-    loaded: LoadedModel, texts: Sequence[str], truncate: bool = False, remedy: str = "shorten it"
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    truncate: bool = False,
+    remedy: str = "shorten it",
+    limit: Optional[int] = None,
 ) -> list[np.ndarray]:
     """Tokenizes each text and adds the special tokens of training; returns a list of int32 arrays [t].
 
@@ -116,21 +126,23 @@ def framed_rows(
       truncate: whether to cut a text at the end if it exceeds the maximum input length. If False, a text that is
         too long raises UserError.
       remedy: suggestion in the error message for a text that is too long.
+      limit: maximum number of tokens, if it is smaller than the model's.
 
     Raises:
       UserError: a text has no tokens or too many tokens, or `texts` is a single string.
     """
     if isinstance(texts, str):
         raise UserError("texts is one string, it must be a list of strings: write [text]")
-    (before, after), limit = frame_of(loaded), max_input_length(loaded)
-    rows = []
+    before, after = frame_of(loaded)
+    limits = [x for x in (limit, max_input_length(loaded)) if x is not None]
+    limit, rows = min(limits, default=None), []
     for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
         if truncate and limit is not None:
             ids = ids[: limit - len(before) - len(after)]
         row = np.concatenate([before, ids, after]).astype(np.int32)
         if not len(row):
             raise UserError(f"texts[{number}] is {texts[number]!r}, which has no tokens: leave it out")
-        check_length(loaded, len(row), f"texts[{number}]", remedy)
+        check_length(loaded, len(row), f"texts[{number}]", remedy, limit=limit)
         rows.append(row)
     return rows
 

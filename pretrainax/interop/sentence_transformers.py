@@ -1,9 +1,9 @@
-"""Reads and writes the files in which sentence-transformers stores the pooling of an embedding model."""
+"""Reads and writes the files in which sentence-transformers stores the inputs and the pooling of an embedding model."""
 
 import glob
 import json
 import os
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from pretrainax.config import Embed, ModelConfig, UserError
 from pretrainax.config.heads import Pooling
@@ -13,6 +13,9 @@ from pretrainax.files.regular_files import read_bytes
 
 MODULES = "modules.json"  # file that lists the modules of a sentence-transformers model
 _PROMPTS = "config_sentence_transformers.json"  # file with the texts that may precede each input
+_INPUTS = "sentence_bert_config.json"  # file with the length and the case of the inputs
+_INPUT_FILES = "sentence_*_config.json"  # its names: old files have the model type instead of "bert"
+_NO_LIMIT = 10**9  # transformers stores 1e30 as model_max_length of a tokenizer without a limit
 _MODES: dict[Pooling, str] = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 # Names of the modes in both formats of the pooling config: {"pooling_mode_cls_token": true}, {"pooling_mode": "cls"}
@@ -20,8 +23,16 @@ _OWN_MODES: dict[str, Pooling] = {theirs: ours for ours, theirs in _MODES.items(
 _OWN_MODES |= {"cls": "cls", "mean": "mean", "max": "max"}
 
 
-def read_modules(directory: str) -> Optional[Embed]:
-    """Reads the pooling and the normalization of an embedding model; returns None if there is no modules.json.
+class Modules(NamedTuple):
+    """What an embedding model does before and after its transformer."""
+
+    head: Embed  # pooling and normalization
+    max_length: Optional[int] = None  # tokens of an input, including special tokens; None: only the model's limit
+    lowercase: bool = False  # whether texts are converted to lower case
+
+
+def read_modules(directory: str) -> Optional[Modules]:
+    """Reads the modules of an embedding model; returns None if there is no modules.json.
 
     Raises:
       UserError: a file is damaged, or the model has other modules, such as a dense layer, another pooling, or a default
@@ -53,7 +64,25 @@ def read_modules(directory: str) -> Optional[Embed]:
             f"{prompts} has default_prompt_name {name!r}, which is not supported: write the prompt before each text, "
             "and set pooling"
         )
-    return Embed(pooling=_OWN_MODES[modes[0]], normalize="Normalize" in names)
+    head = Embed(pooling=_OWN_MODES[modes[0]], normalize="Normalize" in names)
+    return Modules(head, *_read_inputs(os.path.join(directory, modules[0][1]), directory))
+
+
+def _read_inputs(folder: str, directory: str) -> tuple[Optional[int], bool]:
+    """Reads the maximum length and whether texts are converted to lower case, from a Transformer module's folder."""
+    found = sorted(glob.glob(os.path.join(glob.escape(folder), _INPUT_FILES)))
+    config = read_object(found[0]) if found else {}
+    length, lowercase = config.get("max_seq_length"), config.get("do_lower_case") or False
+    tokenizer = os.path.join(directory, "tokenizer_config.json")
+    if length is None and os.path.isfile(tokenizer):  # sentence-transformers 6 stores the length there
+        limit = read_object(tokenizer).get("model_max_length")
+        length = limit if isinstance(limit, int) and limit < _NO_LIMIT else None
+    if length is not None and (type(length) is not int or length < 1) or not isinstance(lowercase, bool):
+        raise UserError(
+            f"{found[0] if found else tokenizer} has max_seq_length {length!r} and do_lower_case {lowercase!r}: "
+            "they must be a positive integer and true or false"
+        )
+    return length, lowercase
 
 
 def copy_modules(directory: str, to: str) -> None:
@@ -64,6 +93,13 @@ def copy_modules(directory: str, to: str) -> None:
     for name in (name for pattern in patterns for name in glob.glob(pattern, root_dir=directory)):
         os.makedirs(os.path.dirname(os.path.join(to, name)), exist_ok=True)
         write_atomically(os.path.join(to, name), read_bytes(os.path.join(directory, name)))
+    length, lowercase = _read_inputs(directory, directory)
+    _write_inputs(to, length, lowercase)
+
+
+def _write_inputs(directory: str, length: Optional[int], lowercase: bool) -> None:
+    content = {"max_seq_length": length, "do_lower_case": lowercase}
+    write_atomically(os.path.join(directory, _INPUTS), json.dumps(content, indent=2) + "\n")
 
 
 def write_modules(directory: str, model: ModelConfig) -> None:
@@ -89,9 +125,9 @@ def write_modules(directory: str, model: ModelConfig) -> None:
     }
     files = {
         MODULES: modules,
-        "sentence_bert_config.json": {"max_seq_length": model.position.max_length, "do_lower_case": False},
         os.path.join("1_Pooling", "config.json"): pooling,
     }
     os.makedirs(os.path.join(directory, "1_Pooling"), exist_ok=True)
     for name, content in files.items():
         write_atomically(os.path.join(directory, name), json.dumps(content, indent=2) + "\n")
+    _write_inputs(directory, model.position.max_length, lowercase=False)

@@ -176,6 +176,43 @@ def test_a_model_of_sentence_transformers_has_its_vectors(name, pooling, names, 
 
 
 @pytest.mark.parametrize(
+    "file, content",
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 6, "do_lower_case": True}),
+        ("sentence_roberta_config.json", {"max_seq_length": 6, "do_lower_case": True}),
+        ("sentence_bert_config.json", {"max_seq_length": 6}),
+        ("tokenizer_config.json", {"model_max_length": 6}),  # as sentence-transformers 6 stores it
+    ],
+)
+def test_a_model_of_sentence_transformers_reads_as_much_of_a_text_as_there(file, content, tmp_path):
+    """The maximum length may be smaller than the model's, and texts may be converted to lower case."""
+    theirs = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    directory = write_directory(tmp_path / "model")
+    write_modules(directory, {"embedding_dimension": 16, "pooling_mode": "mean"})
+    stored = json.loads((directory / file).read_text()) if (directory / file).exists() else {}
+    (directory / file).write_text(json.dumps(stored | content))
+    texts = ["the Cat sat There", "the Dog", "tHe"]
+    expected = theirs.SentenceTransformer(str(directory), device="cpu").encode(texts)
+    import_directory(str(directory), str(tmp_path / "run"))
+    for model in (load(tmp_path / "model"), load(tmp_path / "run")):
+        np.testing.assert_allclose(model.embed(texts, truncate=True), expected, atol=2e-4, rtol=0)  # as above
+        with pytest.raises(
+            UserError, match=r"texts\[0\] is 17 tokens, .* reads at most 4 and 2 special ones: shorten it, or"
+        ):
+            model.embed(texts)
+        assert not np.allclose(model.embed(texts, "mean")[0], expected[0], atol=2e-4, rtol=0)  # of the whole text
+
+
+@pytest.mark.parametrize("content", ['{"max_seq_length": 0}', '{"max_seq_length": true}', '{"do_lower_case": "yes"}'])
+def test_an_invalid_length_or_case_is_one_line(content, tmp_path):
+    directory = write_directory(tmp_path / "model")
+    write_modules(directory, {"pooling_mode": "mean"})
+    (directory / "sentence_bert_config.json").write_text(content)
+    with pytest.raises(UserError, match="sentence_bert_config.json has max_seq_length .*: they must be a positive"):
+        load(str(directory)).embed(TEXTS)
+
+
+@pytest.mark.parametrize(
     "pooling, names, message",
     [
         (
