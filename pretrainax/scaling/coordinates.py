@@ -10,6 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from concurrent import futures
 from typing import Literal, NamedTuple
 
 import flax.linen as nn
@@ -119,7 +120,9 @@ def measure(
     Raises:
       UserError: a width does not fit the model, or the config is invalid.
     """
-    runs, found = [_Run(*_prepared(experiment, width, min(widths))) for width in widths], []
+    with futures.ThreadPoolExecutor() as threads:  # compiling takes most of the time
+        runs = list(threads.map(lambda width: _Run(*_prepared(experiment, width, min(widths))), widths))
+    found = []
     for seed in range(max(seeds, most_seeds)):
         for run in runs:
             run.train(seed)
@@ -166,7 +169,10 @@ class _Run:
             self._multipliers = flat(multipliers_of(run.model, run.transfer, built.abstract_state.params))
             self._batches = [put_batch(batch, self._mesh) for batch in batches]
             self._step = built.step.lower(built.abstract_state, self._batches[0]).compile(_COMPILER_OPTIONS)
-            self._outputs = jax.jit(functools.partial(_outputs, built.model), compiler_options=_COMPILER_OPTIONS)
+            outputs = jax.jit(functools.partial(_outputs, built.model))
+            lowered = outputs.lower(built.abstract_state.params, self._batches[0])
+            self._outputs = lowered.compile(_COMPILER_OPTIONS)
+            built.init(0)  # compiles
 
     def train(self, seed: int) -> None:
         """Trains from the initial values of a seed, and appends the size of each output to `sizes`."""
