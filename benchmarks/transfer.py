@@ -1,7 +1,7 @@
 """Sweeps learning rates over widths and depths, with and without config.transfer, for three families.
 
     python benchmarks/transfer.py --workdir=DIR --books=FOLDER --families=gpt,bert,t5 --widths=64,128,256,512 \
-        --depths=2,4,8,16 --steps=300 --factor=2 --out=docs/studies
+        --depths=2,4,8,16 --steps=500 --factor=2 --out=docs/studies
 
 Each width has the smallest depth, and each depth the smallest width, which are the base sizes of the transfer. Runs are
 in one process, and runs that differ in the learning rate share a program. Each result is a line of DIR/results.jsonl;
@@ -29,7 +29,7 @@ from pretrainax.reporting.tables import text_table
 
 COMMON = {
     **{"tokenizer.vocab_size": "1024", "model.vocab_size": "auto", "data.sequence_length": "64"},
-    **{"train.global_batch_size": "16", "model.dropout_rate": "0.0", "model.attention_dropout_rate": "0.0"},
+    **{"train.global_batch_size": "32", "model.dropout_rate": "0.0", "model.attention_dropout_rate": "0.0"},
     **{"trackers": "()", "evaluate.batches": "20", "model.num_heads": "2"},
 }
 FAMILIES = {  # config, its fields, and the learning rate in the middle of the grid
@@ -160,7 +160,7 @@ def parse(words: Optional[Sequence[str]] = None):
     made.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES))
     made.add_argument("--widths", type=numbers, default=[64, 128, 256, 512])
     made.add_argument("--depths", type=numbers, default=[2, 4, 8, 16])
-    made.add_argument("--steps", type=int, default=300)
+    made.add_argument("--steps", type=int, default=500)
     made.add_argument("--factor", type=float, default=2.0, help="between neighboring learning rates")
     made.add_argument("--powers", type=numbers, default=list(range(-4, 4)), help="of --factor, times the middle rate")
     made.add_argument("--seeds", type=int, default=1)

@@ -22,7 +22,7 @@ from pretrainax.scaling.power_laws import (
     kaplan_loss_by_tokens,
     learning_rate,
 )
-from pretrainax.scaling.scarce import MIN_TEXT, ScarcePlan, epochs_of
+from pretrainax.scaling.scarce import DROPOUT_SHARE, FEW_EPOCHS, MIN_TEXT, ScarcePlan, epochs_of
 
 # (number of tokens with GPT-2's tokenizer, dataset, its configuration): WikiText-103 (Merity et al. 2016), and samples
 # of FineWeb (Penedo et al. 2024), all of which has 15 T tokens.
@@ -77,7 +77,8 @@ def _scarce_rows(scarce: ScarcePlan) -> Iterator[tuple[str, str]]:
             "weight decay",
             f"{scarce.weight_decay:.2g} for AdamW ({source}, whose settings differ by a factor of 1.4: tune it first)",
         )
-        yield "dropout", f"{scarce.dropout_rate:g} (0.1 for more than 4 epochs by convention; not measured)"
+        limit = f"{scarce.share:.0%} of the epochs that are best without a limit of FLOPs"
+        yield "dropout", f"{scarce.dropout_rate:g} ({limit}; 0.1 from {DROPOUT_SHARE:.0%} and {FEW_EPOCHS:g} epochs on)"
     if scarce.text < MIN_TEXT:
         least = large_number(MIN_TEXT)
         yield "NOTE", f"the rules of epochs and weight decay are from {least} different tokens or more: tune them"

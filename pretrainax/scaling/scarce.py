@@ -7,6 +7,9 @@ They tuned learning rate, epochs and weight decay together for models of 150 M t
 1.6 B tokens, without a limit of FLOPs. The 16 best settings are in
 marin-community/marin@0b383ae64cfc:experiments/data_efficiency/convex_certificate_scaling.py, lines 33 to 48. The
 constants below are the least-squares lines through their logs.
+
+With a limit of FLOPs, a run may end long before these epochs. It then overfits less, so weight decay and dropout are
+smaller (docs/studies/index.md, "Little text").
 """
 
 import math
@@ -26,8 +29,9 @@ EPOCHS = 14.0, -0.535
 WEIGHT_DECAY = 1.05, 0.747
 WEIGHT_DECAYS = 0.1, 3.2  # the smallest and largest of the 16
 # The runs of Muennighoff et al. 2023 lose little in the first four epochs (recalled). With more, dropout helps
-# (Xue et al. 2023, arXiv 2305.13230; recalled); the settings of Kim et al. have none.
-FEW_EPOCHS, DROPOUT = 4.0, 0.1
+# (Xue et al. 2023, arXiv 2305.13230; recalled); the settings of Kim et al. have none. With less than DROPOUT_SHARE of
+# the epochs that are best without a limit of FLOPs, dropout is 0: in the grid of `benchmarks/scarce.py`, it costs loss.
+FEW_EPOCHS, DROPOUT, DROPOUT_SHARE = 4.0, 0.1, 0.5
 MIN_TEXT = 2e8  # tokens of the smallest text of Kim et al.
 # bytes of text per token by size of the BPE vocabulary, measured on English books with `python -m pretrainax.tokenizer
 # report`; larger vocabularies count as the last
@@ -44,16 +48,20 @@ class ScarcePlan(NamedTuple):
     flops: Optional[float]  # limit of the training FLOPs; None: no limit
 
     @property
+    def share(self) -> float:
+        """Returns the epochs as a share of those that are best without a limit of FLOPs."""
+        return self.epochs / _line(EPOCHS, self.run.size / self.text)
+
+    @property
     def weight_decay(self) -> float:
-        """Returns AdamW's weight decay; without repetition, the conventional 0.1."""
-        if self.epochs <= 1:
-            return WEIGHT_DECAYS[0]
-        return float(np.clip(_line(WEIGHT_DECAY, self.run.size / self.text), *WEIGHT_DECAYS))
+        """Returns AdamW's weight decay: from the conventional 0.1 of a share of 0 to the line's at a share of 1."""
+        longest = float(np.clip(_line(WEIGHT_DECAY, self.run.size / self.text), *WEIGHT_DECAYS))
+        return WEIGHT_DECAYS[0] * (longest / WEIGHT_DECAYS[0]) ** self.share if self.epochs > 1 else WEIGHT_DECAYS[0]
 
     @property
     def dropout_rate(self) -> float:
         """Returns the dropout rate."""
-        return DROPOUT if self.epochs > FEW_EPOCHS else 0.0
+        return DROPOUT if self.epochs > FEW_EPOCHS and self.share >= DROPOUT_SHARE else 0.0
 
     def values(self) -> JsonObject:
         """Returns the numbers that `plan --json` prints in addition to those of the run."""

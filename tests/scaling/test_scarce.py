@@ -79,6 +79,15 @@ def test_more_flops_mean_a_larger_model_until_the_text_is_the_limit(space):
     assert plans[2].weight_decay > 1 and plans[2].dropout_rate == 0.1
 
 
+def test_a_run_that_ends_long_before_it_overfits_has_no_dropout_and_less_weight_decay(space):
+    longest = make_scarce_plan(space, LAW, 1e8)
+    short = make_scarce_plan(space, LAW, 1e8, longest.run.flops / 10)
+    assert (longest.share, longest.dropout_rate) == (pytest.approx(1.0), 0.1)
+    assert short.epochs > 4 and short.share < 0.5 and short.dropout_rate == 0
+    ratio = short.run.size / short.text
+    assert 0.1 < short.weight_decay < WEIGHT_DECAY[0] * ratio ** WEIGHT_DECAY[1]
+
+
 def test_enough_text_gives_nearly_the_plan_without_a_corpus():
     with_corpus, without = values(Budget(flops=1e19, corpus="1TB")), values(Budget(flops=1e19, law="muennighoff"))
     # the grid of sizes has steps of 0.1 %; the nearest model is the same
