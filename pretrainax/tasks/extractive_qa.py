@@ -192,7 +192,8 @@ class ExtractiveQA(Task):
 
     def corpus_settings(self) -> object:
         names = [field.name for field in dataclasses.fields(self) if field.name not in _DECODING_FIELDS]
-        return [{name: getattr(self, name) for name in names}, self._length, self._model.family]
+        settings = {name: getattr(self, name) for name in names} | {"by_group": True}  # earlier: split by question
+        return [settings, self._length, self._model.family]
 
     def example(self, text, rng, vocabulary):
         texts, note = self.split_strings(text.tokens, text.parts), text.note

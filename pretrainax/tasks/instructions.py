@@ -14,7 +14,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
-from pretrainax.tasks.writing import WritingTask, decoder_example, decoder_inputs
+from pretrainax.tasks.writing import WritingTask, answer_note, decoder_example, decoder_inputs
 from pretrainax.tokenization.chat import (
     PLAIN,
     Chat,
@@ -25,7 +25,8 @@ from pretrainax.tokenization.chat import (
     write_template,
 )
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SYSTEM = ("system", "developer")
+_ROLES = (*_SYSTEM, "user", "assistant", "tool")
 # Parts of a message that templates render, and that this task does not read
 _UNREAD = ("tool_calls", "function_call", "reasoning_content", "thinking")
 
@@ -92,7 +93,7 @@ class Instructions(WritingTask):
             raise ValueError("no message is of the assistant: there is no answer to learn")
         if any(not answer.strip() for answer in answers):
             raise ValueError("an answer of the assistant is empty")
-        note = {"roles": [message["role"] for message in messages], "answer": answers[-1]}
+        note = {"roles": [message["role"] for message in messages], **answer_note(answers[-1])}
         return Record(tuple(message["content"] for message in messages), note)
 
     def _alpaca_messages(self, record: Mapping) -> list[Message]:
@@ -166,6 +167,14 @@ class Instructions(WritingTask):
 
     def sample_note(self):
         return {"answer": ""}
+
+    def group(self, record: Record) -> str:
+        """Returns the first text that is no system message, which all conversations of a dataset may share."""
+        texts = (text for role, text in zip(record.note["roles"], record.texts, strict=True) if role not in _SYSTEM)
+        return next(filter(str.strip, texts))
+
+    def corpus_settings(self):
+        return super().corpus_settings() | {"by_group": True}  # earlier versions split by the system message
 
     def source_text(self, record: Record) -> str:
         """Returns the last message before the last answer of the assistant."""

@@ -100,6 +100,9 @@ class _LabelReader:
             raise ValueError(f"field {self._field!r} holds an empty label")
         return Record((), {"labels": names})
 
+    def group(self, record: Record) -> str:
+        return ""  # the labels of both splits are read
+
 
 def infer_labels(experiment: Experiment, field: str, values: Callable[[Mapping], Iterable[object]]) -> tuple[str, ...]:
     """Returns the sorted names of all labels in the training records, or () if the source of the records is invalid.

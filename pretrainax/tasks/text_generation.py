@@ -17,7 +17,7 @@ from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.baselines import Baseline, bag_of_words_classifier
 from pretrainax.tasks.labels import label_number, unused_label_warnings
-from pretrainax.tasks.writing import WritingTask, decoder_example, decoder_inputs
+from pretrainax.tasks.writing import WritingTask, answer_note, decoder_example, decoder_inputs
 
 
 @dataclasses.dataclass
@@ -81,7 +81,7 @@ class TextGeneration(WritingTask):
             target = text_in(record, self.target_field, "target_field")
         if not target.strip():
             raise ValueError(f"field {self.target_field!r} is empty: there is nothing to generate")
-        return Record(("".join(strings[:body_size]), "".join(strings[body_size:]), target), {"answer": target})
+        return Record(("".join(strings[:body_size]), "".join(strings[body_size:]), target), answer_note(target))
 
     def encode(self, record, tokenizer):
         body, tail, target = record.texts

@@ -12,6 +12,7 @@ import numpy as np
 from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.config.choice import resumable_field
 from pretrainax.data.batch import Example
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.tasks import text_metrics
@@ -121,6 +122,11 @@ class WritingTask(Task):
             )
             return
         yield from super().validation_problems(experiment)
+
+
+def answer_note(answer: str) -> Note:
+    """Returns the note of a record with its answer, whose line ends are those of the targets."""
+    return {"answer": normalize_line_ends(answer, collections.Counter())}
 
 
 def _first_sentence(text: str) -> str:

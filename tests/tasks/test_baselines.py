@@ -63,7 +63,7 @@ def baselines(task, train, valid):
 
 
 def read(task, record):
-    return JsonLines(path="x").reading(task)._task_record(task.read(record), collections.Counter())[0]
+    return JsonLines(path="x").reading(task)._task_record(task, task.read(record), collections.Counter())[0]
 
 
 def of_texts(pairs):

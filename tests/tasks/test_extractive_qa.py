@@ -49,7 +49,7 @@ def read_by(source, record):
     """A record as its source gives it, with plain line ends."""
     import collections
 
-    return source._task_record(record, collections.Counter())[0]
+    return source._task_record(ExtractiveQA(), record, collections.Counter())[0]
 
 
 def windows_of(task, given, tokenizer=TOKENIZER):

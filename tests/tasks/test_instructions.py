@@ -49,6 +49,11 @@ def test_what_is_read_before_the_last_answer_is_that_of_training():
     assert short.tolist() == asked[-8:].tolist()
 
 
+def test_windows_line_ends_of_an_answer_do_not_make_it_wrong():
+    record = {"messages": [USER, {"role": "assistant", "content": "it\r\nrains"}]}
+    assert adapted().metrics(["it\nrains"], [text_of(adapted(), record).note]) == {"exact_match": 1.0}
+
+
 def test_alpacas_fields_are_a_conversation_of_one_turn():
     task = adapted(messages_field=None)
     read = task.read({"instruction": "Say", "input": "it", "output": "rains"})

@@ -1,5 +1,7 @@
 """Tasks of one text or two: what they read, the examples, the figures, and what can be wrong with a record."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from pretrainax.config.validation import validate
 from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.data.sources.base import Record
-from pretrainax.tasks import Classification, Regression
+from pretrainax.tasks import Classification, ExtractiveQA, Instructions, Regression
 from pretrainax.tasks.glue import TASKS
 from pretrainax.tokenization import WordPiece
 from tests.support import tiny
@@ -153,11 +155,33 @@ def test_the_source_adds_file_and_line_or_counts(tmp_path):
     assert skipped == {"broken lines": 1}
 
 
-def read(source, counts=None):
+def test_records_that_share_a_passage_are_in_one_split_and_those_that_share_a_system_message_are_not(tmp_path):
+    passages = [f"passage {i} of Rome" for i in range(20)]
+    answer = {"text": ["Rome"], "answer_start": [len("passage 10 of ")]}
+    questions = [
+        {"question": f"{n} {i}?", "context": passage, "answers": answer}
+        for i, passage in enumerate(passages[10:])
+        for n in range(20)
+    ]
+    system, answer = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "yes"}
+    talks = [{"messages": [system, {"role": "user", "content": f"{n}?"}, answer]} for n in range(200)]
+    found = {}
+    for task, records in ((ExtractiveQA(), questions), (Instructions(), talks)):
+        (tmp_path / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+        source = JsonLines(path=str(tmp_path / "records.jsonl"), valid_fraction=0.3).reading(task)
+        splits = [[*read(source, split=split)] for split in ("train", "valid")]
+        found[type(task)] = [{task.group(record) for record in split} for split in splits]
+        assert sum(map(len, splits)) == 200 and all(splits)
+    assert found[ExtractiveQA][0] | found[ExtractiveQA][1] == {*passages[10:]}
+    assert not found[ExtractiveQA][0] & found[ExtractiveQA][1]
+    assert len(found[Instructions][0] | found[Instructions][1]) == 200
+
+
+def read(source, counts=None, split="train"):
     import collections
 
     skipped = collections.Counter()
-    for shard in source.shards("train"):
+    for shard in source.shards(split):
         yield from source.read(shard, skipped)
     (counts if counts is not None else {}).update(skipped)
 

@@ -109,6 +109,12 @@ def test_a_label_may_begin_with_a_space():
     assert found == {"label_accuracy": 2 / 3, "no_label": 1.0}
 
 
+def test_windows_line_ends_of_an_answer_do_not_make_it_wrong():
+    task, record = adapted("gpt", scores=("exact_match",)), RECORD | {"summary": "\ufeffit\r\nrains"}
+    note = text_of(task, record, "gpt").note
+    assert task.metrics(["it\nrains"], [note]) == {"exact_match": 1.0}  # the targets have these line ends
+
+
 def test_the_figures_of_answers():
     task = adapted("t5", scores=("exact_match", "rouge", "bleu", "chrf"), answers=None)
     truth = ["the cat sat on the mat", "it rains today in the town"]

@@ -51,6 +51,10 @@ class Reader(Protocol):
         """Converts an entry (field name -> value) to a `Record`; raises ValueError if the entry is invalid."""
         ...
 
+    def group(self, record: Record) -> str:
+        """Returns the text that dependent records share, such as a passage; it determines the split of a record."""
+        ...
+
 
 def texts_of(document: Document) -> tuple[Union[str, bytearray], ...]:
     """Returns a document's strings: one for plain text, two for a pair, and any number for a record."""

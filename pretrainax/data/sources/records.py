@@ -125,7 +125,7 @@ class Records:
         Counts the repairs made to the text in `repairs`, by kind.
         """
         if self._task is not None:
-            return self._task_record(self._task.read(record), repairs)
+            return self._task_record(self._task, self._task.read(record), repairs)
         text = normalize_line_ends(self._text(record, "text_field"), repairs)
         is_long = isinstance(text, bytearray)
         encoded = text if is_long else text.encode("utf-8")
@@ -141,15 +141,14 @@ class Records:
             text[:0] = self.prefix.encode()
         return text if is_long else self.prefix + text, fraction
 
-    def _task_record(self, record: Record, repairs: collections.Counter) -> tuple[Document, float]:
+    def _task_record(self, task: Reader, record: Record, repairs: collections.Counter) -> tuple[Document, float]:
         """Repairs the texts in a task's record, and returns it with a hash in [0, 1) that determines its split."""
         repairs.update(record.mended)
         texts = tuple(normalize_line_ends(text, repairs) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
-        # The first text that is not empty determines the split, so all questions about a passage (or all hypotheses
-        # for a premise) are in the same split.
-        fraction = files.fraction(next(filter(None, texts), "").encode("utf-8"))
-        return dataclasses.replace(record, texts=texts), fraction
+        record = dataclasses.replace(record, texts=texts)
+        # All questions about a passage (or all hypotheses for a premise) are in the same split.
+        return record, files.fraction(task.group(record).encode("utf-8"))
 
     def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
         return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
