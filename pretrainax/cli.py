@@ -14,6 +14,7 @@ import logging as python_logging
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -264,7 +265,8 @@ def deviations() -> str:
     if comparison is None:
         return ""
     summary = comparison.summary() or "none"
-    return f"{summary}. Source of each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.config_argument}"
+    flag = shlex.quote(f"--config={_CONFIG_PARSER.config_argument}")
+    return f"{summary}. Source of each number: python -m pretrainax.recipe {flag}"
 
 
 def recipe_counts() -> str:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import zlib
 
 import numpy as np
@@ -119,6 +120,14 @@ def write_adapter(directory, name, tuning, **fields):
     safetensors.numpy.save_file({k: np.ascontiguousarray(x) for k, x in tensors.items()}, directory / adapters.WEIGHTS)
     (directory / adapters.CONFIG).write_text(json.dumps(described | fields))
     return trained
+
+
+def test_the_command_that_exports_the_base_model_can_be_pasted(tmp_path):
+    write_adapter(tmp_path / "adapter", "bert_masked_lm", LoRA(3))
+    directories.import_directory(str(write_directory(tmp_path / "base", "bert_masked_lm")), str(tmp_path / "my base"))
+    adapters.import_adapter(str(tmp_path / "adapter"), str(tmp_path / "my base"), str(tmp_path / "run"))
+    command = export(tmp_path / "run", tmp_path / "out").partition("the output of ")[2]
+    assert shlex.split(command)[-2:] == [f"--workdir={tmp_path}/my base@trained0", "--to=DIR"]
 
 
 def test_an_adapter_has_every_bit_of_what_was_trained(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -84,7 +85,7 @@ def export_adapter(
     base = start.description
     if len(start.steps) == 1:
         run = f"{start.directory}@{AS_TRAINED if start.folder == TRAINED else EMA}{step_of(start.steps[0])}"
-        base = f"the output of python -m pretrainax.huggingface export --workdir={run} --to=DIR"
+        base = f"the output of python -m pretrainax.huggingface export {shlex.quote(f'--workdir={run}')} --to=DIR"
     return f"{len(tensors):,} tensors exported to {to} for peft; base model: {base}{_labels_note(experiment)}"
 
 
