@@ -67,10 +67,8 @@ def embed(
 def _modules(loaded: LoadedModel) -> Modules:
     """Returns the settings of a retriever or of a sentence-transformers model; the mean for others."""
     head, folder = loaded.experiment.model.head, getattr(loaded.experiment.tokenizer, "path", None)
-    if isinstance(head, Embed):
-        return Modules(head)
     found = read_modules(folder) if is_imported(loaded.experiment) and folder else None
-    return found or Modules(Embed(pooling="mean", normalize=False))
+    return found or Modules(head if isinstance(head, Embed) else Embed(pooling="mean", normalize=False))
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:

@@ -20,7 +20,7 @@ from pretrainax.interop import start
 from pretrainax.interop.directories import check_rows, evaluation_of
 from pretrainax.interop.generation import end_tokens, read_generation_file
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.weights import DirectoryWeights, verify_files
+from pretrainax.interop.weights import open_model, verify_files
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.models import electra
 from pretrainax.sharding.device_memory import check_parameters_fit
@@ -105,7 +105,7 @@ def experiment_of(origin: Origin) -> Experiment:
         experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
         experiment.tokenizer.path = os.path.join(os.path.abspath(origin.directory), "tokenizer")
         return experiment
-    source, folder = DirectoryWeights(origin.directory), os.path.abspath(origin.directory)
+    source, folder = open_model(origin.directory), os.path.abspath(origin.directory)
     return evaluation_of(source.config, read_tokenizer(origin.directory).vocabulary, folder, source.labels)
 
 
@@ -137,7 +137,7 @@ def _load_huggingface(
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
     """Loads the config, tokenizer and parameters of a Hugging Face directory; also returns the mesh."""
     verify_files(origin.directory)
-    source = DirectoryWeights(origin.directory)
+    source = open_model(origin.directory)
     source.verify()
     tokenizer = read_tokenizer(origin.directory)
     check_rows(origin.directory, tokenizer.vocabulary, source.config)

@@ -23,6 +23,7 @@ from pretrainax.config import (
     Choice,
     Classify,
     DataConfig,
+    Embed,
     EvaluateConfig,
     Experiment,
     Extract,
@@ -62,7 +63,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import flat
 from pretrainax.storage.places import local_path
-from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
+from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, Retrieval, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.chat import read_template, write_template
@@ -340,6 +341,8 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
     elif isinstance(model.head, Extract):
         objective = ExtractiveQA()
+    elif isinstance(model.head, Embed):
+        objective = Retrieval()
     elif model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
         objective = Denoising()
     elif model.replaced_token_head:

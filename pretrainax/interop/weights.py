@@ -1,5 +1,6 @@
 """Reads the weights of a Hugging Face directory by PretrainAX parameter path."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,15 +14,16 @@ import numpy as np
 from pretrainax import models
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import Index, Initializer
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import Embed, ModelConfig, UserError
 from pretrainax.interop.adaptations import suggested
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
+from pretrainax.interop.sentence_transformers import MODULES
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, flat, parameter_names
 from pretrainax.storage.places import complete
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, shape_problems, stacked_axes, tensor_locations
-from pretrainax.zoo.family import ConfigJson, NameRow, differences
+from pretrainax.zoo.family import ConfigJson, NameRow, differences, without_heads
 
 _MAX_FIELDS = 6  # maximum number of differing fields in an error message
 
@@ -43,6 +45,24 @@ def load_params(
     source = open_start(directory, model, fresh is not None)
     source.verify()
     return source.params(abstract_params, fresh(source.missing_head_paths) if fresh is not None else {})
+
+
+def open_model(directory: str) -> "DirectoryWeights":
+    """Opens a Hugging Face directory whose model is used as it is.
+
+    An encoder of sentence-transformers usually has no pretraining heads. It is opened as a retriever.
+
+    Raises:
+      UserError: the tensors do not match config.json.
+    """
+    if os.path.isfile(os.path.join(directory, MODULES)):
+        source = DirectoryWeights(directory, fresh_heads=True)
+        if source.missing_head_paths and source.config.family == "encoder":
+            model = dataclasses.replace(without_heads(source.config), head=Embed.usual(source.config, 2))
+            source.bind(model)
+            source.config = model
+            return source
+    return DirectoryWeights(directory)
 
 
 def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "DirectoryWeights":

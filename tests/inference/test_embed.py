@@ -15,6 +15,7 @@ from pretrainax.inference.load import load
 from pretrainax.interop.directories import import_directory
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
+from pretrainax.tasks import Retrieval
 from tests.golden import CASES, make
 from tests.golden.case import LENGTHS, batch, weights
 from tests.golden.electra import joint
@@ -201,6 +202,18 @@ def test_a_model_of_sentence_transformers_reads_as_much_of_a_text_as_there(file,
         ):
             model.embed(texts)
         assert not np.allclose(model.embed(texts, "mean")[0], expected[0], atol=2e-4, rtol=0)  # of the whole text
+
+
+def test_a_saved_model_of_sentence_transformers_needs_no_pretraining_heads(tmp_path):
+    theirs = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    directory = write_directory(tmp_path / "model")
+    names = ("Transformer", "Pooling", "Normalize")
+    write_modules(directory, {"embedding_dimension": 16, "pooling_mode": "mean"}, names)
+    model = theirs.SentenceTransformer(str(directory), device="cpu")
+    model.save(str(tmp_path / "saved"))  # as a BertModel
+    loaded = load(tmp_path / "saved")
+    np.testing.assert_allclose(loaded.embed(TEXTS), model.encode(TEXTS), atol=2e-4, rtol=0)  # as above
+    assert isinstance(loaded.experiment.objective, Retrieval)
 
 
 @pytest.mark.parametrize("content", ['{"max_seq_length": 0}', '{"max_seq_length": true}', '{"do_lower_case": "yes"}'])

@@ -64,4 +64,4 @@ def _comparisons(subject: Subject, check_memory: bool) -> Iterator[Comparison]:
     if problem is not None:
         yield not_compared("outputs and greedy tokens", problem)
     if os.path.exists(os.path.join(subject.directory, MODULES)):
-        yield not_compared("sentence-transformers", f"PretrainAX writes {MODULES} and does not read it")
+        yield not_compared("sentence-transformers", "the hidden states below its pooling are compared")

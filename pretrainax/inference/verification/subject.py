@@ -160,7 +160,8 @@ def _directory_subject(directory: str, origin: Origin) -> Subject:
     lacks_heads = bool(head_paths) and {*head_paths} <= {*source.missing_head_paths}
     own_class = described_model(read_config_json(directory))[0].class_of(config)  # GPT2LMHeadModel, MarianMTModel
     is_bare = lacks_heads or (source.architecture.endswith("Model") and source.architecture != own_class)
-    if is_bare:
-        config = dataclasses.replace(without_heads(config), head=Embed(1))
+    config = without_heads(config) if is_bare else config
     experiment = evaluation_of(config, tokenizer.vocabulary, os.path.abspath(directory), source.labels)
+    if is_bare:
+        experiment.model = dataclasses.replace(config, head=Embed(1))
     return Subject(directory, None, origin, experiment, tokenizer, is_bare)
