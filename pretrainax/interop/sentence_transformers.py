@@ -24,7 +24,7 @@ _OWN_MODES |= {"cls": "cls", "mean": "mean", "max": "max"}
 
 
 class Modules(NamedTuple):
-    """What an embedding model does before and after its transformer."""
+    """The settings of an embedding model before and after its transformer."""
 
     head: Embed  # pooling and normalization
     max_length: Optional[int] = None  # tokens of an input, including special tokens; None: only the model's limit

@@ -250,7 +250,7 @@ def test_the_measures_of_an_arm_and_of_its_untrained_start_are_timed_once(tmp_pa
 
 @pytest.mark.parametrize("validations", [1, 10])
 def test_timed_runs_validate_as_often_as_the_runs_that_they_estimate(validations):
-    """A ladder's runs validate once. With ten validations, its timed runs took minutes and its estimate was too long."""
+    """A ladder's runs validate once. With ten validations, its timed runs took minutes and its estimate was long."""
     every = []
 
     def train(experiment, _):
