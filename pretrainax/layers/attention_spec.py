@@ -15,7 +15,7 @@ import numpy as np
 
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.sharding.axes import LENGTH_AXIS
-from pretrainax.sharding.mesh import axis_size
+from pretrainax.sharding.mesh import TRITON_CAPABILITY, axis_size, gpu_capability
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +87,14 @@ def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
             "(set 0 to disable it)"
         )
     return None
+
+
+def old_gpu_obstacle() -> Optional[str]:
+    """Returns why neither cuDNN nor Triton runs attention on this process's GPUs, as a predicate, or None if they do."""
+    if gpu_capability() >= TRITON_CAPABILITY:
+        return None
+    needed, found = ("{}.{}".format(*capability) for capability in (TRITON_CAPABILITY, gpu_capability()))
+    return f"needs a GPU of compute capability {needed} or newer, and this one has {found}"
 
 
 class Weights(NamedTuple):

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad
-from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
+from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle, old_gpu_obstacle
 from pretrainax.layers.attention_work import all_pairs, unskipped_pairs
 from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
-from pretrainax.sharding.mesh import GPUS
+from pretrainax.sharding.mesh import GPUS, gpu_capability
 
 _HIDDEN = -(2.0**41)  # added to masked logits; JAX notes that cuDNN fails if it subtracts two larger numbers
 
@@ -50,7 +50,7 @@ def _largest_head_dim() -> int:
     NOTE An estimate of `plan` traces for GPUs of no particular kind. They count as Hopper.
     """
     if jax.default_backend() == "gpu":
-        is_hopper = jax.local_devices()[0].compute_capability.startswith("9.")
+        is_hopper = gpu_capability()[0] == 9
     else:  # the step is compiled for devices of another machine
         device = jax.sharding.get_abstract_mesh().abstract_device
         is_hopper = device is None or device.num_cores in (None, _HOPPER_CORES)
@@ -61,7 +61,7 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     """Returns why cuDNN cannot compute this attention, phrased as a predicate, or None if it can."""
     if platform not in GPUS:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
-    if obstacle := kernel_obstacle(spec):
+    if obstacle := old_gpu_obstacle() or kernel_obstacle(spec):
         return obstacle
     if (version := cudnn_version()) in _BROKEN:
         return f"needs another cuDNN than {version}, which has errors in attention: install 9.15.1 or newer"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pretrainax.layers import tiled_kernels
 from pretrainax.layers.attention_mask import PADDING, Mask, pad
-from pretrainax.layers.attention_spec import NO_OPTIONS, AttentionSpec, Weights, Work
+from pretrainax.layers.attention_spec import NO_OPTIONS, AttentionSpec, Weights, Work, old_gpu_obstacle
 from pretrainax.layers.attention_work import all_pairs, unskipped_pairs
 from pretrainax.layers.hashed_keys import key_words, leading_seed
 from pretrainax.layers.sequence_parallel import on_each_device
@@ -17,11 +17,13 @@ from pretrainax.layers.tiled_kernels import Operands, Residuals, Settings
 from pretrainax.layers.tiled_layout import VMEM_BYTES, Operand, to_array, to_operand
 from pretrainax.layers.tpu_attention import LANES, tile_size
 from pretrainax.sharding.axes import LENGTH_AXIS
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.mesh import GPUS, gpu_capability, platform
 
 _LARGEST_HEAD = 256
-# {bytes per query or key: (queries, keys) per tile}: 128 and 256 numbers in bfloat16, 256 in float32
-_GPU_TILES = {256: (128, 64), 512: (64, 32), 1024: (32, 32)}
+# {bytes per query or key: (queries, keys) per tile}: 128 and 256 numbers in bfloat16, 256 in float32. GPUs other than
+# A100, H100 and B200 have 99 KiB of shared memory per program instead of at least 163, and use the next smaller tiles.
+_GPU_TILES = {256: (128, 64), 512: (64, 32), 1024: (32, 32), 2048: (16, 16)}
+_LARGE_SHARED_MEMORY = (8, 0), (9, 0), (10, 0), (10, 3)  # compute capabilities
 _LATEST = jnp.iinfo(jnp.int32).max
 
 
@@ -35,6 +37,8 @@ def tiled_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
         return "does not support explicit positions, and this mask has them"
     if spec.sequence > 1:
         return f"needs unsplit lengths, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
+    if platform in GPUS and (obstacle := old_gpu_obstacle()):
+        return obstacle
     if platform == "tpu" and (size := _vmem_bytes(spec)) > VMEM_BYTES:
         return (
             f"needs {size >> 20} MiB of VMEM for {spec.query_length} queries and {spec.key_length} keys "
@@ -78,6 +82,8 @@ def _tiles(query_length: int, key_length: int, head_bytes: int, platform: str) -
         return 16, 16
     if platform == "tpu":
         return tile_size(query_length + -query_length % LANES), tile_size(key_length + -key_length % LANES)
+    if gpu_capability() not in _LARGE_SHARED_MEMORY:
+        head_bytes *= 2
     sizes = next(sizes for limit, sizes in _GPU_TILES.items() if head_bytes <= limit)
     return min(sizes[0], _power_of_two(query_length)), min(sizes[1], _power_of_two(key_length))
 

@@ -14,6 +14,7 @@ from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
 
 GPUS = ("gpu", "cuda")  # JAX's platform names of NVIDIA GPUs
+TRITON_CAPABILITY = (8, 0)  # XLA compiles Triton, and cuDNN has fused attention, for GPUs from Ampere on
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jax types it as a variable
 
 
@@ -173,3 +174,14 @@ def platform() -> str:
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def gpu_capability() -> tuple[int, int]:
+    """Returns the compute capability of this process's GPUs, such as (8, 9) for an L4.
+
+    Without GPUs, for example when the step is compiled for another machine, it is (9, 0), that of an H100.
+    """
+    if jax.default_backend() != "gpu":
+        return 9, 0
+    major, minor = jax.local_devices()[0].compute_capability.split(".")
+    return int(major), int(minor)

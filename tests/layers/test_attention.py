@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
-from pretrainax.layers import gpu_attention
+from pretrainax.layers import attention_spec, gpu_attention
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.layers.attention_spec import Weights
 from pretrainax.layers.compute import Compute
@@ -385,6 +385,16 @@ def test_a_cudnn_whose_attention_errs_is_not_taken(version, is_taken, monkeypatc
     monkeypatch.setattr(gpu_attention, "cudnn_version", lambda: version)
     name, warning = choose("auto", "gpu")
     assert (name, warning) == ("cudnn" if is_taken else "tiled", None)
+
+
+@pytest.mark.parametrize("capability, is_fused", [((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_a_gpu_without_the_instructions_of_fused_attention_takes_xla(capability, is_fused, monkeypatch):
+    monkeypatch.setattr(attention_spec, "gpu_capability", lambda: capability)
+    for options, fused in (({}, "cudnn"), ({"dropout_rate": 0.1}, "tiled")):
+        name, warning = choose("auto", "gpu", **options)
+        assert name == (fused if is_fused else "xla")
+        reason = "'tiled' needs a GPU of compute capability 8.0 or newer, and this one has 7.5"
+        assert warning is None if is_fused else warning.endswith(reason)
 
 
 @pytest.mark.parametrize(

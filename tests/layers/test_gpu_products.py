@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax.layers.feed_forward import gpu_products
+from pretrainax.layers.feed_forward import gpu_products, products
 
 ROWS = 700
 SIZES = {
@@ -59,6 +59,16 @@ def test_the_gradient_of_a_matrix_is_summed_over_its_rows_in_float32(interpreted
     chex.assert_trees_all_close(
         np.float64(total), np.einsum("SE,SD,SF->EDF", dense(sizes), x, gradient), atol=1e-4, rtol=0
     )
+
+
+@pytest.mark.parametrize("capability, has_kernel", [((7, 5), False), ((8, 0), True)])
+def test_a_gpu_too_old_for_triton_takes_the_products_of_a_cpu(capability, has_kernel, monkeypatch):
+    monkeypatch.setattr(products, "platform", lambda: "gpu")
+    monkeypatch.setattr(products, "gpu_capability", lambda: capability)
+    sizes, layout = jnp.array(SIZES["even"]), products.Layout(None, 1)
+    value = lambda x, kernel: products.expert_product(layout, x, kernel, sizes).sum()  # noqa: E731
+    text = str(jax.make_jaxpr(jax.grad(value, (0, 1)))(*inputs("float32")[:2]))
+    assert ("pallas_call" in text) == has_kernel
 
 
 @pytest.mark.slow

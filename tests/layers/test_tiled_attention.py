@@ -15,7 +15,7 @@ from pretrainax.layers.attention import Mask, attention
 from pretrainax.layers.attention_spec import Weights
 from pretrainax.layers.dropout import KeyedDropout
 from pretrainax.layers.hashed_keys import hashed_key
-from pretrainax.planning.topologies import Topology
+from pretrainax.planning.topologies import _GPU_VALUES, Topology
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import arrays, assert_close, packed_ids, segments
@@ -149,6 +149,16 @@ def test_eight_devices_drop_the_weights_that_one_does():
 )
 def test_kernels_compile_for_h100(features, sizes):
     assert_compiles("h100:1", "__gpu$xla.gpu.triton", features, sizes)
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.parametrize("widths, dtype", [((128, 128), jnp.bfloat16), ((256, 256), jnp.float32)], ids=str)
+def test_kernels_fit_the_shared_memory_of_an_l4(widths, dtype, monkeypatch):
+    monkeypatch.setattr(tiled_attention, "gpu_capability", lambda: (8, 9))
+    changed = {"capability": "major: 8 minor: 9", "cores": 58, "shared": 101_376, "shared_core": 102_400}
+    monkeypatch.setitem(_GPU_VALUES, "a100", _GPU_VALUES["a100"] | changed)
+    assert_compiles("a100:1", "__gpu$xla.gpu.triton", TOGETHER, {"widths": widths, "dtype": dtype})
 
 
 @pytest.mark.aot

@@ -6,7 +6,7 @@ platform:
 - TPUs use `jax.lax.ragged_dot`. On other platforms, XLA would compute `ragged_dot` by multiplying all rows by all
   matrices.
 - GPUs use one kernel (`gpu_products`).
-- CPUs multiply blocks of rows one after the other, each by the matrix of its expert. An expert's last block is padded.
+- CPUs, and GPUs too old for Triton, multiply blocks of rows one after the other, each by the matrix of its expert. An expert's last block is padded.
   On a GPU, this loop would copy each matrix and each result once more and launch four kernels per block: a step of one
   OLMoE layer moved 125 GB for 8,192 tokens.
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from pretrainax.layers import eight_bit
 from pretrainax.layers.rematerialization import cast_kernel, saved_residual
 from pretrainax.sharding.axes import FSDP_AXIS
-from pretrainax.sharding.mesh import GPUS, axis_size, platform
+from pretrainax.sharding.mesh import GPUS, TRITON_CAPABILITY, axis_size, gpu_capability, platform
 
 _BLOCK = 64  # rows per block; smaller blocks multiply more slowly, larger blocks have more padding
 _SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
@@ -100,7 +100,7 @@ def _multiply_rows(
     layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool, dtype: jnp.dtype
 ) -> jax.Array:
     """Multiplies operands of one dtype as in `_grouped_matmul`; the result has the given dtype."""
-    if layout.capacity is None and platform() in GPUS:
+    if layout.capacity is None and _has_triton():
         from pretrainax.layers.feed_forward import gpu_products  # imports Pallas, which only this branch needs
 
         return gpu_products.product(x, kernel, sizes, transposed, dtype)
@@ -141,7 +141,7 @@ def _sum_rows(
         return jnp.einsum("ECD,ECF->EDF", *by_expert, preferred_element_type=dtype)
     if platform() == "tpu":
         return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=dtype)
-    if platform() in GPUS:
+    if _has_triton():
         from pretrainax.layers.feed_forward import gpu_products
 
         return gpu_products.summed_over_rows(x, gradient, sizes, dtype)
@@ -152,6 +152,10 @@ def _sum_rows(
         return total.at[expert[j]].add(jnp.matmul(inputs.T, gradients, preferred_element_type=jnp.float32))
 
     return jax.lax.fori_loop(0, count, add, jnp.zeros((len(sizes), x.shape[1], gradient.shape[1]), jnp.float32))
+
+
+def _has_triton() -> bool:
+    return platform() in GPUS and gpu_capability() >= TRITON_CAPABILITY
 
 
 def _take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
