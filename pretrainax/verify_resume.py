@@ -69,6 +69,7 @@ def main() -> int:
         )
         rows = []
         killed_trial = trial("killed")
+        killed_trial.copy_programs(uninterrupted)
         kill_steps = sorted(random.sample(range(steps), min(_KILLS.value, steps)))
         killed_trial.kill_at(kill_steps, seconds / steps)
         name = f"killed {len(kill_steps)} times, near steps {', '.join(map(str, kill_steps))}"

@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax.config import MeshConfig, Phase, UserError, phases_of
 from pretrainax.config.overrides import set_field
-from pretrainax.runs.resume_check import compare_losses
+from pretrainax.runs.resume_check import Trial, compare_losses
 from pretrainax.runs.row_recorder import row_digests
 from pretrainax.verify_resume import _config_arguments, _devices, _overrides
 from tests.support import tiny
@@ -40,6 +40,17 @@ def test_a_config_that_resumes_passes_also_where_its_phases_change(text, cache):
     assert out.stdout.count("6 steps bit-identical") == 2  # killed; resumed by 2 processes
     assert "killed at step 3, resumed by 2 processes" in out.stdout
     assert out.stdout.splitlines()[-1] == "all checks pass: the config resumes"
+
+
+def test_the_killed_run_has_the_programs_of_the_other(tmp_path):
+    """On a GPU, where two compilations may differ; elsewhere a run stores none."""
+    whole, killed, other = (Trial(str(tmp_path / name), [], 1) for name in ("whole", "killed", "other"))
+    other.copy_programs(whole)
+    (programs := tmp_path / "whole" / "run" / "xla").mkdir(parents=True)
+    (programs / "jit_step-1-cache").write_text("kernels")
+    killed.copy_programs(whole)
+    assert (tmp_path / "killed" / "run" / "xla" / "jit_step-1-cache").read_text() == "kernels"
+    assert not (tmp_path / "other" / "run").exists()
 
 
 def test_phases_keep_their_shares_of_the_short_run():

@@ -90,7 +90,7 @@ def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
 
 
 def old_gpu_obstacle() -> Optional[str]:
-    """Returns why neither cuDNN nor Triton runs attention on this process's GPUs, as a predicate, or None if they do."""
+    """Returns why this process's GPUs cannot run fused attention, phrased as a predicate, or None if they can."""
     if gpu_capability() >= TRITON_CAPABILITY:
         return None
     needed, found = ("{}.{}".format(*capability) for capability in (TRITON_CAPABILITY, gpu_capability()))

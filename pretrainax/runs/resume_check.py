@@ -7,6 +7,7 @@ calls `record`.
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +34,14 @@ class Trial:
         record_flags = [f"--workdir={self.workdir}", f"--record={self.record}"]
         self.command = [sys.executable, "-m", "pretrainax.verify_resume", *arguments, *record_flags]
         self.log = os.path.join(folder, "log")
+
+    def copy_programs(self, other: "Trial") -> None:
+        """Copies the compiled programs of `other`, as a GPU stores them: a new compilation may choose other kernels."""
+        from pretrainax.runtime.determinism import PROGRAMS  # local import, because it imports JAX
+
+        programs = os.path.join(other.workdir, PROGRAMS)
+        if os.path.isdir(programs):
+            shutil.copytree(programs, os.path.join(self.workdir, PROGRAMS))
 
     def start(self, processes: int = 1) -> list[subprocess.Popen]:
         """Starts or resumes the run in `processes` new processes that share the devices equally; returns them."""

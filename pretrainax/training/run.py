@@ -310,7 +310,7 @@ def open_run(
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(Watchdog(experiment.train.stuck_after))
         if experiment.train.deterministic:
-            determinism.set_deterministic_flags(workdir)
+            determinism.set_deterministic_flag()
         host.start_devices()  # in all processes at once: inside `zero_first` they would wait for each other
         if experiment.train.deterministic and workdir is not None:
             determinism.cache_programs_in(workdir)

@@ -22,38 +22,25 @@ def given(monkeypatch):
 
 def test_the_flags_of_a_user_stay_and_none_is_added_twice(given):
     for _ in range(2):
-        determinism.set_deterministic_flags()
+        determinism.set_deterministic_flag()
     assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER}"
 
 
-def test_the_next_start_takes_what_the_first_has_found(given, tmp_path, monkeypatch):
-    file = tmp_path / "autotuning.textproto"
-    determinism.set_deterministic_flags(str(tmp_path))
-    written = f"--xla_gpu_dump_autotune_results_to='{file}'"
-    assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER} {written}"
-    file.write_text("version: 3\n")
-    monkeypatch.setenv("XLA_FLAGS", given)
-    determinism.set_deterministic_flags(str(tmp_path))
-    read = f"--xla_gpu_load_autotune_results_from='{file}'"
-    assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER} {read} {written}"
-
-
-def test_one_process_of_several_writes(given, tmp_path, monkeypatch):
-    monkeypatch.setattr(determinism.distributed_state(), "process_id", 1)
-    determinism.set_deterministic_flags(str(tmp_path))
-    assert os.environ["XLA_FLAGS"] == f"{given} {SAME_ORDER}"
-
-
-def test_xla_knows_the_flags_and_reads_a_path_with_a_space(tmp_path):
-    """It ends a process with a flag that it does not know."""
-    (folder := tmp_path / "a run").mkdir()
-    (folder / determinism.AUTOTUNING).write_text("version: 3\n")
+def test_the_next_start_finds_the_programs_and_the_autotuning_results(tmp_path):
+    """The key of a program contains XLA's flags, except the folder of autotuning results."""
     code = (
-        "import jax; from pretrainax.runtime.determinism import set_deterministic_flags; "
-        f"set_deterministic_flags({str(folder)!r}); print(jax.jit(lambda x: x + 1)(1))"
+        "import jax; from jax._src import compiler; from pretrainax.runtime import determinism; "
+        "determinism.set_deterministic_flag(); jax.default_backend(); jax.default_backend = lambda: 'gpu'; "
+        "determinism.cache_programs_in('a run'); jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0); "
+        "print(jax.jit(lambda x: x + 1)(1)); options = compiler.get_compile_options(1, 1).executable_build_options; "
+        "print(options.debug_options.xla_gpu_per_fusion_autotune_cache_dir)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    for start in ("first", "next"):
+        done = subprocess.run([sys.executable, "-c", code], env=ENV, cwd=tmp_path, capture_output=True, text=True)
+        programs = tmp_path / "a run" / "xla"
+        autotuning = programs / "xla_gpu_per_fusion_autotune_cache_dir"
+        assert (done.returncode, done.stdout) == (0, f"2\n{autotuning}\n"), done.stderr
+        assert len(list(programs.glob("jit*-cache"))) == 1, start
 
 
 @pytest.mark.first(2)

@@ -6,9 +6,9 @@ platform:
 - TPUs use `jax.lax.ragged_dot`. On other platforms, XLA would compute `ragged_dot` by multiplying all rows by all
   matrices.
 - GPUs use one kernel (`gpu_products`).
-- CPUs, and GPUs too old for Triton, multiply blocks of rows one after the other, each by the matrix of its expert. An expert's last block is padded.
-  On a GPU, this loop would copy each matrix and each result once more and launch four kernels per block: a step of one
-  OLMoE layer moved 125 GB for 8,192 tokens.
+- CPUs, and GPUs too old for Triton, multiply blocks of rows one after the other, each by the matrix of its expert. An
+  expert's last block is padded. On a GPU, this loop copies each matrix and each result once more and launches four
+  kernels per block: a step of one OLMoE layer moved 125 GB for 8,192 tokens.
 
 The matrices may be sharded along the mesh axis `fsdp`.
 
