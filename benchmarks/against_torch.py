@@ -32,6 +32,7 @@ from pretrainax.zoo.t5 import t5
 BATCHES = {
     "small": {"bert": (32, None, 128), "gpt2": (16, None, 256), "t5": (16, 256, 64)},
     "base": {"bert": (32, None, 512), "gpt2": (16, None, 1024), "t5": (32, 512, 114)},
+    "gpu": {"bert": (32, None, 512), "gpt2": (32, None, 1024), "t5": (32, 512, 114)},  # base with the rows of gpu.py
 }
 MASKED = 0.15
 # With glibc's defaults, both programs would map and unmap each block over 32 MB in each step.

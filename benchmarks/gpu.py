@@ -16,12 +16,16 @@ small sizes, also on a CPU. benchmarks/README.md lists the packages that a bare 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Seconds of each part in a run of 8 minutes. Later parts share the time that an early part does not use.
@@ -42,13 +46,14 @@ STEPS = ("gpt2", "bert", "bert_attention_dropout", "t5", "llama", "modernbert")
 
 
 def environment(packages: str) -> dict[str, str]:
-    """Returns the variables of a part: the import path starts with this project and the packages; no network."""
+    """Returns the variables of a part: this project and the packages come first on the path; no network; one GPU."""
     paths = [str(HERE.parent), str(HERE), *([os.path.abspath(packages)] if packages else [])]
     paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "HF_HUB_OFFLINE": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),
     }
 
@@ -60,21 +65,48 @@ def run_part(name: str, seconds: float, args: argparse.Namespace) -> None:
     command += ["--tiny"] * args.tiny
     began, log = time.monotonic(), os.path.join(args.out, f"{name}.log")
     with open(log, "w", encoding="utf-8") as f:
-        process = subprocess.Popen(command, env=environment(args.packages), stdout=f, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment(args.packages), stdout=f, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             code = process.wait(timeout=seconds)
-            ended = "done" if code == 0 else f"failed with status {code}: {_last_line(log)}"
+            ended = "done" if code == 0 else f"failed with status {code}: {_reason(log)}"
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             ended = f"timed out after {seconds:.0f} s"
+        finally:
+            _kill(process)
     write(args.out, name, "end", ended=ended, part_seconds=time.monotonic() - began)
 
 
-def _last_line(path: str) -> str:
+def _kill(process: subprocess.Popen) -> None:
+    """Ends a part and its own processes, which would keep the memory of the GPU; waits until they are gone."""
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(50):  # 5 s; without an init process, as in some containers, a dead child remains
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            time.sleep(0.1)
+
+
+def _reason(path: str) -> str:
+    """Returns the last exception in a log, or its last line. JAX's tracebacks end with a note on hidden frames."""
     with open(path, encoding="utf-8", errors="replace") as f:
-        lines = [line.strip() for line in f if line.strip()]
+        text = f.read()
+    lines = exceptions(text) or [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no output"
+
+
+def exceptions(text: str) -> list[str]:
+    """Returns the lines of a log that name an exception and its message."""
+    return re.findall(r"^[\w.]+(?:Error|Exception): .+", text, re.MULTILINE)
+
+
+@contextlib.contextmanager
+def failures(record: Callable[..., None], what: str, **case: str) -> Iterator[None]:
+    """Records an error instead of metrics, so that the rest of the part is still measured."""
+    try:
+        yield
+    except Exception as e:
+        record(f"{what} failed", **case, error=" ".join(f"{type(e).__name__}: {e}".split())[:300])
 
 
 def write(out: str, part: str, what: str, **metrics: object) -> None:
@@ -134,6 +166,7 @@ def main() -> int:
     if why := _missing(args.packages, args.tiny):
         return _complain(why)
     os.makedirs(args.out, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the current part, too
     until = time.monotonic() + 60 * args.minutes
     for place, name in enumerate(wanted):
         share = PARTS[name] / sum(PARTS[other] for other in wanted[place:])
@@ -152,7 +185,10 @@ def _missing(packages: str, tiny: bool) -> str:
     if done.returncode:
         return f"{done.stderr.strip().splitlines()[-1]}: benchmarks/README.md lists the wheels for --packages"
     if not tiny and done.stdout.strip() != "gpu":
-        return f"JAX finds no GPU (its backend is {done.stdout.strip()!r}). Set --tiny, or use a machine with a GPU."
+        why = "".join(f"; {error}" for error in exceptions(done.stderr)[-1:])
+        return (
+            f"JAX finds no GPU (its backend is {done.stdout.strip()!r}{why}). Set --tiny, or use a machine with a GPU."
+        )
     return ""
 
 

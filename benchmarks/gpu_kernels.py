@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 import gpu
@@ -46,6 +46,8 @@ def seconds_of(call: Callable, *args, least: float = 0.1) -> float:
 
 
 def environment(record: Record, tiny: bool) -> None:
+    from pretrainax.layers.gpu_attention import cudnn_version
+
     device = jax.devices()[0]
     record(
         "software",
@@ -53,7 +55,7 @@ def environment(record: Record, tiny: bool) -> None:
         driver=_driver(),
         python=platform.python_version(),
         **{name: _version(name) for name in ("jax", "jaxlib", "flax", "optax", "torch", "transformers")},
-        cudnn=_version("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+        cudnn=cudnn_version(),
         nccl=_version("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
         flags=os.environ.get("XLA_FLAGS", ""),
         memory_bytes=(device.memory_stats() or {}).get("bytes_limit"),
@@ -125,21 +127,12 @@ def kernels(record: Record, tiny: bool) -> None:
     for name, case in CASES.items():
         if tiny:
             case = case._replace(rows=2, queries=min(case.queries, 32), keys=min(case.keys, 32), size=8)
-        with _failures(record, "attention", name):
+        with gpu.failures(record, "attention", case=name):
             record("attention", case=name, **attention_metrics(case))
-    with _failures(record, "experts", "grouped product"):
+    with gpu.failures(record, "experts", case="grouped product"):
         record("experts", **expert_metrics(*((64, 4, 16, 32) if tiny else (16384, 8, 1024, 4096))))
-    with _failures(record, "loss", "chunked loss"):
+    with gpu.failures(record, "loss", case="chunked loss"):
         record("loss", **loss_metrics(*((64, 16, 101) if tiny else (8192, 768, 50257))))
-
-
-@contextlib.contextmanager
-def _failures(record: Record, what: str, case: str) -> Iterator[None]:
-    """Records an error instead of metrics, so that the next kernels are still measured."""
-    try:
-        yield
-    except Exception as e:
-        record(f"{what} failed", case=case, error=" ".join(f"{type(e).__name__}: {e}".split())[:300])
 
 
 def attention_metrics(case: Case) -> dict[str, object]:
@@ -292,9 +285,9 @@ def determinism(record: Record, tiny: bool, out: str) -> None:
         digests: list[str] = []
         for process in (1, 2):
             command = [sys.executable, __file__, "bits", f"--out={out}", *words, *["--tiny"] * tiny]
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)  # errors are in the log of the part
             if done.returncode:
-                raise SystemExit(f"{mode}: {done.stderr.strip().splitlines()[-1]}")
+                raise SystemExit(f"{mode}: a process ended with status {done.returncode}")
             found = json.loads(done.stdout.splitlines()[-1])
             digests += found["digests"]
             record(

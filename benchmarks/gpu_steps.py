@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Optional
 
 import gpu
@@ -27,7 +27,7 @@ from pretrainax.layers.attention import choose_backend
 from pretrainax.planning import memory
 from pretrainax.planning.current_devices import current_topology
 from pretrainax.planning.hlo import Program, memory_traffic_of
-from pretrainax.profiling.report import expectation
+from pretrainax.profiling.report import estimate_compiled
 from pretrainax.profiling.trace import read_trace
 from pretrainax.runtime import host
 from pretrainax.runtime.recorder import STEP
@@ -122,9 +122,9 @@ def step(name: str, record, tiny: bool) -> None:
                 sorted({choose_backend("auto", platform(), spec)[0] for spec in run.work.attention_specs})
             ),
         )
-        moved = memory_traffic_of(Program(program.as_text()))
-        record("compiled", moved_gb=moved.total / 1e9, besides_products_gb=moved.bytes_outside_matmuls / 1e9)
-        traced(run, program, state, batch, record)
+        planned(run, Program(program.as_text()), seconds[0], record)
+        with gpu.failures(record, "trace"):
+            traced(run, program, state, batch, record)
         if device.platform == "gpu":
             began = time.perf_counter()
             lowered.compile(compiler_options={"xla_gpu_autotune_level": "0"})
@@ -149,8 +149,29 @@ def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], 
     return (statistics.median(groups), min(groups), max(groups)), state
 
 
+def planned(run: Run, program: Program, seconds: float, record) -> None:
+    """Records the memory traffic of the compiled step, and the planned and the measured step time."""
+    moved = memory_traffic_of(program)
+    record("compiled", moved_gb=moved.total / 1e9, besides_products_gb=moved.bytes_outside_matmuls / 1e9)
+    if (topology := current_topology()) is None:
+        record("no plan", why=f"the plan has no rates for {jax.devices()[0].device_kind}")
+        return
+    needed = memory.estimate(
+        run.trained, mesh_sizes(run.trained.mesh, topology.num_devices, processes=1), topology.chip
+    )
+    expected = estimate_compiled(program, run.trained, topology)
+    record(
+        "plan",
+        ms=1e3 * expected.seconds,
+        measured_ms=1e3 * seconds,
+        products_ms=1e3 * expected.compute,
+        memory_ms=1e3 * expected.memory,
+        memory_gb=needed.total / 1e9,
+    )
+
+
 def traced(run: Run, program, state, batch, record) -> None:
-    """Records the slowest kernels of three traced steps, and the planned and the traced step time."""
+    """Records the slowest kernels of three traced steps."""
     with tempfile.TemporaryDirectory() as folder:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level, options.host_tracer_level = 0, 1
@@ -164,85 +185,79 @@ def traced(run: Run, program, state, batch, record) -> None:
         trace = read_trace(path)
     for op, spent in sorted(trace.busy.items(), key=lambda item: -item[1])[:KERNELS]:
         record("kernel", kernel=op.name, ms_a_step=1e3 * spent, share=spent / trace.seconds)
-    if (topology := current_topology()) is None:
-        record("no plan", why=f"the plan has no rates for {jax.devices()[0].device_kind}")
-        return
-    needed = memory.estimate(
-        run.trained, mesh_sizes(run.trained.mesh, topology.num_devices, processes=1), topology.chip
-    )
-    expected = expectation(trace, run.trained, topology)
-    record(
-        "plan",
-        ms=expected and 1e3 * expected.seconds,
-        traced_ms=1e3 * trace.seconds,
-        products_ms=expected and 1e3 * expected.compute,
-        memory_ms=expected and 1e3 * expected.memory,
-        memory_gb=needed.total / 1e9,
-    )
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
 
 
 def peers(record, tiny: bool) -> None:
-    """Records the step time of torch with the same sizes: compiled, with bfloat16 autocast."""
+    """Records the step time of torch with the same batches: compiled, with bfloat16 autocast; eager if that fails."""
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("torch is not installed")
     import against_torch
-    import torch
 
-    size = "small" if tiny else "base"
-    sides = {"nanoGPT": nanogpt} if importlib.util.find_spec("nanogpt") else {}
-    if not sides:
+    size = "small" if tiny else "gpu"
+    sides = {}
+    if importlib.util.find_spec("nanogpt"):
+        sides["nanoGPT"] = "gpt2", functools.partial(nanogpt, size)
+    else:
         record("left out", side="nanoGPT", why="--packages does not contain its model.py as nanogpt.py")
     if importlib.util.find_spec("transformers"):
-        kind = "autocast" if tiny else "compiled_autocast"  # tests run without a C++ compiler
-        sides |= {
-            f"transformers {name}": functools.partial(against_torch.theirs, name, size, kind)
-            for name in ("gpt2", "bert")
-        }
+        for name in ("gpt2", "bert"):
+            sides[f"transformers {name}"] = name, functools.partial(against_torch.theirs, name, size)
     else:
         record("left out", side="transformers", why="not installed")
-    for name, make in sides.items():
+    for side, (name, make) in sides.items():
+        rows, _, length = against_torch.BATCHES[size][name]
+        for kind in ("autocast",) if tiny else ("compiled_autocast", "autocast"):  # tests have no C++ compiler
+            with gpu.failures(record, "peer", side=side, kind=kind):
+                metrics = peer_metrics(functools.partial(make, kind), tiny)
+                rate = 1e3 * rows * length / metrics["ms"]
+                record("peer", side=side, kind=kind, batch=f"{rows} x {length}", tokens_per_second=rate, **metrics)
+                break
+
+
+def peer_metrics(make: Callable[[], Callable[[int], float]], tiny: bool) -> dict[str, Optional[float]]:
+    """Returns the step time and the peak memory of a torch program; `make` returns a function of a number of steps."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    run = make()
+    run(1 if tiny else 3)
+    compiled = time.perf_counter() - began
+    groups, steps = [], 1 if tiny else STEPS
+    for _ in range(2 if tiny else GROUPS):
         began = time.perf_counter()
-        run = make(tiny) if name == "nanoGPT" else make()
-        run(1 if tiny else 3)
-        compiled = time.perf_counter() - began
-        groups, steps = [], 1 if tiny else STEPS
-        for _ in range(2 if tiny else GROUPS):
-            began = time.perf_counter()
-            run(steps)
-            groups.append((time.perf_counter() - began) / steps)
-        rows, _, length = against_torch.BATCHES[size]["bert" if name.endswith("bert") else "gpt2"]
-        if not tiny and name != "transformers bert":
-            rows, length = 32, 1024
-        seconds = statistics.median(groups)
-        record(
-            "peer",
-            side=name,
-            batch=f"{rows} x {length}",
-            ms=1e3 * seconds,
-            tokens_per_second=rows * length / seconds,
-            first_steps_seconds=compiled,
-            memory_gb=torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
-        )
-        del run
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+        run(steps)
+        groups.append((time.perf_counter() - began) / steps)
+    return {
+        "ms": 1e3 * statistics.median(groups),
+        "first_steps_seconds": compiled,
+        "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+    }
 
 
-def nanogpt(tiny: bool):
-    """Returns a function that runs a number of steps of nanoGPT's GPT-2 and returns the loss."""
+def nanogpt(size: str, kind: str) -> Callable[[int], float]:
+    """Returns a function that runs a number of steps of nanoGPT's GPT-2 and returns the loss.
+
+    size, kind: as in against_torch.py.
+    """
+    import against_torch
     import nanogpt as published
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows, length, sizes = (4, 64, dict(n_layer=2, n_head=4, n_embd=64)) if tiny else (32, 1024, {})
-    model = published.GPT(published.GPTConfig(block_size=length, vocab_size=50257, dropout=0.0, **sizes)).to(device)
+    rows, _, length = against_torch.BATCHES[size]["gpt2"]
+    vocab_size = against_torch.config_of("gpt2", size).vocab_size
+    sizes = dict(n_layer=2, n_head=4, n_embd=64) if size == "small" else {}
+    config = published.GPTConfig(block_size=length, vocab_size=vocab_size, dropout=0.0, **sizes)
+    model = published.GPT(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    forward = model if tiny else torch.compile(model)
-    tokens = torch.randint(50257, (rows, length + 1), device=device)
+    forward = torch.compile(model) if kind.startswith("compiled") else model
+    tokens = torch.randint(vocab_size, (rows, length + 1), device=device)
 
     def run(steps: int) -> float:
         for _ in range(steps):

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -123,13 +124,84 @@ def test_a_wheel_that_is_missing_is_named(tmp_path):
     assert done.stderr == f"{wanted}for --packages\n"
 
 
-def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch):
+@pytest.fixture
+def of_benchmarks(monkeypatch):
+    """Imports a script of benchmarks/ by name."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    gpu = importlib.import_module("gpu")
+    return importlib.import_module
+
+
+def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, of_benchmarks, monkeypatch):
+    gpu = of_benchmarks("gpu")
     given = argparse.Namespace(out=str(tmp_path), packages="", tiny=True)
-    for name, code in (("fails", "raise SystemExit('no such kernel')"), ("hangs", "import time; time.sleep(60)")):
-        monkeypatch.setattr(gpu, "HERE", tmp_path)
+    parts = {
+        "fails": "raise SystemExit('no such kernel')",
+        "fails in JAX": "import jax; jax.jit(lambda x: x @ x)(jax.numpy.ones((2, 3)))",  # a note follows the error
+        "hangs": "import subprocess; subprocess.run(['sh', '-c', 'echo $$ && sleep 60'])",
+    }
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    for name, code in parts.items():
         (tmp_path / "gpu_kernels.py").write_text(code)
-        gpu.run_part(name, 3.0, given)
+        gpu.run_part(name, 3.0 if name == "hangs" else 60.0, given)
     ended = [line["ended"] for line in gpu.read(str(tmp_path))]
-    assert ended == ["failed with status 1: no such kernel", "timed out after 3 s"]
+    assert ended[0::2] == ["failed with status 1: no such kernel", "timed out after 3 s"]
+    assert ended[1].startswith("failed with status 1: TypeError: dot_general requires contracting dimensions")
+    # The child of the part has ended, too: it would keep the memory of the GPU.
+    state = pathlib.Path("/proc") / (tmp_path / "hangs.log").read_text().strip() / "stat"
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_parts_see_one_gpu(of_benchmarks, monkeypatch):
+    gpu = of_benchmarks("gpu")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.environment("")["CUDA_VISIBLE_DEVICES"] == "0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert gpu.environment("")["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_a_gpu_that_jax_cannot_start_is_explained(tmp_path):
+    (plugin := tmp_path / "packages" / "jax_plugins" / "broken").mkdir(parents=True)
+    (plugin / "__init__.py").write_text("def initialize():\n    raise RuntimeError('Unable to load cuDNN.')\n")
+    done = run("gpu", f"--out={tmp_path}", f"--packages={tmp_path / 'packages'}")
+    line = "gpu.py: JAX finds no GPU (its backend is 'cpu'; RuntimeError: Unable to load cuDNN.). Set --tiny, or use a "
+    assert (done.returncode, done.stderr) == (2, f"{line}machine with a GPU.\n")
+
+
+def test_a_step_is_compared_with_its_plan_also_without_a_trace(tmp_path):
+    """CUPTI, which traces a GPU, may be missing."""
+    code = (
+        "import gpu_steps; from pretrainax.config import UserError\n"
+        "def read_trace(path): raise UserError('no kernel')\n"
+        "gpu_steps.read_trace = read_trace; gpu_steps.step('bert', lambda *a, **k: print(*a, *k.values()), True)"
+    )
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["step", "compiled"]
+    assert lines[2:] == ["no plan the plan has no rates for cpu", "trace failed UserError: no kernel"]
+
+
+def test_torch_takes_the_batches_of_the_steps_and_runs_eagerly_if_it_cannot_compile(of_benchmarks, monkeypatch):
+    pytest.importorskip("torch")
+    steps, torch_side = of_benchmarks("gpu_steps"), of_benchmarks("against_torch")
+    taken, recorded = [], []
+
+    def theirs(name, size, kind):
+        if kind.startswith("compiled") and name == "gpt2":
+            raise RuntimeError("Failed to find C compiler.")
+        taken.append(torch_side.batch_of(name, size, 100)["tokens"].shape)
+        return lambda steps: 0.0
+
+    monkeypatch.setattr(torch_side, "theirs", theirs)
+    steps.peers(lambda what, **metrics: recorded.append({"what": what} | metrics), tiny=False)
+    rows = [row for row in recorded if row["what"] != "left out"]
+    assert taken == [(steps.CASES[name].rows, steps.CASES[name].length) for name in ("gpt2", "bert")]
+    assert [(row["what"], row["side"], row["kind"], row.get("batch")) for row in rows] == [
+        ("peer failed", "transformers gpt2", "compiled_autocast", None),
+        ("peer", "transformers gpt2", "autocast", "32 x 1024"),
+        ("peer", "transformers bert", "compiled_autocast", "32 x 512"),
+    ]
+    assert rows[0]["error"] == "RuntimeError: Failed to find C compiler."
+    assert rows[2]["tokens_per_second"] == pytest.approx(32 * 512 / (rows[2]["ms"] / 1e3))

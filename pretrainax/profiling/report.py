@@ -14,7 +14,7 @@ import jax
 from pretrainax.config import Experiment
 from pretrainax.planning import memory, roofline
 from pretrainax.planning.current_devices import current_topology
-from pretrainax.planning.hlo import collectives_of, memory_traffic_of
+from pretrainax.planning.hlo import Program, collectives_of, memory_traffic_of
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
 from pretrainax.profiling.kernels import Work, kernel_work, step_program
@@ -67,13 +67,16 @@ def _reason_without_plan(trace: Trace) -> str:
 
 
 def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Optional[Roofline]:
-    """Estimates the duration of the traced step from its compiled program, in the same way as the planner.
+    """Estimates the duration of the traced step from its compiled program.
 
     Returns None if the trace does not contain the program.
     """
-    if (step := step_program(trace)) is None:
-        return None
-    program = trace.programs[step]
+    step = step_program(trace)
+    return None if step is None else estimate_compiled(trace.programs[step], experiment, topology)
+
+
+def estimate_compiled(program: Program, experiment: Experiment, topology: Topology) -> Roofline:
+    """Estimates the duration of a compiled step, in the same way as the planner."""
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     sent = collectives_of(program, abstract_mesh(sizes, topology.chip.platform))
     needed = memory.estimate(experiment, sizes, topology.chip)
