@@ -1,15 +1,20 @@
 """The benchmarks of a config run: nothing else would say that they have fallen behind the code."""
 
 import argparse
+import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
@@ -122,6 +127,23 @@ def test_a_wheel_that_is_missing_is_named(tmp_path):
     assert done.returncode == 2
     wanted = "gpu.py: ModuleNotFoundError: No module named 'optax': benchmarks/README.md lists the wheels "
     assert done.stderr == f"{wanted}for --packages\n"
+
+
+def test_the_wheels_of_the_readme_require_no_others():
+    """pip installs them without their requirements. A new version of a package may require another one."""
+    on_the_machine = {"jax", "jaxlib", "numpy", "ml-dtypes", "fsspec"}  # with jax and torch
+    unused = {"click", "hf-xet", "markdown-it-py", "prometheus-client", "psutil", "typer"}
+    command = re.search(
+        r"--dest=wheels (.*)\n    pip install", (ROOT / "benchmarks" / "README.md").read_text(), re.DOTALL
+    )
+    wheels = {canonicalize_name(name) for name in command[1].replace("\\", "").split()}
+    required = set()
+    for name in wheels:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            required |= set(map(Requirement, importlib.metadata.requires(name) or ()))
+    machine = {"extra": "", "python_version": "3.12", "platform_machine": "x86_64"}
+    names = {canonicalize_name(x.name) for x in required if x.marker is None or x.marker.evaluate(machine)}
+    assert names - wheels - on_the_machine - unused == set()
 
 
 @pytest.fixture
