@@ -17,7 +17,7 @@ from pretrainax.data.objectives import CausalLM
 from pretrainax.scaling import budget as budget_lib
 from pretrainax.scaling import compute_optimal
 from pretrainax.scaling.budget import Budget, report
-from pretrainax.scaling.compute_optimal import RECIPES, Space, count_parameters, make_plan
+from pretrainax.scaling.compute_optimal import MIN_STEPS, RECIPES, Space, count_parameters, make_plan, run_of
 from pretrainax.scaling.power_laws import (
     LAWS,
     PF_DAY,
@@ -247,6 +247,16 @@ def test_small_budgets_have_a_run_of_their_flops(flops):
     values = budget_lib.values(Budget(flops=flops))
     assert values["flops"] == pytest.approx(flops, rel=0.02)  # a whole number of steps, at least 500
     assert 4 * values["parameters_without_embeddings"] > values["parameters"] or flops == 1e12
+
+
+def test_a_small_run_has_a_thousand_steps(spaces):
+    """The critical batch size of a law of small runs would leave 39 steps."""
+    law = LossLaw(2.2, 7.4, 0.17, 408.0, 0.43, source="small runs", with_embeddings=False)
+    space = spaces["decoder"]
+    for tokens in (2.6e6, 2.6e7, 2.6e9):
+        plan = run_of(space, space.build(64, 2), law, tokens)
+        assert plan.steps >= MIN_STEPS and plan.tokens == pytest.approx(tokens, rel=1e-3)
+    assert plan.steps < 20 * MIN_STEPS  # not limited
 
 
 def test_a_law_that_is_not_identified_sizes_no_run(tmp_path):
