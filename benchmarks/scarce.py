@@ -31,7 +31,8 @@ from pretrainax.studies.arms import Arm, configured
 
 FACTORS, WEIGHT_DECAYS, DROPOUTS = (0.5, 1.0, 2.0), (0.1, 0.4, 1.6), (0.0, 0.1, 0.2)
 BEST = 3  # settings of the grid that are trained with all seeds
-COMMON = ("--config.trackers=()", "--config.evaluate.batches=60", "--config.checkpoint.keep=1")
+COMMON = ("--config.trackers=()", "--config.checkpoint.keep=1")
+VALIDATION_ROWS = 1920
 
 
 class Trial(NamedTuple):
@@ -75,6 +76,7 @@ def experiment_of(trial: Trial, options) -> Experiment:
     if trial.dropout is not None:
         flags += [f"--config.model.dropout_rate={trial.dropout}"]
     experiment = configured(Arm(trial.name, config.removeprefix("--config="), tuple(flags)))
+    experiment.evaluate.batches = VALIDATION_ROWS // experiment.train.global_batch_size
     experiment.train.log_every = experiment.evaluate.every = experiment.checkpoint.every = experiment.train.steps
     return experiment
 
