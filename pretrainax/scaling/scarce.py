@@ -118,7 +118,7 @@ def make_scarce_plan(
 
     Args:
       flops: training FLOPs of the run. None: no limit.
-      factor: parameters of the run, as a multiple of those of the best run.
+      factor: number of parameters, as a multiple of the best number.
 
     Raises:
       UserError: the law has no term for repeated text, or the best model is out of range.

@@ -179,7 +179,7 @@ def platform() -> str:
 def gpu_capability() -> tuple[int, int]:
     """Returns the compute capability of this process's GPUs, such as (8, 9) for an L4.
 
-    Without GPUs, for example when the step is compiled for another machine, it is (9, 0), that of an H100.
+    Without GPUs, for example when the step is compiled for another machine, it is (9, 0), as for an H100.
     """
     if jax.default_backend() != "gpu":
         return 9, 0

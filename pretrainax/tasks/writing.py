@@ -125,7 +125,7 @@ class WritingTask(Task):
 
 
 def answer_note(answer: str) -> Note:
-    """Returns the note of a record with its answer, whose line ends are those of the targets."""
+    """Returns the note of a record with its answer, after the normalization of line ends that targets have."""
     return {"answer": normalize_line_ends(answer, collections.Counter())}
 
 
