@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -83,17 +83,21 @@ def experiment_of(trial: Trial, options) -> Experiment:
 
 def write_text(options) -> None:
     """Writes the first megabytes of the training text, and the validation text, to the workdir."""
-    limits = {"text": options.megabytes * 1e6, "valid": float("inf")}
-    for name, pattern in {"text": "train*.jsonl.gz", "valid": "valid*.jsonl.gz"}.items():
-        num_bytes, target = 0, os.path.join(options.workdir, f"{name}.jsonl")
-        with open(target, "w") as out:
-            for path in sorted(glob.glob(os.path.join(options.books, pattern))):
-                with gzip.open(path, "rt") as f:
-                    for line in f:
-                        num_bytes += len(json.loads(line)["text"].encode())
-                        if num_bytes > limits[name]:
-                            break
-                        out.write(line)
+    for name, split, limit in (("text", "train", options.megabytes * 1e6), ("valid", "valid", np.inf)):
+        num_bytes = 0
+        with open(os.path.join(options.workdir, f"{name}.jsonl"), "w") as out:
+            for line in lines_of(os.path.join(options.books, f"{split}*.jsonl.gz")):
+                num_bytes += len(json.loads(line)["text"].encode())
+                if num_bytes > limit:
+                    break
+                out.write(line)
+
+
+def lines_of(pattern: str) -> Iterator[str]:
+    """Yields the lines of compressed files, in the order of their names."""
+    for path in sorted(glob.glob(pattern)):
+        with gzip.open(path, "rt") as f:
+            yield from f
 
 
 def settings(losses: Mapping[Trial, Optional[float]]) -> dict[Trial, np.ndarray]:

@@ -38,8 +38,8 @@ _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembed
 # predicts for these models. At a fraction of 0.25, a run needs a quarter more tokens than with small batches to reach
 # the same loss (Kaplan et al. 2020, equation 5.5).
 BATCH_SHARE = 0.25
-# The least steps of a run, for which the batch is smaller than that: Kaplan's critical batch size is from larger runs,
-# and for a law of small runs it would leave a GPT of 56 k parameters 39 steps on 2.6 M tokens.
+# The fewest steps of a run, so that small runs have smaller batches. Kaplan's critical batch size is from larger runs,
+# and with a law of small runs it would leave a GPT of 56 k parameters 39 steps on 2.6 M tokens.
 MIN_STEPS = 1000
 
 

@@ -38,7 +38,7 @@ def configured(arm: Arm, flags: Sequence[str] = (), files: bool = False) -> Expe
     return experiment
 
 
-def length_flags(experiment: Experiment, steps: int) -> list[str]:
+def length_flags(experiment: Experiment, steps: int, validations: int = VALIDATIONS) -> list[str]:
     """Returns the flags that set the length of a run, its validations and its schedule.
 
     The schedule keeps its shape: numbers of steps, such as the warmup, scale with the length. If the arm's config has
@@ -47,9 +47,10 @@ def length_flags(experiment: Experiment, steps: int) -> list[str]:
     Args:
       experiment: the arm's config.
       steps: number of updates.
+      validations: number of validations.
     """
     flags, ratio = ["--config.train.budget=none"], steps / (experiment.train.steps or steps)
-    flags += [f"--config.train.steps={steps}", f"--config.evaluate.every={-(-steps // VALIDATIONS)}"]
+    flags += [f"--config.train.steps={steps}", f"--config.evaluate.every={-(-steps // validations)}"]
     flags += [f"--config.checkpoint.every={min(experiment.checkpoint.every or steps, steps)}"]
     for path in _SCALED if ratio != 1 else ():
         section, _, name = path.partition(".")

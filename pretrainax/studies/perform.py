@@ -212,8 +212,7 @@ def _timed_run(
 ) -> tuple[Experiment, float, float]:
     """Trains a short run; returns its config, its seconds, and the seconds of its steps without compilation."""
     if steps:
-        flags = length_flags(configured(arm), steps)
-        flags += [f"--config.evaluate.every={-(-steps // validations)}", f"--config.train.log_every={VALIDATIONS}"]
+        flags = [*length_flags(configured(arm), steps, validations), f"--config.train.log_every={VALIDATIONS}"]
         experiment = configured(arm, flags)
     else:
         experiment = configured(arm, untrained_flags())

@@ -114,8 +114,7 @@ def _runs_of(ladder: Ladder, arm: Arm, folder: str, seed: int, tokens: tuple[flo
     for i, (count, decay, leave) in reversed([*enumerate(zip(steps, decays, leaves, strict=True))]):
         is_trunk = i == len(steps) - 1
         flags = [
-            *length_flags(plain, count),
-            f"--config.evaluate.every={count}",
+            *length_flags(plain, count, validations=1),
             f"--config.schedule=WarmupStableDecay(warmup_steps={warmup}, decay_steps={decay})",
             f"--config.train.seed={seed}",
         ]
