@@ -17,7 +17,7 @@ from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms, positions_for
-from pretrainax.layers.rematerialization import saved_residual
+from pretrainax.layers.rematerialization import fan_out, saved_residual
 from pretrainax.sharding.mesh import platform
 from pretrainax.sharding.rules import add_partition_rules
 
@@ -164,6 +164,8 @@ class MultiHeadAttention(Attention):
         # In cross-attention, the encoder may be wider than the decoder.
         source_width = x.shape[2] if is_cached else source.shape[2]
         to_key, to_value = (head_projection(name, config.kv_heads, source_width) for name in ("key", "value"))
+        if source is x:
+            x, source = fan_out(x)
         q = to_query(x)
         k, v = source.heads_last() if is_cached else (to_key(source), to_value(source))
         bias = positions.bias(config, q, k, to_query, to_key, scale)

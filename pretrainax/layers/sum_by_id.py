@@ -12,7 +12,7 @@ def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
     """Sums the vectors of each id from 0 to `rows` - 1, and returns [rows, D], ignoring vectors with other ids.
 
     On a GPU, a scatter-add would use atomic operations, in the order in which threads arrive. There, this function
-    therefore sorts the ids instead (`sorted_sum_by_id`).
+    therefore multiplies by a matrix of zeros and ones, or, if there are many rows, sorts the ids (`sorted_sum_by_id`).
 
     Args:
       ids: integers of any shape, [...].
@@ -20,9 +20,11 @@ def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:
       rows: number of rows in the result.
     """
     ids, x = ids.reshape(-1), x.reshape(-1, x.shape[-1])
-    if platform() in GPUS:
+    if platform() not in GPUS:
+        return jnp.zeros((rows, x.shape[-1]), x.dtype).at[ids].add(x, mode="drop")
+    if rows > BLOCK:
         return sorted_sum_by_id(ids, x, rows)
-    return jnp.zeros((rows, x.shape[-1]), x.dtype).at[ids].add(x, mode="drop")
+    return _sum_selected(ids[None] == jnp.arange(rows)[:, None], x).astype(x.dtype)
 
 
 def sorted_sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:

@@ -143,9 +143,10 @@ class Model(AnyFamily):
         x = positions_for(config).embed(x, positions, getattr(self, f"{side}position_embedding"))
         if config.num_token_types:
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
+        x = constrain(x).astype(self.compute.dtype)
         if config.embedding_norm:
             x = getattr(self, f"{side}embedding_norm")(x)
-        x = self.dropout(constrain(x).astype(self.compute.dtype), deterministic=deterministic)
+        x = self.dropout(x, deterministic=deterministic)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if config.embedding_dim else x
 

@@ -2,10 +2,12 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrainax.layers import sum_by_id
 from pretrainax.layers.sum_by_id import BLOCK, sorted_sum_by_id
 
 # float32 rounds each addition at 2^-24 of what is summed so far
@@ -32,6 +34,19 @@ def test_it_is_the_sum_of_each_id(count, rows, highest, variant):
     summed = variant(functools.partial(sorted_sum_by_id, rows=rows))
     got = summed(jnp.asarray(ids, jnp.int32), jnp.asarray(x))
     np.testing.assert_allclose(got, expected[:rows], **TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [1, 2, BLOCK, BLOCK + 1])
+def test_a_gpu_sums_small_tables_without_sorting(rows, monkeypatch, variant):
+    monkeypatch.setattr(sum_by_id, "platform", lambda: "gpu")
+    rng = np.random.default_rng(rows)
+    ids, x = rng.integers(0, rows + 1, (2, 300)), rng.standard_normal((2, 300, 5)).astype(np.float32)
+    expected = np.zeros((rows + 1, 5))
+    np.add.at(expected, ids, x.astype(np.float64))
+    summed = functools.partial(sum_by_id.sum_by_id, rows=rows)
+    got = variant(summed)(jnp.asarray(ids, jnp.int32), jnp.asarray(x))
+    np.testing.assert_allclose(got, expected[:rows], **TOLERANCE)
+    assert ("sort" in str(jax.make_jaxpr(summed)(ids, x))) == (rows > BLOCK)
 
 
 def test_a_row_at_the_edge_of_a_block_has_both_parts():

@@ -115,9 +115,9 @@ def lowered(experiment: Experiment, topology: Topology) -> jax.stages.Lowered:
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("activation, has_relu", [("gelu", False), ("relu", True)])
-def test_matmuls_for_a_gpu_add_the_biases_and_apply_relu(activation, has_relu):
-    experiment = config("bert")
+@pytest.mark.parametrize("variant, activation", [("gpt", "gelu"), ("bert", "relu")])
+def test_matmuls_for_a_gpu_add_biases_and_gradients_and_apply_relu(variant, activation):
+    experiment = config(variant)
     experiment.train.dtype, experiment.model.activation = "bfloat16", activation
     text = lowered(experiment, absent("h100:1")).compile().as_text()
     kernels = re.findall(r"(?m)^.* custom-call.*__cublas\$lt\$matmul.*", text)
@@ -125,8 +125,12 @@ def test_matmuls_for_a_gpu_add_the_biases_and_apply_relu(activation, has_relu):
     # All but the bias of `up`, which the kernel of a GELU adds in the forward and in the backward
     for name in ("query", "key", "value", "out", "down"):
         assert any(f"/{name}/dot_general" in x for x in biased), (name, biased)
-    assert any('"epilogue":"BIAS_RELU"' in kernel for kernel in kernels) == has_relu
+    assert any('"epilogue":"BIAS_RELU"' in kernel for kernel in kernels) == (activation == "relu")
     assert "__triton_nested_gemm_fusion" not in text
+    # In the backward, two of the matmuls of queries, keys and values add the gradient of other uses of their input. In
+    # BERT, whose norms follow the sublayers, the residual stream is a fourth use, which an elementwise kernel adds.
+    adding = [x for x in kernels if "transpose(jvp" in x and "output_to_operand_aliasing" in x]
+    assert sum(bool(re.search("/(query|key|value)/dot_general", x)) for x in adding) == 2
 
 
 @pytest.mark.aot
