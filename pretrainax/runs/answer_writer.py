@@ -49,7 +49,8 @@ class AnswerWriter(Callback):
         prompts = [stream_task.prompt_example(stream.record(n), stream.vocabulary) for n in record_indices]
         loaded = current_model(run, params)
         self._previous = keep_compiled(loaded, self._previous)
-        sampling = Sampling(max_new_tokens=stream_task.answer_capacity, num_beams=task.num_beams)
+        capacity, stop = stream_task.answer_capacity, stream_task.stop
+        sampling = Sampling(max_new_tokens=capacity, num_beams=task.num_beams, stop=stop)
         answers = generate_examples(loaded, prompts, sampling)
         loaded.clear_cache()
         return answers, [stream.note(n) for n in record_indices]

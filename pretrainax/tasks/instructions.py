@@ -154,6 +154,12 @@ class Instructions(WritingTask):
     def answer_capacity(self) -> int:
         return self.max_new_tokens or self._length // 2
 
+    @property
+    def stop(self):
+        assert self._chat is not None
+        end = self._chat.end_of_turn.removesuffix(self._chat.end_of_text).rstrip()
+        return (end,) if end else ()
+
     def lengths(self, sequence_length: int) -> Lengths:
         return Lengths(sequence_length, sequence_length, sequence_length)
 
@@ -214,8 +220,13 @@ class Instructions(WritingTask):
 
     def _stop_warnings(self, chat: Chat) -> Iterator[str]:
         """Yields a warning if answers do not end with the token at which generation stops."""
-        end = chat.end_of_turn()
-        if end != chat.end_of_text:
+        end = chat.end_of_turn
+        if not end:
+            yield (
+                "ANSWERS HAVE NO END in config.objective.template, so generation does not stop after them: use a "
+                "template that ends answers with eos_token"
+            )
+        elif end != chat.end_of_text:
             yield (
                 f"ANSWERS END WITH {end!r}, but generation stops at {chat.end_of_text!r}: pass --stop when you "
                 "generate, or use a config.objective.template that ends answers with eos_token"

@@ -67,6 +67,11 @@ class WritingTask(Task):
         raise NotImplementedError
 
     @property
+    def stop(self) -> tuple[str, ...]:
+        """Returns the strings that end a generated answer, in addition to the end-of-text token."""
+        return ()
+
+    @property
     def packages(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(text_metrics.PACKAGES[x] for x in self.scores if x in text_metrics.PACKAGES))
 

@@ -37,7 +37,7 @@ PLAIN = """\
 # The default template, and the folder of further templates, as in transformers
 _TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 _SETTING = "config.objective.template"  # the origin of a template in error messages, for training
-_MARK = "\ufdd2"  # marks the end of the final message; this Unicode noncharacter occurs in no text
+_MARK = "\ufdd2"  # marks a place in a message; this Unicode noncharacter occurs in no text
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\b")  # Jinja's tag around an answer
 _TOKEN = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")  # strings in a template that look like special tokens
 
@@ -142,10 +142,11 @@ class Chat:
             raise UserError(f"{self._origin} changes the final message, which the model must continue: {final[:60]!r}")
         return before if after.startswith(" ") else before.rstrip()  # a template that strips messages also strips final
 
+    @functools.cached_property
     def end_of_turn(self) -> str:
-        """Returns the piece of the token that ends an answer, for example "<|im_end|>"."""
-        ids, is_answer = self.encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-        return self._encoder.id_to_token(int(ids[is_answer][-1])) or ""
+        """The text that the template writes after the content of an answer, such as "<|im_end|>"; "": none."""
+        text, ((_, end),) = self.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}])
+        return text[:end].rpartition(_MARK)[2].strip()
 
     def _render_prefixes(
         self, messages: Sequence[Message], prefixes: Sequence[tuple[int, bool]], has_clock: bool = False

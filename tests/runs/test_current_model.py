@@ -53,10 +53,14 @@ def test_samples_tasks_and_answers_use_it(run, monkeypatch):
 
     def generate(loaded, prompts, sampling: Sampling):
         used.append(loaded)
+        assert sampling.stop == ("<end>",)
         return []
 
     monkeypatch.setattr(answer_writer, "generate_examples", generate)
-    stream = SimpleNamespace(objective=Instructions(), prefetch=list, note=int)
+    template = "{% for m in messages %}{{ m.role + m.content + '<end>' }}{% endfor %}"
+    template += "{{ 'assistant' if add_generation_prompt }}"
+    task = Instructions(template=template).bind(LOADED.tokenizer)
+    stream = SimpleNamespace(objective=task, prefetch=list, note=int)
     run.validation = SimpleNamespace(valid_batches=SimpleNamespace(streams=[stream], rows_per_epoch=0))
     answer_writer.AnswerWriter()(run, LOADED.params, stream.objective)
     assert [loaded.model.config.experts.capacity for loaded in used] == [None] * 3

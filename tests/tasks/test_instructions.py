@@ -74,12 +74,32 @@ def test_what_is_cut_is_counted():
     assert f"{cut} of 3 lose their end, and 1 of them all answers" in said and cut >= 2
 
 
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
 def test_a_template_that_does_not_fit_the_vocabulary_is_said():
-    chatml = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    chatml += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    lacking, ends = adapted(template=chatml).warnings([])
-    assert "lacks <|im_end|>, <|im_start|>" in lacking and "ANSWERS END WITH" in ends and "<|endoftext|>" in ends
+    lacking, ends = adapted(template=CHATML).warnings([])
+    assert "lacks <|im_end|>, <|im_start|>" in lacking
+    assert "ANSWERS END WITH '<|im_end|>', but generation stops at '<|endoftext|>'" in ends
+    *_, ends = adapted(template=CHATML.replace("<|im_end|>", "")).warnings([])
+    assert ends.startswith("ANSWERS HAVE NO END")
     assert not list(adapted().warnings([]))
+
+
+@pytest.mark.parametrize(
+    "end, stop",
+    [
+        ("<|im_end|>", ("<|im_end|>",)),
+        ("<|im_end|>' + eos_token + '", ("<|im_end|>",)),
+        ("' + eos_token + '", ()),
+        ("", ()),
+    ],
+)
+def test_a_written_answer_ends_with_its_turn(end, stop):
+    assert adapted(template=CHATML.replace("<|im_end|>", end)).stop == stop
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,13 @@ def test_answers_are_marked_by_all_spellings_of_the_tag(tag):
 def test_tokens_that_the_vocabulary_lacks_are_named():
     ours = ByteBPE(vocab_size=290).build(iter(TEXT))
     assert Chat(CHATML, ours).lacking == ["<|im_end|>", "<|im_start|>"] and Chat(PLAIN, ours).lacking == []
-    assert Chat(CHATML, ours).end_of_turn() == ">" and Chat(PLAIN, ours).end_of_turn() == "<|endoftext|>"
+
+
+def test_an_answer_ends_with_what_follows_its_content():
+    ours = ByteBPE(vocab_size=290).build(iter(TEXT))
+    no_end = CHATML.replace("<|im_end|>", "")
+    ends = [Chat(template, ours).end_of_turn for template in (CHATML, PLAIN, LLAMA, MARKED, no_end)]
+    assert ends == ["<|im_end|>", "<|endoftext|>", "<|endoftext|>", "<|endoftext|>", ""]
 
 
 @pytest.mark.parametrize(
