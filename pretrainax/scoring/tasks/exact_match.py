@@ -8,7 +8,9 @@ from typing import ClassVar, NamedTuple, Optional
 from pretrainax.config import UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.decoding import generate
+from pretrainax.inference.framing import max_input_length
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.prompts import generation_limit, read_prompt, tokens_of
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.results import share
 from pretrainax.scoring.tasks.examples import Example
@@ -78,11 +80,13 @@ class ExactMatch(Prompted[NormalizedQuestion]):
     def transcripts(
         self, loaded: LoadedModel, asked: Sequence[NormalizedQuestion], chosen: Sequence[int]
     ) -> list[JsonObject]:
-        questions, longest = [question for question, _ in asked], loaded.experiment.model.position.max_length
+        questions, longest = [question for question, _ in asked], max_input_length(loaded)
 
         def fits(prompt: str) -> bool:
-            num_tokens = len(loaded.tokenizer.encode(prompt)) + 1  # one more for the token before a text
-            return longest is None or num_tokens + self.max_new_tokens <= longest
+            example = read_prompt(prompt, loaded.experiment, loaded.tokenizer)
+            if longest is None or tokens_of(example) > longest:
+                return longest is None
+            return (generation_limit(example, loaded) or 0) >= self.max_new_tokens
 
         found = {index: self.fitting_prompt(questions, index, fits) for index in chosen}
         prompts = {index: prompt for index, prompt in found.items() if prompt is not None}

@@ -262,6 +262,18 @@ def test_shots_are_left_out_where_there_is_no_room_and_it_is_said(decoder, tmp_p
     }
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bart"])
+def test_an_answer_has_all_the_room_that_the_model_has(name, tmp_path):
+    """A decoder does not read the last token of an answer, and an encoder-decoder reads prompt and answer apart."""
+    loaded = loaded_case(name)
+    room = {"gpt2": 20 - 7 + 1, "bart": 20}[name]
+    write(tmp_path / "mine.jsonl", [{"prompt": "abcdef", "answer": "g"}])
+    for length, counts in ((room, {"examples": 1}), (room + 1, {"examples": 0, TOO_LONG: 1})):
+        fields = {"kind": "exact_match", "examples": "mine.jsonl", "max_new_tokens": length}
+        (tmp_path / "mine.json").write_text(json.dumps(fields))
+        assert results(loaded, str(tmp_path / "mine.json"))["exact_match", ""].counts == counts
+
+
 def test_an_encoder_is_not_asked_to_write(blimp):
     """Before anything else is asked."""
     with pytest.raises(UserError, match="is an encoder, which cannot generate text: leave out tasks of the kind"):
