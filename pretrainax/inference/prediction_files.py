@@ -1,6 +1,5 @@
 """Reads records for prediction (JSON lines, TSV, CSV), and writes predictions (JSON lines, CSV)."""
 
-import collections
 import contextlib
 import csv
 import io
@@ -14,13 +13,13 @@ from typing import BinaryIO, NamedTuple, Optional
 
 from pretrainax.config import Choice, Experiment, UserError
 from pretrainax.data import files
-from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.sources import Csv, JsonLines, Source, Tsv
 from pretrainax.data.sources.base import Record
 from pretrainax.data.sources.records import RecordLines
 from pretrainax.files.atomic_files import replacing
 from pretrainax.files.json_files import JsonObject
 from pretrainax.files.regular_files import check_regular
+from pretrainax.inference.predictions import read_unlabeled
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 
@@ -69,15 +68,14 @@ class Input:
                 where = self._source.where(shard, number)
                 try:
                     fields = self._source.parse(row)
-                    record = task.read_unlabeled(fields)
-                    texts = tuple(normalize_line_ends(text, collections.Counter()) for text in record.texts)
-                    "".join(texts).encode()  # raises ValueError for an unpaired surrogate
+                    record = read_unlabeled(task, fields)
+                    "".join(record.texts).encode()  # raises ValueError for an unpaired surrogate
                 except (ValueError, RecursionError) as e:
                     if not self._skip_bad:
                         raise UserError(f"{where}: {e}; --skip_bad leaves out and counts bad records") from e
                     self._skip(f"{where}: {e}")
                     continue
-                yield InputRecord(where, fields, Record(texts, record.note))
+                yield InputRecord(where, fields, record)
 
     def _skip(self, line: str) -> None:
         self.bad += 1

@@ -1,5 +1,6 @@
 """Applies a model with a task head to records, and converts the head's outputs to predictions."""
 
+import collections
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch, Example, Lengths
 from pretrainax.data.collate import collate
+from pretrainax.data.line_ends import normalize_line_ends
 from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
@@ -92,8 +94,19 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
     Raises:
       ValueError: a record is invalid.
     """
-    for outputs in task_outputs(loaded, task, map(task.read_unlabeled, records), batch_size):
+    unlabeled = (read_unlabeled(task, fields) for fields in records)
+    for outputs in task_outputs(loaded, task, unlabeled, batch_size):
         yield task.prediction(outputs.predictions, outputs.notes)
+
+
+def read_unlabeled(task: Task, fields: Mapping) -> Record:
+    """Converts the fields of an entry to a record, whose texts have the line ends of training.
+
+    Raises:
+      ValueError: the entry is invalid.
+    """
+    record = task.read_unlabeled(fields)
+    return Record(tuple(normalize_line_ends(text, collections.Counter()) for text in record.texts), record.note)
 
 
 def task_outputs(

@@ -51,6 +51,12 @@ def test_it_is_what_the_head_says_of_a_batch(loaded):
         np.testing.assert_allclose(list(said["probabilities"].values()), row, atol=1e-5)
 
 
+def test_windows_line_ends_change_no_answer(loaded):
+    """Training replaces them; the tokenizer encodes a carriage return as an unknown character."""
+    windows, unix = loaded.predict(["a cat\r\nthe dog", "a cat\nthe dog"])
+    assert windows["probabilities"] == pytest.approx(unix["probabilities"], abs=1e-6)
+
+
 def test_rows_are_as_many_as_the_devices_divide_and_few_numbers_of_them(loaded):
     """Each number of rows is a program; padding rows are repeated ones, of which no answer comes back."""
     asked, (one, eight) = [], (make_mesh(MeshConfig(data=n), jax.devices()[:n]) for n in (1, 8))
