@@ -15,7 +15,8 @@ def decoder_frame(experiment: Experiment, vocabulary: Vocabulary) -> SpecialToke
         return special_token_frame("decoder", vocabulary)
     objective = experiment.objective.components()[0][1]
     is_causal = isinstance(objective, CausalLM)
-    row = RowFrame(tuple(leading_token_ids(experiment, vocabulary, is_needed=False)) if is_causal else ())
+    start = leading_token_ids(experiment, vocabulary, is_needed=False) if is_causal else []
+    row = RowFrame(tuple(start) or objective.prompt_start(vocabulary))
     return SpecialTokenFrame(row, row)
 
 
@@ -29,9 +30,9 @@ def leading_token_ids(experiment: Experiment, vocabulary: Vocabulary, is_needed:
 
     A decoder that was trained with PretrainAX usually read each document after the separator of the previous document,
     so the result is this separator. The result is [] if training rows contained pieces of documents (`Packing.cuts`),
-    or if attention was masked between documents. For an imported decoder, the result is the tokens that its tokenizer
-    adds before a text. A workdir of an older version does not record them. Then the result is the BOS token, or [] if
-    BOS and EOS are the same token.
+    or if attention was masked between documents. A task that writes texts defines its own start. For an imported
+    decoder, the result is the tokens that its tokenizer adds before a text. A workdir of an older version does not
+    record them. Then the result is the BOS token, or [] if BOS and EOS are the same token.
 
     Args:
       is_needed: whether a token must precede the first token of the text, as for scoring or for an empty prompt. If
@@ -39,8 +40,9 @@ def leading_token_ids(experiment: Experiment, vocabulary: Vocabulary, is_needed:
         <|endoftext|>, which ends each document in its training data. transformers does not add it before prompts.
     """
     if not is_imported(experiment):
-        start = vocabulary.separator if _reads_across_documents(experiment) else None
-        return [] if start is None else [start]
+        if vocabulary.separator is not None and _reads_across_documents(experiment):
+            return [vocabulary.separator]
+        return list(experiment.objective.components()[0][1].prompt_start(vocabulary))
     if vocabulary.frame is not None:
         before = list(vocabulary.frame.single.before)
     else:

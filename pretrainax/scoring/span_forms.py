@@ -29,6 +29,7 @@ from pretrainax.data.objectives.prefix import to_decoder_example
 from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.scoring_examples import causal_example, masked_example
+from pretrainax.tasks import WritingTask
 from pretrainax.tokenization.base import Vocabulary
 from pretrainax.tokenization.frames import SpecialTokenFrame
 
@@ -117,6 +118,7 @@ def _encoder_forms(loaded: LoadedModel) -> Iterator[SpanFormat]:
 def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[SpanFormat]:
     vocabulary = loaded.tokenizer.vocabulary
     objective = component.objective if isinstance(component, DecoderOnly) else component
+    is_decoder = loaded.experiment.model.family == "decoder"
     if isinstance(objective, SpanCorruption):
         yield SpanFormat(
             BOTH,
@@ -137,7 +139,7 @@ def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[Span
         yield SpanFormat(BOTH, 4, True, lambda ids: [_fill_in_middle_example(ids, objective.spm_rate == 1, vocabulary)])
         if objective.fim_rate < 1:
             yield _causal_form(loaded)
-    elif isinstance(objective, CausalLM):
+    elif isinstance(objective, CausalLM) or isinstance(objective, WritingTask) and is_decoder:
         yield _causal_form(loaded, isinstance(objective, PrefixLM))
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Optional
 import numpy as np
 
 from pretrainax.data.batch import Lengths
+from pretrainax.data.framing import special_token_frame
 from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_decoder_prompt
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
@@ -101,7 +102,10 @@ class TextGeneration(WritingTask):
     def prompt(self, tokens, vocabulary):
         if self._model.family == "encoder_decoder":
             return encoder_decoder_prompt(self._frame.wrap([tokens])[0], self._start_token(vocabulary))
-        return decoder_inputs(np.concatenate([self._frame.single.before, tokens]))
+        return decoder_inputs(np.concatenate([self.prompt_start(vocabulary), tokens]))
+
+    def prompt_start(self, vocabulary):
+        return special_token_frame("decoder", vocabulary).single.before
 
     def prompt_example(self, text, vocabulary):
         return self.prompt(self._truncate(text, answer=self.answer_capacity)[0], vocabulary)

@@ -167,8 +167,9 @@ def test_an_import_of_an_older_version_keeps_its_prompts(tmp_path):
         (ByteBPE(vocab_size=400), CausalLM(), ["<|endoftext|>"]),
         (ByteBPE(vocab_size=400, special_pieces="roberta"), CausalLM(), ["</s>"]),
         (BPE(vocab_size=400), CausalLM(mask_documents=True), []),
+        (BPE(vocab_size=400), TextGeneration(), ["<s>"]),
     ],
-    ids=["llama", "gpt2", "roberta", "documents apart"],
+    ids=["llama", "gpt2", "roberta", "documents apart", "answers"],
 )
 def test_an_export_of_a_trained_decoder_reads_what_the_run_reads(kind, objective, reads, tmp_path):
     tokenizer = kind.build(iter(lines()))

@@ -18,10 +18,12 @@ from pretrainax.data.objectives import (
     SpanCorruption,
     TextToText,
 )
+from pretrainax.data.sources import JsonLines
 from pretrainax.scoring.scoring_examples import context_length
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.span_forms import BOTH, LEFT, Ids, SpanFormat, span_formats
 from pretrainax.scoring.spans import score_spans
+from pretrainax.tasks import Instructions, TextGeneration
 from tests.support import chain
 from tests.support.loaded import loaded_case
 from tests.support.tiers import few
@@ -91,6 +93,16 @@ def test_a_row_of_a_decoder_is_as_in_training(objective, given, row):
     assert rows(chain.knowing("decoder"), objective, given) == [row]
 
 
+@pytest.mark.parametrize("task, start", [(TextGeneration(), "<s> "), (Instructions(), "")])
+def test_a_decoder_that_learned_to_write_answers_goes_on(task, start):
+    """As before a prompt: the template of a conversation has its own special tokens."""
+    loaded = loaded_case("gpt2")
+    source = dataclasses.replace(loaded.experiment.data, source=JsonLines(path="answers"))
+    trained = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, data=source))
+    starting = IDS._replace(is_start=True)
+    assert rows(trained, task, LEFT, starting) == [f"{start}11 12 21 [21 22]"]
+
+
 def test_a_document_begins_behind_the_separator():
     starting = IDS._replace(is_start=True)
     assert rows(chain.knowing("decoder"), CausalLM(), LEFT, starting) == ["<|endoftext|> 11 12 21 [21 22]"]
@@ -117,6 +129,7 @@ def test_a_mixture_is_asked_in_its_first_form_for_each_side_with_its_mode():
     [
         ("electra_small", None),
         ("transformer", SequenceToSequence()),
+        ("t5_1_0", TextGeneration()),
         ("bart", Denoising(infilling_rate=0.0, masking_rate=0.1)),
     ],
 )

@@ -197,6 +197,10 @@ class Objective(kinds.Objective):
         """
         raise NotImplementedError
 
+    def prompt_start(self, vocabulary: "Vocabulary") -> tuple[int, ...]:
+        """Returns the special token ids with which each `prompt` of a decoder begins."""
+        return ()
+
     def restore(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
         """Recovers the corpus tokens from which `example` was made, [raw] int32."""
         raise NotImplementedError
