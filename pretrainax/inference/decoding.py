@@ -47,7 +47,7 @@ class Generated:
     """A generated text, with its token ids and their log-probabilities."""
 
     prompt: int  # index of the prompt
-    text: str  # without the prompt, the end token and the stop string
+    text: str  # without the prompt, the end token, the stop string and, in an encoder-decoder, <s> or [CLS] … [SEP]
     ids: tuple[int, ...]  # all generated ids, including the end token or the stop string
     log_probs: tuple[float, ...]  # log-probability of each id in nats, from the unprocessed logits of the model
     ended: Ended  # eos: end token; stop: stop string; length: max_new_tokens; context: maximum length of the model
@@ -166,6 +166,9 @@ class _Job:
         self.generator, self.params = loaded.cached_across_checkpoints(Generator), loaded.keep(stepping_params)
         vocabulary = loaded.tokenizer.vocabulary
         self.ends = loaded.end_tokens
+        is_two_stacks = loaded.experiment.model.family == "encoder_decoder"
+        # around the targets of BART or of other tokenizers
+        self.around = {vocabulary.bos, vocabulary.cls, vocabulary.sep} if is_two_stacks else set()
         self.rules = rules_of(loaded, sampling)
         max_length = loaded.experiment.model.position.max_length
         self.max_lengths = max_lengths  # maximum number of generated tokens for each prompt
@@ -281,8 +284,10 @@ class _Text:
         return text[: find_stop(text, self.job.sampling.stop)] if self.stopped else text
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decodes token ids without the end token, as a continuation of the last token ids of the prompt."""
-        decode = self.job.loaded.tokenizer.decode
+        """Decodes token ids without the tokens around a text, as a continuation of the last token ids of the prompt."""
+        decode, around = self.job.loaded.tokenizer.decode, self.job.around
+        written = [n for n, i in enumerate(ids) if i not in around and i not in self.job.ends]
+        ids = ids[written[0] : written[-1] + 1] if written else []
         ids = [i for i in ids if i not in self.job.ends]
         return decode([*self.context_ids, *ids])[len(decode(self.context_ids)) :]
 

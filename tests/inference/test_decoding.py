@@ -89,6 +89,18 @@ def test_a_special_token_is_a_stop_string_of_beams_as_of_one_text(alphabet):
             assert (text.ended == "stop") == (f"b{piece}" in decoded) and f"b{piece}" not in text.text
 
 
+def test_a_text_of_bart_omits_the_tokens_around_its_target():
+    """A decoder of BART begins each text with <s>, or with the [CLS] of its tokenizer."""
+    bart = loaded_case("bart")
+    bos, cls = bart.tokenizer.vocabulary.bos, bart.tokenizer.vocabulary.cls
+    for first in (bos, cls):
+        sampling = Sampling(max_new_tokens=3, forced_bos_token_id=first, allowed_tokens=("a",), banned_tokens=(2,))
+        (text,) = generate(bart, ["the cat"], sampling)
+        assert text.ids == (first, *bart.tokenizer.encode("aa")) and text.text == "aa"
+    (text,) = generate(bart, ["the cat"], Sampling(max_new_tokens=3, allowed_tokens=(bos,), banned_tokens=(2,)))
+    assert text.ids == (bos,) * 3 and text.text == ""
+
+
 def test_lengths_count_the_prompt_where_they_are_asked_to(alphabet):
     def texts(**options):
         return [(x.text, x.ended) for x in generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=9, **options))]
