@@ -167,7 +167,7 @@ class _Job:
         vocabulary = loaded.tokenizer.vocabulary
         self.ends = loaded.end_tokens
         is_two_stacks = loaded.experiment.model.family == "encoder_decoder"
-        # around the targets of BART or of other tokenizers
+        # special ids around the target of an encoder-decoder, such as <s> in BART
         self.around = {vocabulary.bos, vocabulary.cls, vocabulary.sep} if is_two_stacks else set()
         self.rules = rules_of(loaded, sampling)
         max_length = loaded.experiment.model.position.max_length
