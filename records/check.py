@@ -2,9 +2,9 @@
 
     python records/check.py records/NAME [--text=DIR] [--runs=DIR] [--against=records/OTHER]
 
-`--text` also hashes the text. `--runs` has the runs of the record, seed-0 and so on: the check scores their models
-again. `--replay` with `--text` trains until the first log line and compares its loss and time. The exit status is 1 if
-a check fails or the record does not improve on the standing one.
+`--text` also hashes the text. `--runs` has the runs of the record, seed-0 and so on: the check compares their configs
+and scores their models again. `--replay` with `--text` trains until the first log line and compares its loss and time.
+The exit status is 1 if a check fails or the record does not improve on the standing one.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
+import numpy as np
 import reference
 import rules
 import text
@@ -23,7 +24,8 @@ from result import FILE, Result, SeedResult, metrics_path, read_lines, read_resu
 from run import CoreSeconds, experiment_of
 
 import pretrainax
-from pretrainax.config import Experiment
+from pretrainax.checkpoints.workdir import check_workdir
+from pretrainax.config import Experiment, load
 from pretrainax.files.errors import UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.studies.contrasts import compare
@@ -74,7 +76,9 @@ def problems(
     for seed in result.seeds:
         yield from log_problems(folder, seed, experiment, rules.BUDGETS[result.variant])
         if runs and texts:
-            yield from score_problems(seed, experiment, os.path.join(runs, f"seed-{seed.seed}"), texts)
+            run = os.path.join(runs, f"seed-{seed.seed}")
+            yield from run_problems(seed, experiment, run)
+            yield from score_problems(seed, experiment, run, texts)
     if replay and texts:
         yield from replay_problems(folder, result.seeds[0], experiment, texts)
 
@@ -145,8 +149,18 @@ def time_problems(path: str, logs: Sequence[JsonObject], reference_time: float, 
         yield f"{path}: {used:,.1f} reference core-seconds exceed the budget of {budget.core_seconds:,.0f}"
 
 
+def run_problems(seed: SeedResult, experiment: Experiment, run: str) -> Iterator[str]:
+    """Yields a line if a run has another config than the record; the path of its text may differ."""
+    texts = os.path.dirname(getattr(load(os.path.join(run, "config.json")).data.source, "path", ""))
+    try:
+        if message := check_workdir(run, rules.prepared(experiment, texts, seed.seed)):
+            yield f"seed {seed.seed}: {run} has another number of steps: {message}"
+    except UserError as e:
+        yield f"seed {seed.seed}: {e}"
+
+
 def score_problems(seed: SeedResult, experiment: Experiment, run: str, texts: str) -> Iterator[str]:
-    """Scores the model of a seed again, and yields a line if result.json has another score."""
+    """Scores the model of a seed again, and yields a line if result.json has another score, or others of documents."""
     with tempfile.TemporaryDirectory() as scratch:  # a measure reads the outcome that is saved in the folder of a run
         link = os.path.join(scratch, "run")
         os.mkdir(link)
@@ -156,6 +170,9 @@ def score_problems(seed: SeedResult, experiment: Experiment, run: str, texts: st
         outcome = rules.measure(texts).outcomes(link, experiment, MeasureContext())[0]
     if abs(outcome.value - seed.bits_per_byte) > _SCORE:
         yield f"seed {seed.seed}: the model has {outcome.value:.4f} bits per byte, {FILE} has {seed.bits_per_byte:.4f}"
+    changes = outcome.changes
+    if changes.shape != np.shape(seed.changes) or np.abs(changes - seed.changes).max() > _SCORE / len(changes):
+        yield f"seed {seed.seed}: {FILE} has other influences of the held-out documents than the model"
 
 
 def replay_problems(folder: str, seed: SeedResult, experiment: Experiment, texts: str) -> Iterator[str]:

@@ -84,6 +84,10 @@ def config_problems(experiment: Experiment, track: str) -> Iterator[str]:
         yield f"config.model.family is {experiment.model.family}, the track needs {TRACKS[track]}"
     if (name := type(experiment.tokenizer).__name__) not in TOKENIZERS:
         yield f"config.tokenizer is {name}, it must be one of {', '.join(TOKENIZERS)}, which a run trains on its text"
+    if experiment.tokenizer.path is not None:
+        yield f"config.tokenizer.path is {experiment.tokenizer.path}; a record trains its tokenizer on its text"
+    if experiment.train.steps < 1:
+        yield "config.train.steps is 0; a record has a fixed number of steps, which all seeds share"
     fields = {
         "checkpoint.init_from": experiment.checkpoint.init_from,
         "tuning": experiment.tuning,

@@ -26,10 +26,12 @@ import pretrainax
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.json_files import read_object
 from pretrainax.studies.outcomes import MeasureContext
 from pretrainax.training.callbacks import Callback
 
 _SCORE = "seed.json"  # in the folder of a run: its `SeedResult` as JSON, when it is finished
+_SAVED = "core_seconds.json"  # in the folder of a run: {step of a checkpoint: core-seconds until then}
 
 
 @dataclasses.dataclass
@@ -37,15 +39,17 @@ class CoreSeconds(Callback):
     """Logs the core-seconds of a run: the time that all threads of its processes computed.
 
     The clock starts after the first update of each process, which compiles, and it waits for the devices before each
-    log line. A resumed run continues with the value of the last log line before its checkpoint.
+    log line and checkpoint. A resumed run continues with the value of its checkpoint, which a signal may have caused
+    between two log lines.
     """
 
     workdir: str = ""
     stop_at: int = 0  # step after which the run ends; 0: its last one
 
     def on_start(self, loop, state, metrics):
-        lines = read_lines(os.path.join(self.workdir, "metrics.jsonl"))
-        self._before = max((line.get("core_seconds", 0.0) for line in lines), default=0.0)
+        path = os.path.join(self.workdir, _SAVED)
+        self._saved = read_object(path) if os.path.exists(path) else {}
+        self._before = self._saved[str(loop.step)] if loop.step else 0.0
         self._started = None
 
     def on_step(self, loop, state, metrics):
@@ -58,6 +62,10 @@ class CoreSeconds(Callback):
     def log_metrics(self, loop, state):
         jax.block_until_ready(state)
         return {"core_seconds": self._before + (time.process_time() - self._started if self._started else 0.0)}
+
+    def on_save(self, loop, state, metrics):
+        self._saved[str(loop.step)] = self.log_metrics(loop, state)["core_seconds"]
+        write_atomically(os.path.join(self.workdir, _SAVED), json.dumps(self._saved))
 
 
 def experiment_of(record: str, variant: str) -> Experiment:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import UserError, dump
 from pretrainax.studies.outcomes import Outcome
 from tests.support.runs import ROOT
 
@@ -196,8 +196,13 @@ def test_a_log_that_is_used_twice_is_found(modules, record):
 
 @pytest.mark.parametrize(
     "field, value",
-    [("checkpoint.init_from", "hf:org/name"), ("model.family", "encoder")],
-    ids=["trained parameters", "another family"],
+    [
+        ("checkpoint.init_from", "hf:org/name"),
+        ("model.family", "encoder"),
+        ("tokenizer.path", "tokenizers/of-other-text"),
+        ("train.steps", 0),
+    ],
+    ids=["trained parameters", "another family", "trained tokenizer", "steps of a budget"],
 )
 def test_a_config_outside_the_rules_is_found(modules, field, value):
     experiment = modules.check.experiment_of(str(RECORD), "full")
@@ -207,6 +212,37 @@ def test_a_config_outside_the_rules_is_found(modules, field, value):
     )
     (problem,) = modules.rules.config_problems(experiment, "decoder")
     assert field in problem
+
+
+@pytest.mark.parametrize(
+    "field, value, problem",
+    [
+        ("model.d_ff", 384, None),
+        ("model.d_ff", 768, "model.d_ff: 768 -> 384"),
+        ("train.steps", 9000, "the run was planned for 9000"),
+        ("train.steps", 60, "another number of steps"),
+    ],
+    ids=["the record's", "wider", "longer", "shorter"],
+)
+def test_runs_of_another_config_are_found(modules, tmp_path, field, value, problem):
+    of_run = modules.rules.prepared(modules.check.experiment_of(str(RECORD), "full"), "/another/machine/text", 0)
+    section, name = field.split(".")
+    setattr(getattr(of_run, section), name, value)
+    (tmp_path / "config.json").write_text(dump(of_run))
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    experiment = modules.check.experiment_of(str(RECORD), "full")
+    found = list(modules.check.run_problems(SimpleNamespace(seed=0), experiment, str(tmp_path)))
+    assert not found if problem is None else len(found) == 1 and problem in found[0]
+
+
+@pytest.mark.parametrize("factor, is_honest", [(1.0, True), (0.5, False)])
+def test_smaller_errors_over_documents_are_found(modules, record, tmp_path, monkeypatch, factor, is_honest):
+    seed = modules.result.read_result(str(record)).seeds[0]
+    scored = SimpleNamespace(outcomes=lambda *_: [Outcome(seed.bits_per_byte, np.array(seed.changes))])
+    monkeypatch.setattr(modules.rules, "measure", lambda texts: scored)
+    written = seed._replace(changes=[factor * change for change in seed.changes])
+    found = list(modules.check.score_problems(written, None, str(tmp_path), "text"))
+    assert not found if is_honest else "influences of the held-out documents" in found[0]
 
 
 def test_a_damaged_result_is_one_line(modules, record):

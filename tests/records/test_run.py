@@ -66,6 +66,24 @@ def test_no_author_is_in_two_files(modules, texts):
     assert "it must be" in next(modules.text.problems(str(texts)))
 
 
+def test_an_interruption_between_two_log_lines_keeps_the_core_seconds(modules, tmp_path, monkeypatch):
+    def process(start, stop):
+        """Runs the steps start + 1 to stop, 3 core-seconds each, and a signal that saves a checkpoint."""
+        loop = SimpleNamespace(step=start)
+        monkeypatch.setattr(modules.run.time, "process_time", lambda: 3 * (loop.step - start))
+        callback = modules.run.CoreSeconds(str(tmp_path))
+        callback.on_start(loop, None, {})
+        for loop.step in range(start + 1, stop + 1):
+            callback.on_step(loop, None, {})
+        callback.on_save(loop, None, {})
+        return callback.log_metrics(loop, None)["core_seconds"]
+
+    # the first update of each process is not counted, because it compiles
+    assert process(0, 7) == 18
+    assert process(7, 12) == 18 + 12
+    assert process(7, 9) == 18 + 3  # the checkpoint of step 12 was lost
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "bert", "t5"])
 def test_a_record_is_trained_scored_and_checked(modules, texts, tmp_path, monkeypatch, kind):
