@@ -1,15 +1,15 @@
 """Stores the plan of a study in its workdir: the contents of the study file and the length of each arm's runs.
 
 The plan exists from the start of the study. All processes that share the workdir follow it, so that a budget in seconds
-gives the same steps on all machines.
+gives the same steps on all machines. It also has the config of each arm, because the study file only names it.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import Experiment, UserError, differences, from_json, to_json
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.studies.arms import configured, tunable
@@ -29,6 +29,7 @@ class Plan(NamedTuple):
     study: Study
     lengths: dict[str, Length]  # by name of the arm
     changes: tuple[str, ...] = ()  # what changed after the start
+    configs: Mapping[str, JsonObject] = {}  # of each arm at the start, by name
 
     def arm(self, name: str) -> Arm:
         """Returns the arm with a name."""
@@ -45,13 +46,14 @@ def read_plan(workdir: str) -> Plan:
     """Reads the plan of a study; raises UserError if it is damaged."""
     content = read_object(path := os.path.join(workdir, PLAN))
     lengths = {name: Length(**fields) for name, fields in content["lengths"].items()}
-    return Plan(study_from(content["study"], path), lengths, tuple(content["changes"]))
+    return Plan(study_from(content["study"], path), lengths, tuple(content["changes"]), content.get("configs", {}))
 
 
 def write_plan(workdir: str, plan: Plan) -> None:
     """Writes the plan of a study."""
     lengths = {name: length._asdict() for name, length in plan.lengths.items()}
-    content = {"study": to_json(plan.study), "lengths": lengths, "changes": plan.changes}
+    configs = {arm.name: to_json(configured(arm)) for arm in plan.study.arms} | {**plan.configs}
+    content = {"study": to_json(plan.study), "lengths": lengths, "changes": plan.changes, "configs": configs}
     write_atomically(os.path.join(workdir, PLAN), json.dumps(content, indent=1) + "\n")
 
 
@@ -64,12 +66,13 @@ def extended(plan: Plan, study: Study) -> Plan:
     """Returns the plan for a study file that may have grown after the start; its new arms have no length yet.
 
     Raises:
-      UserError: the study file differs in anything but additional arms, measures, declared contrasts or seeds.
+      UserError: the study file differs in anything but additional arms, measures, declared contrasts or seeds, or the
+        config of an arm has changed.
     """
-    before, after = ({name: _plain(value) for name, value in to_json(s).items()} for s in (plan.study, study))
+    old, new = ({name: _plain(value) for name, value in to_json(s).items()} for s in (plan.study, study))
     forbidden, additions = [], []
-    for name in after:
-        found = list(_additions(name, before[name], after[name]))
+    for name in new:
+        found = list(_additions(name, old[name], new[name]))
         forbidden += [name] if None in found else []
         additions += [line for line in found if line is not None]
     if study.stop.rule == "group_sequential" and study.final != plan.study.final:
@@ -79,7 +82,15 @@ def extended(plan: Plan, study: Study) -> Plan:
             f"the study file changed after the start in {', '.join(forbidden)}: only new arms, measures, declared "
             "contrasts and seeds may be added at the end; restore the file, or set another --workdir"
         )
+    for name, before in plan.configs.items():
+        check_unchanged(f"the config of the arm {name}", before, configured(plan.arm(name)))
     return plan._replace(study=study, changes=(*plan.changes, *additions))
+
+
+def check_unchanged(what: str, before: JsonObject, after: Experiment) -> None:
+    """Raises UserError if a config, whose runs may be finished already, has changed since the start."""
+    if changed := differences(from_json(Experiment, before), after):
+        raise UserError(f"{what} changed after the start: {', '.join(changed)}; restore it, or set another --workdir")
 
 
 def _additions(name: str, before: object, after: object) -> Iterator[str | None]:

@@ -204,6 +204,15 @@ def test_other_changes_are_refused(change, name, tmp_path):
         extended(plan(), dataclasses.replace(plan().study, **change))
 
 
+def test_another_config_of_an_arm_is_refused(tmp_path):
+    write_plan(str(tmp_path), plan())
+    started = read_plan(str(tmp_path))
+    assert extended(started, plan().study).changes == ()
+    started.configs["muon"]["model"]["d_model"] = 128  # the config file had another width at the start
+    with pytest.raises(UserError, match="the config of the arm muon changed after the start: model.d_model: 128 -> 32"):
+        extended(started, plan().study)
+
+
 def test_the_seeds_of_a_group_sequential_study_are_fixed():
     made = plan(stop=Stop("group_sequential", 2))
     with pytest.raises(UserError, match="the levels of a group-sequential study belong to its number of seeds"):

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.reporting.tables import text_table
@@ -21,10 +21,11 @@ from pretrainax.studies.ladder.jobs import next_jobs, result_of
 from pretrainax.studies.ladder.ladder import Ladder, read_ladder
 from pretrainax.studies.ladder.report import write_report
 from pretrainax.studies.ladder.rungs import Rungs, list_rungs
+from pretrainax.studies.plan import check_unchanged
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds, run_jobs
 from pretrainax.studies.study import Budget, Contrast, Study
 
-_LADDER = "ladder.json"
+_LADDER, _BASE = "ladder.json", "base"  # the ladder file, and a key with the config that it names
 
 
 def run(path: str, workdir: str, go: bool) -> int:
@@ -41,7 +42,7 @@ def run(path: str, workdir: str, go: bool) -> int:
     """
     ladder, base = read_ladder(path)
     os.makedirs(workdir, exist_ok=True)
-    _check_same(ladder, workdir, path)
+    _check_same(ladder, base, workdir, path)
     rungs = list_rungs(ladder, base)
     if rungs.held_out is not None and not registration.is_registered(workdir):
         registration.check_not_started(workdir, rungs.held_out)  # hours before the prediction
@@ -49,7 +50,8 @@ def run(path: str, workdir: str, go: bool) -> int:
         with planning_lock(workdir):
             speeds = measure_speeds(_timed(rungs), workdir, worker, validations=1)
             if go:
-                write_atomically(os.path.join(workdir, _LADDER), json.dumps(to_json(ladder), indent=1) + "\n")
+                content = to_json(ladder) | {_BASE: to_json(base)}
+                write_atomically(os.path.join(workdir, _LADDER), json.dumps(content, indent=1) + "\n")
         print(estimate(rungs, speeds), flush=True)
         if not go:
             return 0
@@ -117,8 +119,8 @@ def _timed(rungs: Rungs) -> Study:
     return Study("", tuple(rungs.sizes.values()), Budget(), (), Contrast("", "", ""))
 
 
-def _check_same(ladder: Ladder, workdir: str, path: str) -> None:
-    """Raises UserError if the ladder in a workdir started with another file."""
+def _check_same(ladder: Ladder, base: Experiment, workdir: str, path: str) -> None:
+    """Raises UserError if the ladder in a workdir started with another file or another config."""
     stored = os.path.join(workdir, _LADDER)
     if not os.path.exists(stored):
         return
@@ -127,3 +129,5 @@ def _check_same(ladder: Ladder, workdir: str, path: str) -> None:
         raise UserError(
             f"{path} changed after the start in {', '.join(changed)}: restore the file, or set another --workdir"
         )
+    if _BASE in before:
+        check_unchanged(ladder.config, before[_BASE], base)

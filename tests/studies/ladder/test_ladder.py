@@ -190,6 +190,18 @@ def test_a_ladder_predicts_its_held_out_run_and_continues_after_a_kill(fake, tex
         command.run(path, workdir, go=True)
 
 
+def test_another_config_after_the_start_is_refused(fake, text, tmp_path):
+    path, started = write_file(tmp_path, text), tmp_path / "ladder" / "ladder.json"
+    fake.setattr(FakeWorker, "fail", 1)
+    with pytest.raises(KeyboardInterrupt):
+        command.run(path, str(tmp_path / "ladder"), go=True)
+    content = json.loads(started.read_text())
+    content["base"]["model"]["d_ff"] = 96  # the config file had another ratio at the start
+    started.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=":gpt changed after the start: model.d_ff: 96 -> 64; restore it"):
+        command.run(path, str(tmp_path / "ladder"), go=True)
+
+
 def test_a_held_out_run_without_a_prediction_is_refused(fake, text, tmp_path):
     path = write_file(tmp_path, text)
     os.makedirs(tmp_path / "ladder" / "held-out" / "steps-1250")
