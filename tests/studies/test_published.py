@@ -101,3 +101,20 @@ def test_the_effects_of_pretraining_are_those_of_the_report(task, measure):
         assert row[6] == contrast["verdict"]
         found += 1
     assert found == len(MODELS)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_the_steps_of_a_precision_study_are_those_of_its_report(family):
+    page = (DOCS / "studies" / "index.md").read_text()
+    steps = page.partition(f"`precision-{family}.toml`, ")[2].partition(" steps,")[0].split()[-1]
+    assert {row["steps"] for row in report(f"precision-{family}")["tables"]["Arms"]} == {steps}
+
+
+def test_the_differences_of_the_seeds_of_a_ladder_are_those_of_its_report():
+    runs = [run for run in report("ladder-gpt")["law"]["runs"] if 7e6 < run["tokens"] < 9e6]
+    sizes = {run["parameters"] for run in runs}
+    pairs = [[run["loss"] for run in runs if run["parameters"] == size] for size in sizes]
+    differences = [100 * (max(pair) / min(pair) - 1) for pair in pairs]
+    page = (DOCS / "studies" / "index.md").read_text()
+    low, high = re.findall(r"Two seeds of a size differ by ([\d.]+) to ([\d.]+) %", page)[0]
+    assert same(low, min(differences)) and same(high, max(differences))
