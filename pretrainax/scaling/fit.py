@@ -24,12 +24,10 @@ from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
 from pretrainax.scaling.law_fit import fit, measures_repetition
 from pretrainax.scaling.law_intervals import COVERAGE, Intervals, intervals
 from pretrainax.scaling.power_laws import CONSTANTS, LAW_JSON, REPETITION, LossLaw, Run
-from pretrainax.scaling.prediction import Prediction
+from pretrainax.scaling.prediction import Prediction, loss_differences
 from pretrainax.training.metrics import read_metrics
 
 MIN_RUNS = 6  # minimum number of runs for a fit: the number of constants + 1
-# Fields of the config that must be equal in all runs, so that the losses are comparable.
-_SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
 LAW_PNG = "law.png"
 _LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the metrics that a fit supports
 
@@ -62,7 +60,7 @@ def read_runs(pattern: str, known: Mapping[str, Known] = {}) -> tuple[list[Run],
         experiment, loss = _read(workdir)
         if first is None:
             first = workdir, experiment
-        differences = [line for line in config_lib.differences(first[1], experiment) if line.startswith(_SAME)]
+        differences = loss_differences(first[1], experiment)
         if first[1].select_by != experiment.select_by:
             differences.append(f"evaluate.select_by: {first[1].select_by!r} -> {experiment.select_by!r}")
         if differences:
@@ -141,7 +139,8 @@ def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
     check_enough(pattern, runs)
     parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
     source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {pattern}"
-    return fit_law(runs, experiment.model.family, source, experiment.select_by, left_out)
+    found = fit_law(runs, experiment.model.family, source, experiment.select_by, left_out)
+    return found._replace(law=dataclasses.replace(found.law, config=config_lib.to_json(experiment)))
 
 
 def fit_law(
@@ -213,6 +212,7 @@ def law_json(law_fit: Fit) -> JsonObject:
         "unidentified": law.unidentified,
         "runs": [run._asdict() for run in law.runs],
         "left_out": law_fit.left_out,
+        "config": law.config,
     }
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import UserError, nearest
-from pretrainax.files.json_files import read_object
+from pretrainax.files.json_files import JsonObject, read_object
 
 PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
 CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of LossLaw
@@ -67,6 +67,7 @@ class LossLaw:
     correlation: float = 0.0  # of the errors of two runs with the same trunk
     runs: tuple[Run, ...] = ()  # the runs to which --fit or a ladder fitted the law; (): a published law
     unidentified: tuple[str, ...] = ()  # one line per term that these runs do not determine
+    config: Optional[JsonObject] = None  # of one of these runs; None: unknown
 
     @property
     def unit(self) -> str:
@@ -182,7 +183,8 @@ def _law(values: dict) -> LossLaw:
     fields = {key: values[key] for key in ("source", "with_embeddings", "family")}
     fields["metric"] = str(values.get("metric", LossLaw.metric))
     fields["correlation"] = float(values.get("correlation", 0.0))
-    return LossLaw(**constants, **fields, runs=runs, unidentified=tuple(values.get("unidentified", ())))
+    fields["unidentified"], fields["config"] = tuple(values.get("unidentified", ())), values.get("config")
+    return LossLaw(**constants, **fields, runs=runs)
 
 
 # --- Kaplan et al. 2020 --------------------------------------------------------------------------------------------

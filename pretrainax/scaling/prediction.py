@@ -1,14 +1,18 @@
 """Predicts the validation loss of a config's run by a law: `python -m pretrainax.plan --config=FILE --law=…`."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, UserError, differences, from_json
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
 from pretrainax.scaling.law_intervals import PREDICTION_COVERAGE, prediction_interval
 from pretrainax.scaling.power_laws import NATS, LossLaw, law_of
+
+# Fields of the config that must be equal in two runs, so that their losses are comparable.
+_SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
 
 
 class Prediction(NamedTuple):
@@ -21,6 +25,7 @@ class Prediction(NamedTuple):
     interval: Optional[tuple[float, float]]  # of one more run, with its noise; None: the law has no runs
     uniform: float  # nats per token of a uniform distribution over the vocabulary
     epochs: float = 1.0  # passes over the text
+    differences: Sequence[str] = ()  # fields by which the run's loss is not comparable with those of the law's runs
 
     def values(self) -> JsonObject:
         """Returns the numbers that `plan --json` prints."""
@@ -33,6 +38,7 @@ class Prediction(NamedTuple):
             "loss": self.loss,
             "interval": self.interval and list(self.interval),
             "coverage": PREDICTION_COVERAGE,
+            "differences": list(self.differences),
         }
 
     def __str__(self) -> str:
@@ -41,11 +47,13 @@ class Prediction(NamedTuple):
         if self.interval is not None:
             bounds = f"{PREDICTION_COVERAGE:.0%} interval of one run {self.interval[0]:.3f} to {self.interval[1]:.3f}"
         note = f"  NOTE the uniform distribution has loss {self.uniform:.3f}: the law does not hold at this size"
+        other = "  NOTE the law is of other runs, whose losses are not comparable: " + ", ".join(self.differences)
         lines = [
             f"predicted validation {self.law.metric}: {self.loss:.3f} {self.law.unit}; {bounds}",
             f"  {large_number(self.parameters)} parameters{without}, {large_number(self.tokens)} tokens",
             f"  law: {self.law.source}",
             *([note] if self.law.unit == NATS and self.loss > self.uniform else []),
+            *([other] if self.differences else []),
         ]
         return "\n".join(lines)
 
@@ -73,7 +81,13 @@ def predict_loss(experiment: Experiment, name: str) -> Prediction:
             f"--config.evaluate.select_by={law.metric}, or another --law"
         )
     check_identified(name, law)
-    return predict(law, experiment)
+    of_runs = () if law.config is None else loss_differences(from_json(Experiment, law.config), experiment)
+    return predict(law, experiment)._replace(differences=of_runs)
+
+
+def loss_differences(one: Experiment, other: Experiment) -> list[str]:
+    """Lists the fields that make the losses of two runs incomparable, one line each, as `config.differences`."""
+    return [line for line in differences(one, other) if line.startswith(_SAME)]
 
 
 def check_identified(name: str, law: LossLaw) -> None:

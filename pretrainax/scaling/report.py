@@ -143,6 +143,9 @@ def _run_rows(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str
     yield "steps", f"{plan.steps:,}"
     yield "learning rate", _rate(plan, space)
     yield "expected loss", f"{plan.loss:.3f} nats per token"
+    if law.config is not None and (rows := law.config["model"]["vocab_size"]) != config.vocab_size:
+        note = f"the runs of the law have a vocabulary of {rows:,}, which changes the loss: set --vocab_size={rows}"
+        yield "NOTE", note
     if plan.loss > (uniform := math.log(config.vocab_size)):
         yield "NOTE", f"a loss above {uniform:.2f}, that of a uniform distribution: the law does not hold at this size"
 

@@ -336,6 +336,12 @@ def test_a_law_from_a_file(tmp_path):
     assert law_of(path) == LossLaw(**CONSTANTS, source="mine", with_embeddings=False, family="encoder")
     text = report(Budget(flops=1e18, family="encoder", law=path))
     assert "law            mine" in text and "NOTE" not in text
+    with open(path) as file:
+        values = json.load(file) | {"config": {"model": {"vocab_size": 1024}}}
+    with open(path, "w") as file:
+        json.dump(values, file)
+    text = report(Budget(flops=1e18, family="encoder", law=path))
+    assert "the runs of the law have a vocabulary of 1,024, which changes the loss: set --vocab_size=1024" in text
 
 
 @pytest.mark.parametrize(

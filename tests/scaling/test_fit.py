@@ -219,6 +219,7 @@ def test_a_report_of_workdirs_gives_a_law_that_the_plan_takes(tmp_path):
     law = law_of(str(tmp_path / "out" / "law.json"))
     # losses from 4 to 60 here: E, the least of the three, is known worst
     assert law.exponent == pytest.approx(PLANTED.exponent, rel=1e-2) and not law.with_embeddings
+    assert law.config is not None and law.config["tokenizer"]["type"] == "ByteBPE"
     assert (tmp_path / "out" / "law.png").read_bytes()[:4] == b"\x89PNG"
     again = json.loads((tmp_path / "out" / "law.json").read_text())
     assert len(again["runs"]) == 9 and len(again["left_out"]) == 1 and set(again["intervals"]) >= set(CONSTANTS)

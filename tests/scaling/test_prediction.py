@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import UserError, to_json
 from pretrainax.scaling import prediction
 from pretrainax.scaling.power_laws import LossLaw, Run
 from tests.support import tiny
@@ -34,6 +34,17 @@ def test_the_interval_is_that_of_one_more_run(monkeypatch):
 def test_a_law_that_its_runs_do_not_determine_is_refused(monkeypatch):
     with pytest.raises(UserError, match="--law=law.json is not identified by its runs: E: its interval is 0 to 1$"):
         predict(monkeypatch, dataclasses.replace(LAW, unidentified=("E: its interval is 0 to 1",)))
+
+
+def test_a_law_of_runs_with_another_tokenizer_has_a_note(monkeypatch):
+    same, other = tiny.get_config("gpt"), tiny.get_config("gpt")
+    assert "NOTE the law is of other runs" not in str(
+        predict(monkeypatch, dataclasses.replace(LAW, config=to_json(same)))
+    )
+    other.tokenizer.vocab_size, other.model.d_model = 300, 64  # a law holds for models of all widths
+    found = predict(monkeypatch, dataclasses.replace(LAW, config=to_json(other)))
+    note = "NOTE the law is of other runs, whose losses are not comparable: tokenizer.vocab_size: 300 -> 400"
+    assert str(found).endswith(note) and found.values()["differences"] == ["tokenizer.vocab_size: 300 -> 400"]
 
 
 def test_a_law_of_another_family_or_metric_is_refused(monkeypatch):
