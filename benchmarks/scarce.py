@@ -52,23 +52,24 @@ PLAN = Trial(1.0, None, None, 0)
 GRID = [Trial(*setting, 0) for setting in itertools.product(FACTORS, WEIGHT_DECAYS, DROPOUTS)]
 
 
-def planned_flags(options, factor: float) -> list[str]:
+@functools.cache
+def planned_flags(megabytes: float, flops: float, factor: float) -> list[str]:
     """Returns the config and the flags that `plan --corpus --flops` prints, for a multiple of the planned size."""
-    law, num_bytes = law_of("muennighoff"), options.megabytes * 1e6
+    law, num_bytes = law_of("muennighoff"), megabytes * 1e6
 
     def best(space) -> float:
-        return best_size(space, law, tokens_of(num_bytes, space.vocab_size), options.flops)
+        return best_size(space, law, tokens_of(num_bytes, space.vocab_size), flops)
 
     space = space_for("decoder", None, None, law, best)
-    plan = make_scarce_plan(space, law, tokens_of(num_bytes, space.vocab_size), options.flops, factor)
+    plan = make_scarce_plan(space, law, tokens_of(num_bytes, space.vocab_size), flops, factor)
     command, *_ = training_command(plan.run, space, plan).split("\n\n")
     return [word for word in shlex.split(command.replace("\\\n", " ")) if word.startswith("--config")]
 
 
 def experiment_of(trial: Trial, options) -> Experiment:
     """Returns the config of a run."""
-    config, *flags = planned_flags(options, trial.factor)
-    text, valid = (os.path.join(options.workdir, f"{name}.jsonl") for name in ("text", "valid"))
+    config, *flags = planned_flags(options.megabytes, options.flops, trial.factor)
+    text, valid = (path_of(name, options) for name in ("text", "valid"))
     flags += [*COMMON, f"--config.data.source=JsonLines(path={text!r}, valid_path={valid!r})"]
     flags += [f"--config.data.cache_dir={os.path.join(options.workdir, 'data')}", f"--config.train.seed={trial.seed}"]
     if trial.weight_decay is not None:
@@ -81,11 +82,16 @@ def experiment_of(trial: Trial, options) -> Experiment:
     return experiment
 
 
+def path_of(name: str, options) -> str:
+    """Returns the path of a text, which the config of a run contains: runs on other amounts of text differ in it."""
+    return os.path.join(options.workdir, f"{name}-{options.megabytes:g}MB.jsonl")
+
+
 def write_text(options) -> None:
     """Writes the first megabytes of the training text, and the validation text, to the workdir."""
     for name, split, limit in (("text", "train", options.megabytes * 1e6), ("valid", "valid", np.inf)):
         num_bytes = 0
-        with open(os.path.join(options.workdir, f"{name}.jsonl"), "w") as out:
+        with open(path_of(name, options), "w") as out:
             for line in lines_of(os.path.join(options.books, f"{split}*.jsonl.gz")):
                 num_bytes += len(json.loads(line)["text"].encode())
                 if num_bytes > limit:
@@ -135,7 +141,7 @@ def main() -> None:
     write_text(options)
 
     make = functools.partial(experiment_of, options=options)
-    train = functools.partial(sweep.train_all, experiment_of=make, workdir=options.workdir, budget=options.flops)
+    train = functools.partial(sweep.train_all, experiment_of=make, workdir=options.workdir)
     losses = train([PLAN, *GRID])
     best = sorted(GRID, key=lambda trial: np.inf if losses[trial] is None else losses[trial])[:BEST]
     losses |= train([trial._replace(seed=seed) for trial in (PLAN, *best) for seed in range(1, options.seeds)])

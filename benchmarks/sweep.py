@@ -8,32 +8,33 @@ from collections.abc import Callable, Iterable
 from typing import Optional, TypeVar
 
 from pretrainax.config import Experiment, RunFailed
+from pretrainax.studies.arms import fingerprint
 from pretrainax.studies.trainer import Trainer
 from pretrainax.training.metrics import read_metrics
 
 T = TypeVar("T", bound=tuple)  # a NamedTuple with the field `name`, the settings of a run
 
 
-def train_all(
-    trials: Iterable[T], experiment_of: Callable[[T], Experiment], workdir: str, budget: float
-) -> dict[T, Optional[float]]:
+def train_all(trials: Iterable[T], experiment_of: Callable[[T], Experiment], workdir: str) -> dict[T, Optional[float]]:
     """Trains the runs whose loss is not stored; returns the last validation loss of each run, or None if it diverged.
+
+    Stored losses of other configs, such as those of another budget or text, do not count.
 
     Args:
       experiment_of: returns the config of a run.
       workdir: folder of results.jsonl; a run's own folder is removed at its end.
-      budget: steps or FLOPs of all runs; stored runs of other budgets do not count.
     """
     os.makedirs(workdir, exist_ok=True)
     path, trainer, losses = os.path.join(workdir, "results.jsonl"), Trainer(), {}
     lines = [json.loads(line) for line in open(path)] if os.path.exists(path) else []
-    stored = {json.dumps(line["trial"]): line["loss"] for line in lines if line["budget"] == budget}
+    stored = {line["config"]: line["loss"] for line in lines if "config" in line}
     for trial in trials:
-        key = json.dumps(trial._asdict())
+        experiment = experiment_of(trial)
+        key = fingerprint(experiment)
         if key not in stored:
-            stored[key] = _train(trial.name, experiment_of(trial), workdir, trainer)
+            stored[key] = _train(trial.name, experiment, workdir, trainer)
             with open(path, "a") as f:
-                f.write(json.dumps({"trial": trial._asdict(), "budget": budget, "loss": stored[key]}) + "\n")
+                f.write(json.dumps({"trial": trial._asdict(), "config": key, "loss": stored[key]}) + "\n")
         losses[trial] = stored[key]
     return losses
 

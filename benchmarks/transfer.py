@@ -172,7 +172,7 @@ def parse(words: Optional[Sequence[str]] = None):
 def main() -> None:
     options = parse()
     make = functools.partial(experiment_of, options=options)
-    results = sweep.train_all(trials(options), make, options.workdir, options.steps)
+    results = sweep.train_all(trials(options), make, options.workdir)
     print(table(results, options))
     if options.out:
         with open(os.path.join(options.out, "transfer.json"), "w") as f:

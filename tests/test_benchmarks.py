@@ -1,6 +1,7 @@
 """The benchmarks of a config run: nothing else would say that they have fallen behind the code."""
 
 import argparse
+import collections
 import contextlib
 import importlib
 import importlib.metadata
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
+from tests.support import tiny
 from tests.support.runs import FAST, ROOT
 
 pytestmark = pytest.mark.slow
@@ -227,3 +229,20 @@ def test_torch_takes_the_batches_of_the_steps_and_runs_eagerly_if_it_cannot_comp
     ]
     assert rows[0]["error"] == "RuntimeError: Failed to find C compiler."
     assert rows[2]["tokens_per_second"] == pytest.approx(32 * 512 / (rows[2]["ms"] / 1e3))
+
+
+def test_a_sweep_takes_no_loss_of_another_config(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sweep, trained = importlib.import_module("sweep"), []
+
+    def train(name, experiment, workdir, trainer):
+        trained.append(experiment.train.steps)
+        return float(experiment.train.steps)
+
+    monkeypatch.setattr(sweep, "_train", train)
+    trial = collections.namedtuple("Trial", ["name"])("planned")
+    for steps in (40, 60, 40):  # the plan of a trial changes with the amount of text
+        experiment = tiny.get_config("gpt")
+        experiment.train.steps = steps
+        assert sweep.train_all([trial], lambda _, made=experiment: made, str(tmp_path)) == {trial: steps}
+    assert trained == [40, 60]
