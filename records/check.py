@@ -58,12 +58,13 @@ def problems(
       replay: trains seed 0 until its first log line, which needs `texts`.
 
     Raises:
-      UserError: result.json, config.py or a log cannot be read.
+      UserError: result.json, config.py or a log cannot be read, or result.json has no seeds or an unknown variant.
     """
     result = read_result(folder)
     if result.variant not in rules.BUDGETS:
-        yield f"the variant is {result.variant!r}, it must be one of {', '.join(rules.BUDGETS)}"
-        return
+        raise UserError(f"the variant is {result.variant!r}, it must be one of {', '.join(rules.BUDGETS)}")
+    if not result.seeds:
+        raise UserError(f"{os.path.join(folder, FILE)} has no seeds, it must have at least {rules.SEEDS}")
     experiment = experiment_of(folder, result.variant)
     if result.text != rules.TEXT:
         yield f"{FILE} names another text: {result.text}"

@@ -101,6 +101,14 @@ def test_an_improvement_is_accepted(modules, record, tmp_path, monkeypatch, caps
     assert modules.check.main() == 1 and "not accepted" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("field, value, message", [("variant", "long", "it must be one of"), ("seeds", [], "no seeds")])
+def test_a_result_that_names_no_runs_is_an_error(modules, record, monkeypatch, capsys, field, value, message):
+    result = modules.result.read_result(str(record))
+    modules.result.write_result(str(record), result._replace(**{field: value}))
+    monkeypatch.setattr(sys, "argv", ["check.py", str(record)])
+    assert modules.check.main() == 2 and message in capsys.readouterr().err
+
+
 def test_the_best_other_record_of_a_track_stands(modules, record, tmp_path):
     for name, mean in (("worse", 2.1), ("better", 2.0)):
         write_record(modules, tmp_path / name, mean)
