@@ -272,7 +272,8 @@ def _word_edges(spelling: bytes) -> tuple[bool, bool]:
         begins = 0xE3 <= spelling[0] <= 0xE9 or spelling[0] == 0xEF
     else:
         begins = first == " " or _is_always_word(first)
-    return begins, last != "\ufffd" and _is_always_word(last)
+    ends = last == " " and not text.isspace()  # the last piece of a word in GPT-1
+    return begins, ends or (last != "\ufffd" and _is_always_word(last))
 
 
 def _is_always_word(character: str) -> bool:

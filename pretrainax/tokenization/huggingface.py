@@ -61,6 +61,14 @@ _CLASSES_OF_FILE = {
     "vocab.txt": ("Bert", "DistilBert", "Electra"),
     "merges.txt": ("GPT2", "Roberta", "Bart"),
 }
+# Fields of tokenizer_config.json that override a component of tokenizer.json in transformers: field, component, type
+# and field of the component, file of the classes with a default for the field, default
+_OVERRIDES = (
+    ("do_lower_case", "normalizer", "BertNormalizer", "lowercase", "vocab.txt", True),
+    ("strip_accents", "normalizer", "BertNormalizer", "strip_accents", "vocab.txt", None),
+    ("tokenize_chinese_chars", "normalizer", "BertNormalizer", "handle_chinese_chars", "vocab.txt", True),
+    ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space", "merges.txt", False),
+)
 # model_type -> the tokenizer class that transformers uses if no file names one; only classes of `_CLASS_FRAMES`
 _CLASS_OF_MODEL = {
     **dict.fromkeys(("bert", "distilbert", "electra", "big_bird"), "Bert"),
@@ -212,15 +220,7 @@ class _Directory:
         except Exception as e:  # the library raises no specific type
             raise self._error(f"tokenizers {tokenizers.__version__} cannot load tokenizer.json ({e})") from e
         description = json.loads(model)
-        for key, component, component_type, field in (
-            ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
-            ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
-        ):  # in transformers, tokenizer_config.json overrides these fields of tokenizer.json
-            component = description[component] or {}
-            if component.get("type") == component_type and self._config.get(key, component[field]) != component[field]:
-                raise self._error(
-                    f"tokenizer_config.json has {key} {self._config[key]}, but tokenizer.json {component[field]}"
-                )
+        self._check_overrides(description)
         if description["model"].get("dropout"):
             raise self._error("tokenizer.json samples pieces at random (BPE dropout): set its model.dropout to null")
         if missing_pieces := [piece for piece, i in self._added_ids.items() if tokenizer.token_to_id(piece) != i]:
@@ -228,6 +228,27 @@ class _Directory:
                 f"tokenizer_config.json or added_tokens.json adds pieces that tokenizer.json lacks: {missing_pieces}"
             )
         return self._build_subword(tokenizer, model)
+
+    def _check_overrides(self, description: JsonObject) -> None:
+        """Raises UserError if transformers overrides a component of tokenizer.json with another value.
+
+        Args:
+          description: the parsed tokenizer.json.
+        """
+        class_name = self._class_name()
+        for key, name, component_type, field, file, default in _OVERRIDES:
+            component = description[name] or {}
+            if component.get("type") != component_type:
+                continue
+            ours = component[field]
+            theirs = self._config.get(key, default if class_name in _CLASSES_OF_FILE[file] else ours)
+            without_accents = component.get("lowercase")  # what null means for strip_accents
+            if (without_accents if theirs is None else theirs) != (without_accents if ours is None else ours):
+                absent = "" if key in self._config else f", the default of {class_name}Tokenizer"
+                raise self._error(
+                    f"tokenizer_config.json has {key} {theirs}{absent}, but tokenizer.json {ours}: set {key} to the "
+                    "value of the model's training"
+                )
 
     def _load_wordpiece(self) -> SubwordTokenizer:
         """Loads a WordPiece tokenizer (BERT) from vocab.txt, which has one piece per line."""
@@ -298,10 +319,9 @@ class _Directory:
 
     def _class_frame(self, vocabulary: Vocabulary, name: str) -> Optional[SpecialTokenFrame]:
         """Returns the frame that the tokenizer class defines, or None if the class defines none."""
-        model_type = self._read_json("config.json").get("model_type")
-        if model_type in _WITHOUT_CLASS:
+        class_name = self._class_name()
+        if class_name is None:
             return None
-        class_name = _tokenizer_class(self._directory) or _CLASS_OF_MODEL.get(str(model_type), "")
         if not class_name and name != "tokenizer.json":
             is_roberta = name == "merges.txt" and vocabulary.cls is not None
             class_name = "Roberta" if is_roberta else _CLASSES_OF_FILE.get(name, ("ByT5",))[0]
@@ -315,6 +335,13 @@ class _Directory:
             return None
         types = (0,) * (len(before) + 1 + len(between)) + (second_type,) * (1 + len(after))
         return SpecialTokenFrame(RowFrame(before, (), after), RowFrame.typed(before, between, after, types))
+
+    def _class_name(self) -> Optional[str]:
+        """Returns the tokenizer class or, if no file names one, that of the model; None if transformers ignores it."""
+        model_type = self._read_json("config.json").get("model_type")
+        if model_type in _WITHOUT_CLASS:
+            return None
+        return _tokenizer_class(self._directory) or _CLASS_OF_MODEL.get(str(model_type), "")
 
     def _flag_frame(self, vocabulary: Vocabulary) -> SpecialTokenFrame:
         """Returns the frame of the fields add_bos_token and add_eos_token of tokenizer_config.json."""

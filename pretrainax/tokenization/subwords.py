@@ -72,6 +72,8 @@ class SubwordTokenizer(Tokenizer):
             byte_of = {byte_character(byte): byte for byte in range(256)}
             # an added token can contain other characters, such as spaces, and then stands for itself
             return [bytes(map(byte_of.get, p)) if byte_of.keys() >= set(p) else p.encode() for p in pieces]
+        if suffix := getattr(self._tokenizer.model, "end_of_word_suffix", None):  # GPT-1; decoding gives a space
+            pieces = [p.removesuffix(suffix) + " " * p.endswith(suffix) for p in pieces]
         return [piece_bytes(piece) for piece in pieces]
 
 

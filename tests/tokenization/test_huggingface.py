@@ -71,6 +71,15 @@ def test_tokens_of_bytes_and_of_spaces_spell_the_text(name):
         assert b"".join(spellings[i] for i in tokenizer.encode(text)) == text.encode()
 
 
+def test_the_last_piece_of_a_word_of_gpt_1_spells_the_space_that_its_decoder_writes():
+    tokenizer = read_tokenizer(new("gpt1"))
+    ids = tokenizer.encode("the cat sat")
+    spelled = [tokenizer.spellings()[i] for i in ids]
+    assert b"".join(spelled).decode() == tokenizer.decode(ids) + " " == "the cat sat "
+    begins, ends = (edges[ids].tolist() for edges in tokenizer.word_edges)
+    assert not any(begins) and ends == [piece.endswith(b" ") for piece in spelled]
+
+
 @pytest.mark.parametrize("name", OLD)
 def test_special_ids_are_those_of_transformers(name):
     vocabulary, theirs = read_tokenizer(old(name)).vocabulary, auto(old(name))
@@ -254,6 +263,22 @@ BAD = {
         {"tokenizer__json": "UNCASED", "tokenizer_config__json": {"do_lower_case": False}},
         "tokenizer_config.json has do_lower_case False, but tokenizer.json True",
     ),
+    "accents": (
+        {"tokenizer__json": "UNCASED", "tokenizer_config__json": {"strip_accents": False}},
+        "tokenizer_config.json has strip_accents False, but tokenizer.json None",
+    ),
+    "Chinese characters": (
+        {"tokenizer__json": "UNCASED", "tokenizer_config__json": {"tokenize_chinese_chars": False}},
+        "tokenizer_config.json has tokenize_chinese_chars False, but tokenizer.json True",
+    ),
+    "default of a class": (
+        {"tokenizer__json": "CASED", "tokenizer_config__json": {"tokenizer_class": "BertTokenizer"}},
+        "has do_lower_case True, the default of BertTokenizer, but tokenizer.json False",
+    ),
+    "default of the model's class": (
+        {"tokenizer__json": "CASED", "config__json": {"model_type": "electra"}},
+        "has do_lower_case True, the default of BertTokenizer, but tokenizer.json False",
+    ),
 }
 
 
@@ -268,11 +293,20 @@ def test_bad_input_gives_one_line(name, tmp_path):
         "ALBERT": lambda: spiece(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols="[CLS],[SEP]"),
         "RANDOM": lambda: changed(lambda described: described["model"].update(dropout=0.1)),
         "UNCASED": lambda: WordPiece(vocab_size=400).build(iter(lines())).model,
+        "CASED": lambda: WordPiece(vocab_size=400, lowercase=False).build(iter(lines())).model,
     }
     files = {key: stand_for[c]() if isinstance(c, str) and c in stand_for else c for key, c in files.items()}
     with pytest.raises(UserError, match=line) as caught:
         read_tokenizer(directory(tmp_path / "bad", **files))
     assert re.search(r"/bad\b", str(caught.value))
+
+
+def test_null_means_that_accents_are_stripped_in_lower_case(tmp_path):
+    model = WordPiece(vocab_size=400).build(iter(lines())).model
+    config = {"tokenizer_class": "BertTokenizer", "strip_accents": True}
+    path = directory(tmp_path / "explicit", tokenizer__json=model, tokenizer_config__json=config)
+    assert json.loads(model)["normalizer"]["strip_accents"] is None
+    same_ids(read_tokenizer(path), auto(path))
 
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
