@@ -161,6 +161,7 @@ def export_workdir(
             generation = _generation_config(workdir, config_json, tokenizer.vocabulary)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_modules(staging, model)
+        copy_modules(os.path.join(workdir, "tokenizer"), staging)  # of an imported embedding model
         manifest.write_manifest(staging)
         finish(staging)
         if os.path.isdir(to):

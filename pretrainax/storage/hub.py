@@ -38,9 +38,10 @@ _TIMEOUT = 10.0  # seconds to wait for a response
 _PARALLEL_DOWNLOADS = 8  # number of files that are downloaded at the same time
 _BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-# Configs and tokenizers: no hidden files, and no files in folders except config.json of sentence-transformers modules.
+# Configs, tokenizers and chat templates: no hidden files, and no other folders than those of the last line.
 _SMALL_FILE = re.compile(
-    r"\w[\w.-]*\.(json|model)|(vocab|merges|words)\.txt|chat_template\.jinja|manifest\.sha256|\d_[A-Za-z]+/config\.json",
+    r"\w[\w.-]*\.(json|model)|(vocab|merges|words)\.txt|chat_template\.jinja|manifest\.sha256"
+    r"|\d_[A-Za-z]+/config\.json|additional_chat_templates/\w[\w.-]*\.jinja",  # modules of sentence-transformers
     re.ASCII,
 )
 _SINGLE_FILE, _INDEX, _ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"

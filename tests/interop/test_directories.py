@@ -1,5 +1,6 @@
 """Imports and exports of Hugging Face directories: every bit there and back."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -14,9 +15,9 @@ import pytest
 import safetensors.numpy
 
 from pretrainax import config as config_lib
-from pretrainax.config import RunFailed, UserError
+from pretrainax.config import Embed, RunFailed, UserError
 from pretrainax.data.sources import TextFiles
-from pretrainax.interop import directories
+from pretrainax.interop import directories, sentence_transformers
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.models import electra
 from pretrainax.runs.train import train
@@ -169,6 +170,16 @@ def test_config_and_tokenizer_travel_along(source, tmp_path):
     assert a.items() <= (b | {"pad_token_id": a.get("pad_token_id")}).items()
     assert (b["pad_token_id"], b["dtype"]) == (0, "float32")
     assert read_tokenizer(str(source)).fingerprint == read_tokenizer(str(tmp_path / "out")).fingerprint
+
+
+def test_pooling_and_inputs_of_an_embedding_model_travel_along(source, tmp_path):
+    head = Embed(pooling="cls", normalize=True)
+    sentence_transformers.write_modules(str(source), dataclasses.replace(CASES["bert"].config, head=head))
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 7, "do_lower_case": true}')
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    expected = sentence_transformers.Modules(head, max_length=7, lowercase=True)
+    assert sentence_transformers.read_modules(str(tmp_path / "out")) == expected
 
 
 def test_tensors_of_several_dtypes_stay_as_they_are(source, tmp_path):

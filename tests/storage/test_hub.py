@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from pretrainax.config import UserError
 from pretrainax.files import paths
 from pretrainax.storage import hub, places
+from pretrainax.tokenization.chat import read_templates
 from tests.support.fake_hub import forget
 from tests.support.runs import ROOT
 
@@ -101,6 +102,14 @@ def test_shards_are_those_of_the_index(server):
     assert names(folder) == {*SMALL, *index, *shards}
 
 
+def test_the_files_of_modules_and_the_named_chat_templates_come_with_the_configs(server):
+    extra = {"1_Pooling/config.json": b"{}", "additional_chat_templates/rag.jinja": b"{{ documents }}"}
+    server.repository("org/chat").commit({**SMALL, "chat_template.jinja": b"{{ messages }}", **extra, **REST})
+    folder = places.local_path("hf:org/chat")
+    assert names(folder) == {*SMALL, "chat_template.jinja", *extra}
+    assert read_templates(folder) == {"default": "{{ messages }}", "rag": "{{ documents }}"}
+
+
 @pytest.mark.slow
 def test_the_client_is_imported_where_a_model_of_the_hub_is_named():
     code = "import sys, pretrainax.cli, pretrainax.interop.origin; sys.exit('huggingface_hub' in sys.modules)"
@@ -155,6 +164,7 @@ def test_names_of_a_hostile_listing_lead_nowhere(server, tmp_path):
         "evil.json/../../x.json",
         "~/evil.json",
         "1_Pooling/../config.json",
+        "additional_chat_templates/../evil.jinja",
     ]
     repository.commit({**SMALL, **{name: b"{}" for name in hostile}})
     assert names(places.local_path("hf:org/evil")) == set(SMALL)

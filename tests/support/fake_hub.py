@@ -163,7 +163,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._answer(200, self._tree(repository, commit, folder, query.get("recursive") == "True"))
             else:
                 self._answer(200, self._described(name, repository, commit))
-        elif match := re.fullmatch(r"/(datasets/)?([\w.-]+/[\w.-]+)/resolve/(.+?)/([^/]+|data/.+|\d_\w+/.+)", path):
+        elif match := re.fullmatch(
+            r"/(datasets/)?([\w.-]+/[\w.-]+)/resolve/(.+?)/([^/]+|(?:data|\d_\w+|additional_chat_templates)/.+)", path
+        ):
             self._resolve((match[1] or "") + match[2], match[3], match[4])
         else:
             self._error(404, "", "Not Found")
