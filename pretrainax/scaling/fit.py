@@ -21,6 +21,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
+from pretrainax.scaling.law_checks import form_problems
 from pretrainax.scaling.law_fit import fit, measures_repetition
 from pretrainax.scaling.law_intervals import COVERAGE, Intervals, intervals
 from pretrainax.scaling.power_laws import CONSTANTS, LAW_JSON, REPETITION, LossLaw, Run
@@ -151,7 +152,8 @@ def fit_law(
     def fitted(repeats: bool, reason: str = "") -> Fit:
         law = fit(runs, family, source, metric, repeats)
         found = intervals(law)
-        return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, left_out, reason)
+        unidentified = (*found.unidentified, *form_problems(law))
+        return Fit(dataclasses.replace(law, unidentified=unidentified), found, left_out, reason)
 
     if not measures_repetition(runs):
         return fitted(False, "the runs do not repeat their text, or their epochs are unknown")

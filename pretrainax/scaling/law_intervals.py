@@ -65,7 +65,7 @@ def scale(problem: Problem, t: np.ndarray) -> float:
     return max(float(squares / max(np.mean(errors < DELTA), 0.1)), 1e-16)
 
 
-def _best_fit(law: LossLaw) -> tuple[Problem, np.ndarray, float]:
+def best_fit(law: LossLaw) -> tuple[Problem, np.ndarray, float]:
     """Returns the problem of a fitted law, its best variables [constants], and the noise variance of log L."""
     problem = Problem(law.runs, law.repetition is not None, law.correlation)
     (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
@@ -74,7 +74,7 @@ def _best_fit(law: LossLaw) -> tuple[Problem, np.ndarray, float]:
 
 def intervals(law: LossLaw, coverage: float = COVERAGE) -> Intervals:
     """Computes the intervals of a fitted law's constants; `law` must have its runs."""
-    problem, t, variance = _best_fit(law)
+    problem, t, variance = best_fit(law)
     quantities = _quantities(problem, t, variance)
     searches = [(name, sign) for name in quantities for sign in (-1, 1)]
     threshold = variance * _quantile(problem, coverage) ** 2 / 2
@@ -102,7 +102,7 @@ def prediction_interval(
     law: LossLaw, parameters: float, tokens: float, epochs: float = 1.0, coverage: float = PREDICTION_COVERAGE
 ) -> tuple[float, float]:
     """Computes the interval of the loss of one more run of a fitted law; `law` must have its runs."""
-    problem, t, variance = _best_fit(law)
+    problem, t, variance = best_fit(law)
     more = problem.with_run(parameters, tokens, epochs)
     threshold = variance * _quantile(problem, coverage) ** 2 / 2
 
