@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from pretrainax.scaling.law_checks import form_problems
+from pretrainax.scaling.law_fit import fit
+from pretrainax.scaling.power_laws import Run
 from tests.support.runs import ROOT
 
 DOCS = ROOT / "docs"
@@ -110,11 +113,16 @@ def test_the_steps_of_a_precision_study_are_those_of_its_report(family):
     assert {row["steps"] for row in report(f"precision-{family}")["tables"]["Arms"]} == {steps}
 
 
-def test_the_differences_of_the_seeds_of_a_ladder_are_those_of_its_report():
-    runs = [run for run in report("ladder-gpt")["law"]["runs"] if 7e6 < run["tokens"] < 9e6]
-    sizes = {run["parameters"] for run in runs}
-    pairs = [[run["loss"] for run in runs if run["parameters"] == size] for size in sizes]
-    differences = [100 * (max(pair) / min(pair) - 1) for pair in pairs]
-    page = (DOCS / "studies" / "index.md").read_text()
-    low, high = re.findall(r"Two seeds of a size differ by ([\d.]+) to ([\d.]+) %", page)[0]
-    assert same(low, min(differences)) and same(high, max(differences))
+@pytest.mark.parametrize("name", ["gpt", "bert"])
+def test_the_checks_of_a_ladder_have_the_numbers_of_its_runs(name):
+    runs = [Run(**run) for run in report(f"ladder-{name}")["law"]["runs"]]
+    lack, prediction = form_problems(fit(runs, "decoder", ""))
+    page = " ".join((DOCS / "studies" / "index.md").read_text().split())
+    assert re.search(r"by [\d.]+ %, and equal runs with other seeds by [\d.]+ % \(p = [\de.-]+\)", lack)[0] in page
+    numbers = r"the (\d+) runs .* of ([\d.]+) to ([\d.]+) .* have ([\d.]+);"
+    count, *losses = re.search(numbers, prediction).groups()
+    low, high, measured = (f"{float(x):.2f}" for x in losses)
+    text = (
+        f"A law of the {count} runs with at most 1/8 of the FLOPs predicts {low} to {high} for the largest ones, which"
+    )
+    assert f"{text} have {measured}." in page
