@@ -32,11 +32,13 @@ def _lack_of_fit(law: LossLaw) -> Iterator[str]:
     tokens, there is no test.
     """
     problem, t, _ = best_fit(law)
-    names, cell = np.unique([(run.parameters, run.tokens, run.epochs) for run in law.runs], axis=0, return_inverse=True)
-    pure_freedom, lack_freedom = len(law.runs) - len(names), len(names) - problem.size
+    cells, index = np.unique(
+        [(run.parameters, run.tokens, run.epochs) for run in law.runs], axis=0, return_inverse=True
+    )
+    pure_freedom, lack_freedom = len(law.runs) - len(cells), len(cells) - problem.size
     if pure_freedom < 1 or lack_freedom < 1:
         return
-    in_cell = (cell.reshape(-1, 1) == np.arange(len(names))).astype(float)  # [runs, cells]
+    in_cell = (index.reshape(-1, 1) == np.arange(len(cells))).astype(float)  # [runs, cells]
     means = problem.whitening @ in_cell
     losses = problem.whitening @ problem.log_loss
     pure = np.square(losses - means @ np.linalg.lstsq(means, losses)[0]).sum() / pure_freedom

@@ -25,7 +25,7 @@ class Prediction(NamedTuple):
     interval: Optional[tuple[float, float]]  # of one more run, with its noise; None: the law has no runs
     uniform: float  # nats per token of a uniform distribution over the vocabulary
     epochs: float = 1.0  # passes over the text
-    differences: Sequence[str] = ()  # fields by which the run's loss is not comparable with those of the law's runs
+    differences: Sequence[str] = ()  # fields in which the law's runs differ, so that losses are not comparable
 
     def values(self) -> JsonObject:
         """Returns the numbers that `plan --json` prints."""
