@@ -21,7 +21,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
-from pretrainax.scaling.law_checks import form_problems
+from pretrainax.scaling.law_checks import form_problems, smaller_windows
 from pretrainax.scaling.law_fit import fit, measures_repetition
 from pretrainax.scaling.law_intervals import COVERAGE, Intervals, intervals
 from pretrainax.scaling.power_laws import CONSTANTS, LAW_JSON, REPETITION, LossLaw, Run
@@ -138,22 +138,49 @@ def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
     """
     runs, experiment, left_out = read_runs(pattern, known)
     check_enough(pattern, runs)
+    found = fit_law(runs, experiment.model.family, pattern, experiment.select_by)
+    law = dataclasses.replace(found.law, config=config_lib.to_json(experiment))
+    return found._replace(law=law, left_out=(*left_out, *found.left_out))
+
+
+def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric) -> Fit:
+    """Fits the law to runs, with a term for repeated text if the runs determine it.
+
+    If the law has another form than the runs, it is fitted to the first of `law_checks.smaller_windows` whose form it
+    has, and the others are left out. If there is none, the law of all runs is unidentified.
+
+    Args:
+      source: where the runs are; other arguments as in `law_fit.fit`.
+    """
+    whole = _fit_all(runs, family, source, metric)
+    if not (reasons := list(form_problems(whole.law))):
+        return whole
+    for window in smaller_windows(runs):
+        found = _fit_all(window, family, source, metric)
+        if not list(form_problems(found.law)):
+            return found._replace(left_out=_left_out(runs, found.law, reasons))
+    unidentified = (*whole.law.unidentified, *(f"form: {line}; add larger models and longer runs" for line in reasons))
+    return whole._replace(law=dataclasses.replace(whole.law, unidentified=unidentified))
+
+
+def _left_out(runs: Sequence[Run], law: LossLaw, reasons: Sequence[str]) -> list[str]:
+    """Describes the runs that a law leaves out; `reasons`: what is wrong with a law of all runs."""
+    left_out, kept = [f"with all {len(runs)} runs, {line}" for line in reasons], set(law.runs)
+    for run in runs:
+        if run not in kept:
+            size = f"{large_number(run.parameters)} parameters and {large_number(run.tokens)} tokens"
+            left_out.append(f"{run.workdir}: {law.metric} {run.loss:.4f} with {size}; too small for the law's form")
+    return left_out
+
+
+def _fit_all(runs: Sequence[Run], family: str, source: str, metric: str) -> Fit:
     parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
-    source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {pattern}"
-    found = fit_law(runs, experiment.model.family, source, experiment.select_by, left_out)
-    return found._replace(law=dataclasses.replace(found.law, config=config_lib.to_json(experiment)))
-
-
-def fit_law(
-    runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric, left_out: Sequence[str] = ()
-) -> Fit:
-    """Fits the law to runs, with a term for repeated text if the runs determine it; arguments as in `law_fit.fit`."""
+    source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {source}"
 
     def fitted(repeats: bool, reason: str = "") -> Fit:
         law = fit(runs, family, source, metric, repeats)
         found = intervals(law)
-        unidentified = (*found.unidentified, *form_problems(law))
-        return Fit(dataclasses.replace(law, unidentified=unidentified), found, left_out, reason)
+        return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, (), reason)
 
     if not measures_repetition(runs):
         return fitted(False, "the runs do not repeat their text, or their epochs are unknown")

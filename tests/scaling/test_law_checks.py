@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from pretrainax.scaling.fit import fit_law
-from pretrainax.scaling.law_checks import form_problems
+from pretrainax.scaling.law_checks import form_problems, smaller_windows
 from pretrainax.scaling.law_fit import fit
+from pretrainax.scaling.law_intervals import prediction_interval
 from pretrainax.scaling.power_laws import LossLaw, Run
 from tests.support.runs import ROOT
 
+HELD_OUT = {"gpt": (1_237_440, 15_999_360), "bert": (1_051_200, 16_000_960)}  # parameters, tokens
 LAW = LossLaw(2.5, 60.0, 0.42, 900.0, 0.47, "planted", False)
 
 
@@ -48,9 +50,43 @@ def test_too_few_runs_are_not_checked():
     assert problems(runs_of(coupled, np.random.default_rng(0), seeds=1)[:7]) == []
 
 
+def test_smaller_windows_leave_out_small_sizes_and_short_runs_and_keep_three_of_each():
+    runs = [Run("", n, d + n, 1.0) for n in (1, 2, 3, 4) for d in (1e6, 2e6, 4e6, 8e6)]
+    sizes = [
+        (len(x), {run.parameters for run in x}, round(min(run.tokens for run in x), -6)) for x in smaller_windows(runs)
+    ]
+    assert sizes == [
+        (12, {1, 2, 3, 4}, 2e6),
+        (12, {2, 3, 4}, 1e6),
+    ]  # three sizes and three amounts are 9 runs, fewer than two for each constant
+    assert smaller_windows(runs[:9]) == []
+
+
+def test_small_runs_of_another_law_are_left_out():
+    rng = np.random.default_rng(0)
+    points = [run for run in runs_of(LAW.loss, rng) if run.parameters > 3e4]
+    small = [run._replace(loss=run.loss * 0.97) for run in runs_of(LAW.loss, rng) if run.parameters <= 3e4]
+    small = [run._replace(workdir=f"small-{i}") for i, run in enumerate(small)]
+    found = fit_law(points + small, "decoder", "runs/*")
+    assert found.law.runs == fit_law(points, "decoder", "").law.runs and not found.law.unidentified
+    assert found.law.source == "fit of 32 runs of up to 800 k parameters and 16 M tokens, runs/*"
+    reasons = [line for line in found.left_out if line.startswith("with all 40 runs, the runs differ from the law by")]
+    assert len(reasons) == 1
+    assert [line.partition(":")[0] for line in found.left_out if "too small for the law's form" in line] == [
+        run.workdir for run in small
+    ]
+
+
+def test_a_law_that_no_window_has_is_of_all_runs_and_refused():
+    found = fit_law(runs := runs_of(coupled, np.random.default_rng(0)), "decoder", "")
+    assert len(found.law.runs) == len(runs) and not found.left_out
+    assert len([line for line in found.law.unidentified if line.startswith("form: ")]) == 2
+
+
 @pytest.mark.parametrize("name", ["gpt", "bert"])
-def test_the_published_ladders_are_refused(name):
+def test_the_laws_of_the_published_ladders_leave_out_small_runs_and_predict_the_held_out_run(name):
     content = json.loads((ROOT / "docs" / "studies" / f"ladder-{name}.json").read_text())
     law = fit_law([Run(**run) for run in content["law"]["runs"]], "decoder", "").law
-    assert [line for line in law.unidentified if line.startswith("form: the runs differ from the law by")]
-    assert [line for line in law.unidentified if "of the FLOPs predicts a loss of" in line]
+    assert len(law.runs) == 24 and [line.partition(":")[0] for line in law.unidentified] == ["E"]
+    low, high = prediction_interval(law, *HELD_OUT[name])
+    assert low <= content["score"]["measured"] <= high

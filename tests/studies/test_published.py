@@ -119,7 +119,7 @@ def test_the_checks_of_a_ladder_have_the_numbers_of_its_runs(name):
     lack, prediction = form_problems(fit(runs, "decoder", ""))
     page = " ".join((DOCS / "studies" / "index.md").read_text().split())
     assert re.search(r"by [\d.]+ %, and equal runs with other seeds by [\d.]+ % \(p = [\de.-]+\)", lack)[0] in page
-    numbers = r"the (\d+) runs .* of ([\d.]+) to ([\d.]+) .* have ([\d.]+);"
+    numbers = r"the (\d+) runs .* of ([\d.]+) to ([\d.]+) .* have ([\d.]+)$"
     count, *losses = re.search(numbers, prediction).groups()
     low, high, measured = (f"{float(x):.2f}" for x in losses)
     text = (
