@@ -1,4 +1,4 @@
-"""Combines a user's generation options with the settings of an imported model's generation_config.json."""
+"""Combines a user's generation options with the model's: its generation_config.json, or the ends of its answers."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import BEAMS_ONLY, DEFAULTS, SAMPLING_ONLY, Sampling, invalid_values
 from pretrainax.interop.generation import ALL, FIELDS, GenerationFile, InheritedOptions, inherited_options
+from pretrainax.tasks.writing import WritingTask
 
 _LENGTHS = ("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")  # the first takes precedence
 
@@ -24,8 +25,9 @@ class Request(NamedTuple):
 def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = ()) -> Request:
     """Combines options with the settings of the model's generation_config.json, as transformers' generate() does.
 
-    Only imported models that were not trained further have such settings. An option that the user sets takes
-    precedence. Settings that contradict it, or that it leaves without effect, do not apply.
+    Only imported models that were not trained further have such settings. A model that learned to write answers stops
+    at the text that ends them in its training, as in validations. An option that the user sets takes precedence.
+    Settings that contradict it, or that it leaves without effect, do not apply.
 
     Args:
       given: fields of `Sampling` that the user sets.
@@ -44,7 +46,8 @@ def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = (
         inherited = inherited_options(file, ignore, given, loaded.tokenizer.vocabulary.size, loaded.end_tokens)
         _check_values(file, inherited)
     used = _applicable(inherited.options, given)
-    options: JsonObject = {**used, **given}
+    ends = _ends_of_answers(loaded)
+    options: JsonObject = {**({"stop": ends} if ends else {}), **used, **given}
     if "max_length" in options and "max_new_tokens" not in options:
         options["max_new_tokens"] = options["max_length"]
     if "min_new_tokens" in used:
@@ -52,7 +55,15 @@ def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = (
         options["min_new_tokens"] = min(used["min_new_tokens"], most)
     sampling = Sampling(**options)
     sampling.check()
-    return Request(sampling, _notes(file, inherited, used, given) if file else [])
+    notes = _notes(file, inherited, used, given) if file else []
+    if ends and sampling.stop == ends:
+        notes.append(f"from config.objective: stop {', '.join(map(repr, ends))}")
+    return Request(sampling, notes)
+
+
+def _ends_of_answers(loaded: LoadedModel) -> tuple[str, ...]:
+    task = loaded.experiment.objective.bind(loaded.tokenizer)
+    return task.stop if isinstance(task, WritingTask) else ()
 
 
 def _check_values(file: GenerationFile, inherited: InheritedOptions) -> None:

@@ -39,6 +39,7 @@ from pretrainax.data.objectives import (
     Denoising,
     MaskedLM,
     NextSentencePrediction,
+    Objective,
     ReplacedTokenDetection,
     SentenceOrderPrediction,
     SpanCorruption,
@@ -63,9 +64,17 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import flat
 from pretrainax.storage.places import local_path
-from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, Retrieval, TokenClassification
+from pretrainax.tasks import (
+    Classification,
+    ExtractiveQA,
+    Instructions,
+    MultipleChoice,
+    Regression,
+    Retrieval,
+    TokenClassification,
+)
 from pretrainax.tokenization import PretrainedTokenizer
-from pretrainax.tokenization.base import Vocabulary, load_tokenizer
+from pretrainax.tokenization.base import Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.chat import read_template, write_template
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
@@ -158,7 +167,7 @@ def export_workdir(
         _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # encoders do not generate
-            generation = _generation_config(workdir, config_json, tokenizer.vocabulary)
+            generation = _generation_config(workdir, config_json, tokenizer, experiment.objective)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_modules(staging, model)
         copy_modules(os.path.join(workdir, "tokenizer"), staging)  # of an imported embedding model
@@ -396,15 +405,23 @@ def _without_new_forced_ids(settings: ConfigJson, imported: ConfigJson) -> Confi
     }
 
 
-def _generation_config(workdir: str, config_json: ConfigJson, vocabulary: Vocabulary) -> ConfigJson:
-    """Returns an export's generation_config.json: the imported settings, with ids of `config_json` that they lack."""
+def _generation_config(workdir: str, config_json: ConfigJson, tokenizer: Tokenizer, objective: Objective) -> ConfigJson:
+    """Returns an export's generation_config.json: the imported settings, with ids of `config_json` that they lack.
+
+    The token that ends an answer of a chat model ends a text too.
+    """
     imported = _read_imported(workdir, GENERATION)
     if not imported and (file := read_generation_file(os.path.join(workdir, ORIGINAL))) is not None:
         imported = file.fields  # of config.json, which transformers ignores next to generation_config.json
     ids = _without_new_forced_ids(_special_ids(config_json), imported)
     generation = {"_from_model_config": True, **ids} | imported
-    if config_json.get("is_encoder_decoder") and vocabulary.decoder_start is not None:
-        generation["decoder_start_token_id"] = vocabulary.decoder_start
+    if config_json.get("is_encoder_decoder") and tokenizer.vocabulary.decoder_start is not None:
+        generation["decoder_start_token_id"] = tokenizer.vocabulary.decoder_start
+    task = objective.bind(tokenizer)
+    if isinstance(task, Instructions) and task.end_id is not None:
+        ids = generation.get("eos_token_id")
+        others = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        generation["eos_token_id"] = list(dict.fromkeys([task.end_id, *others]))
     return generation
 
 

@@ -157,8 +157,13 @@ class Instructions(WritingTask):
     @property
     def stop(self):
         assert self._chat is not None
-        end = self._chat.end_of_turn.removesuffix(self._chat.end_of_text).rstrip()
-        return (end,) if end else ()
+        return (self._chat.end_before_text,) if self._chat.end_before_text else ()
+
+    @property
+    def end_id(self) -> Optional[int]:
+        """The special token, other than the end of the text, that ends an answer."""
+        assert self._chat is not None
+        return self._chat.end_id
 
     def lengths(self, sequence_length: int) -> Lengths:
         return Lengths(sequence_length, sequence_length, sequence_length)
@@ -219,17 +224,16 @@ class Instructions(WritingTask):
             )
 
     def _stop_warnings(self, chat: Chat) -> Iterator[str]:
-        """Yields a warning if answers do not end with the token at which generation stops."""
-        end = chat.end_of_turn
-        if not end:
+        """Yields a warning if an exported model would not stop after an answer."""
+        if not chat.end_of_turn:
             yield (
                 "ANSWERS HAVE NO END in config.objective.template, so generation does not stop after them: use a "
                 "template that ends answers with eos_token"
             )
-        elif end != chat.end_of_text:
+        elif chat.end_of_turn != chat.end_of_text and chat.end_id is None:
             yield (
-                f"ANSWERS END WITH {end!r}, but generation stops at {chat.end_of_text!r}: pass --stop when you "
-                "generate, or use a config.objective.template that ends answers with eos_token"
+                f"ANSWERS END WITH {chat.end_of_turn!r}, which is not one special token: exported models stop only at "
+                f"{chat.end_of_text!r}; use a config.objective.template that ends answers with eos_token"
             )
 
 

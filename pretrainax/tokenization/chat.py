@@ -148,6 +148,17 @@ class Chat:
         text, ((_, end),) = self.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}])
         return text[:end].rpartition(_MARK)[2].strip()
 
+    @property
+    def end_before_text(self) -> str:
+        """The part of `end_of_turn` before the end-of-text token, such as "<|im_end|>"; "": none."""
+        return self.end_of_turn.removesuffix(self.end_of_text).rstrip()
+
+    @property
+    def end_id(self) -> Optional[int]:
+        """The id of `end_before_text` if that is one special token."""
+        added = self._encoder.get_added_tokens_decoder().items()
+        return next((i for i, token in added if token.content == self.end_before_text and token.special), None)
+
     def _render_prefixes(
         self, messages: Sequence[Message], prefixes: Sequence[tuple[int, bool]], has_clock: bool = False
     ) -> list[str]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data.objectives import CausalLM
 from pretrainax.inference.inherited import request_of
 from pretrainax.inference.request import Sampling
 from pretrainax.interop.generation import FIELDS, GenerationFile, read_generation_file
@@ -16,7 +17,8 @@ from tests.golden.case import needs_transformers
 def model(path="m/generation_config.json", **fields):
     vocabulary = SimpleNamespace(size=20)
     file = GenerationFile(path, fields)
-    return SimpleNamespace(generation=file, tokenizer=SimpleNamespace(vocabulary=vocabulary), end_tokens=(2,))
+    experiment, tokenizer = SimpleNamespace(objective=CausalLM()), SimpleNamespace(vocabulary=vocabulary)
+    return SimpleNamespace(experiment=experiment, generation=file, tokenizer=tokenizer, end_tokens=(2,))
 
 
 CHAT = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 11]}  # as LLaMA 3 has them

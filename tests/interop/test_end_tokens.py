@@ -3,15 +3,26 @@
 import dataclasses
 import json
 
+import jax
+import numpy as np
 import pytest
 
 import pretrainax
-from pretrainax.config import UserError
-from pretrainax.interop.directories import describe_export, import_directory
+from pretrainax import models
+from pretrainax.config import UserError, dump
+from pretrainax.config import load as load_config
+from pretrainax.inference.inherited import request_of
+from pretrainax.inference.request import Sampling
+from pretrainax.interop.directories import describe_export, export_workdir, import_directory
 from pretrainax.interop.generation import end_tokens
+from pretrainax.tasks import Instructions
+from pretrainax.tokenization import ByteBPE
 from pretrainax.tokenization.base import Vocabulary
+from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.tokenization.huggingface_export import write_tokenizer
 from tests.golden import CASES
 from tests.support import tiny
+from tests.support.exports import write_run
 from tests.support.huggingface_weights import write_directory
 
 
@@ -72,3 +83,41 @@ def test_an_export_of_a_decoder_names_the_token_that_ends_its_texts(eos, expecte
     assert config_json["eos_token_id"] == expected == vocabulary.separator
     encoder = dataclasses.replace(tiny.get_config("bert"), model=CASES["bert"].config)
     assert describe_export(encoder, vocabulary)[1]["eos_token_id"] == eos
+
+
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_a_chat_model_stops_at_the_end_of_its_turn_here_and_in_transformers(is_special, tmp_path):
+    """The vocabulary's EOS is another token, and `generate` of transformers knows only what the export says."""
+    config, folder = tiny.get_config("gpt").model, tmp_path / "tokenizer"
+    write_tokenizer(ByteBPE(vocab_size=266).build(iter(["Hi you, it rains"] * 20)), str(folder), config)
+    described = json.loads((folder / "tokenizer.json").read_text())
+    tokens = [
+        described["added_tokens"][0] | {"content": x, "id": i} for i, x in ((266, "<|im_start|>"), (267, "<|im_end|>"))
+    ]
+    described["added_tokens"] += tokens if is_special else []
+    write(folder, tokenizer=described)
+    tokenizer = read_tokenizer(str(folder))
+    config = dataclasses.replace(config, vocab_size=tokenizer.vocabulary.size)
+    (tmp_path / "run").mkdir()
+    write_run(
+        tmp_path / "run",
+        config,
+        jax.tree.map(lambda x: np.zeros(x.shape, np.float32), models.abstract_params(config)),
+        tokenizer,
+    )
+    experiment = load_config(str(tmp_path / "run" / "config.json"))
+    experiment.objective = Instructions(template=CHATML)
+    (tmp_path / "run" / "config.json").write_text(dump(experiment))
+    loaded = pretrainax.load(str(tmp_path / "run"))
+    assert tokenizer.decode([267]) == "<|im_end|>" if is_special else tokenizer.vocabulary.size == 266
+    request = request_of(loaded, {})
+    assert request.sampling.stop == ("<|im_end|>",) and request.notes == ["from config.objective: stop '<|im_end|>'"]
+    assert request_of(loaded, {"stop": ("x",)}) == (Sampling(stop=("x",)), [])
+    export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
+    stored, eos = json.loads((tmp_path / "there" / "generation_config.json").read_text()), tokenizer.vocabulary.eos
+    assert stored["eos_token_id"] == ([267, eos] if is_special else eos)
+    warned = list(experiment.objective.adapted(experiment).bind(tokenizer).warnings([]))
+    assert any("is not one special token" in line for line in warned) is not is_special
