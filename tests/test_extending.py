@@ -5,17 +5,22 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
 from pretrainax import models
 from pretrainax.adapt import LoRA
 from pretrainax.config import UserError
-from pretrainax.runs.custom_model import check_custom
+from pretrainax.models import Outputs
+from pretrainax.runs.custom_model import WithLoss, check_custom
 from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
-PACKAGE = """
+PAGE = (ROOT / "docs" / "how-to" / "own-code.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+LOSS, MODEL = (next(block for block in BLOCKS if f"{name}(" in block) for name in ("def entropy_loss", "class Bag"))
+IMPORTS = """
 import dataclasses
 
 import flax.linen as nn
@@ -23,31 +28,15 @@ import jax
 import jax.numpy as jnp
 import optax
 import pretrainax
+from pretrainax.config import ModelConfig
+from pretrainax.layers.compute import Compute
 from pretrainax.models import Outputs
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim import AdamW
 from pretrainax.sharding.rules import add_partition_rules
 
-add_partition_rules(((r"mix/kernel", "features d_model"), (r"mix/bias", "d_model")))
-
-
-def entropy_loss(outputs, batch):
-    p = jax.nn.softmax(outputs.logits)
-    negative = jnp.sum(p * jnp.log(p + 1e-9), axis=-1)
-    return {"entropy_loss": (0.01 * jnp.sum(negative * batch["loss_weights"]), jnp.sum(batch["loss_weights"]))}
-
-
-class Bag(nn.Module):
-    config: object
-    compute: object
-
-    @nn.compact
-    def __call__(self, batch, *, deterministic):
-        table = nn.Embed(self.config.vocab_size, self.config.d_model, name="token_embedding")
-        x = jnp.cumsum(table(batch["tokens"]), axis=1) / (1 + batch["positions"][..., None])
-        x = x + nn.Dense(self.config.d_model, name="mix")(x)
-        return Outputs({"lm": LanguageModelOutput(x.astype(self.compute.dtype), table.embedding.T)})
-
+"""
+CLASSES = """
 
 @dataclasses.dataclass
 class Factored(AdamW):  # keeps a factor [D, D] of each parameter [..., D], as Shampoo does
@@ -75,6 +64,7 @@ class Histogram(pretrainax.Callback):
     def evaluation_metrics(self, loop, state):
         return {"largest": max(float(abs(x).max()) for x in jax.tree.leaves(state.params))}
 """
+PACKAGE = IMPORTS + LOSS + MODEL.partition("run = ")[0] + CLASSES
 LOOP = """
 import sys, jax, pretrainax
 from mypackage.own import Bag, entropy_loss
@@ -173,3 +163,11 @@ def test_a_model_of_ones_own_is_under_no_tuning_and_beside_no_teacher():
     with pytest.raises(UserError, match="config.tuning and config.distill require a model of this package"):
         check_custom(experiment, None, build=models.build)
     check_custom(experiment, None, build=None)
+
+
+@pytest.mark.parametrize("name", ["entropy", "z_loss", "pair_loss", "label_loss"])
+def test_an_extra_loss_has_a_name_of_its_own(name):
+    model = types.SimpleNamespace(apply=lambda *_, **__: Outputs({}))
+    wrapped = WithLoss(model, lambda outputs, batch: {name: (1.0, 1.0)})
+    with pytest.raises(UserError, match=f"extra_loss returns '{name}': names must end in '_loss' and be no metric"):
+        wrapped.apply({}, {}, deterministic=True)

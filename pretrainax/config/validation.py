@@ -39,6 +39,7 @@ _RANGES = (  # allowed values in words, whether a number is allowed, and the pat
         "model.dropout_rate model.attention_dropout_rate train.label_smoothing",
     ),
     ("at least 1; None selects d_model", lambda number: number >= 1, "model.embedding_dim"),
+    ("at least 1; None never stops", lambda number: number >= 1, "evaluate.patience"),
     (
         "above 0; None disables it",
         lambda number: number > 0,

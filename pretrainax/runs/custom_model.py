@@ -11,6 +11,7 @@ from pretrainax.data.batch import Batch
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.layers.compute import Compute, compute_for
 from pretrainax.models import AnyModel, Outputs
+from pretrainax.models.heads import HEADS
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.training.wrapped import Frozen, Wrapped, merged, model_params, plain, teacher_config
 
@@ -18,6 +19,8 @@ from pretrainax.training.wrapped import Frozen, Wrapped, merged, model_params, p
 # sum / count is added to the objective and logged as a metric of that name. With `config.train.accumulate`, the weight
 # of a microbatch is its fraction of the predictions.
 ExtraLoss = Callable[[Outputs, Batch], Mapping[str, tuple[jax.Array, jax.Array]]]
+# Names of the losses that heads report, which an extra loss would replace
+_TAKEN = {"z_loss", *(name for head in HEADS.values() for name in (head.loss_name, *(m.name for m in head.metrics)))}
 # (config.model, compute) -> a Linen module with the fields `config` and `compute`, and
 # `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. Requirements: docs/how-to/own-code.md.
 BuildModel = Callable[[ModelConfig, Compute], AnyModel]
@@ -68,8 +71,10 @@ class WithLoss(Wrapped):
     ) -> Outputs:
         outputs = self.model.apply(variables, batch, deterministic=deterministic, rngs=rngs)
         extra_sums = dict(self.extra_loss(outputs, batch))
-        if invalid := [name for name in extra_sums if not name.endswith("_loss") or name in outputs.sums]:
-            raise UserError(f"extra_loss returns {invalid[0]!r}: names must end in '_loss' and be no sums of the model")
+        if invalid := [name for name in extra_sums if not name.endswith("_loss") or name in {*_TAKEN, *outputs.sums}]:
+            raise UserError(
+                f"extra_loss returns {invalid[0]!r}: names must end in '_loss' and be no metric of the model"
+            )
         return dataclasses.replace(outputs, sums={**outputs.sums, **extra_sums})
 
 

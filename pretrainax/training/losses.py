@@ -46,7 +46,7 @@ def objective(
     main = main_loss(total_counts)
     for name, (value, count) in outputs.sums.items():
         if name.endswith("_loss"):
-            total += counts(batch)[main] / total_counts[main] * value / count
+            total += counts(batch)[main] / total_counts[main] * value / jnp.maximum(count, 1e-9)
         sums[name] = jax.lax.stop_gradient(value), count
     total, aux_sums = outputs.combined_objective(total, counts(batch), total_counts)
     return total, sums | aux_sums

@@ -169,6 +169,7 @@ def test_a_field_that_another_source_has_says_which():
         ({"evaluate.parameters": "ema"}, "config.evaluate.parameters is 'ema', and config.train.ema_decay is None"),
         ({"evaluate.average": 5}, "config.evaluate.average is 5, and config.checkpoint.keep is 2: increase"),
         ({"evaluate.average": -1}, "config.evaluate.average is -1, it must be at least 0"),
+        ({"evaluate.patience": 0}, "config.evaluate.patience is 0, it must be at least 1; None never stops"),
         ({"model.attention_dropout_rate": 1.0}, "config.model.attention_dropout_rate is 1.0"),
         ({"train.accumulate": 3}, "config.train.global_batch_size 8 is not a multiple of config.train.accumulate 3"),
         ({"train.steps": 0}, "config.train.steps is 0, it must be at least 1"),

@@ -75,6 +75,18 @@ def test_each_head_adds_its_mean(variant):
         np.testing.assert_allclose(means[name], exact, rtol=1e-6, err_msg=name)
 
 
+def test_an_added_loss_of_a_batch_without_its_predictions_is_zero():
+    outputs, batch = three_heads()
+
+    def value(scale, count):
+        added = outputs.replace(sums={"rare_loss": (scale * count, jnp.float32(count))})
+        return objective(added, batch, counts(batch))[0]
+
+    without, slope = jax.value_and_grad(value)(3.0, 0.0)
+    assert without == objective(outputs, batch, counts(batch))[0] and slope == 0.0
+    np.testing.assert_allclose(value(3.0, 2.0), without + 3.0, rtol=1e-6)  # float32
+
+
 def test_objectives_of_micro_batches_add_up():
     outputs, batch = three_heads()
     whole, _ = objective(outputs, batch, counts(batch))
