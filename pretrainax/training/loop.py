@@ -444,7 +444,7 @@ class Loop:
             self.writer.log(loop_state.step, "valid", line)
         self._call("on_evaluate", state, line)
         self.evaluation = loop_state.step, {name: x for name, x in metrics.items() if not isinstance(x, dict)}
-        value, best_value = metrics.get(metric, math.nan), loop_state.best_loss
+        value, best_value = float(metrics.get(metric, math.nan)), loop_state.best_loss
         if math.isfinite(value) and (best_value is None or best_step({0: best_value, 1: value}, metric) == 1):
             loop_state.best_loss, loop_state.evaluations_since_best = value, 0
             return True

@@ -173,6 +173,16 @@ def test_a_signal_at_the_step_of_a_stop_changes_nothing(monkeypatch):
     assert step_to(loop, 131) and actions[3:] == [("save", 131), "saved step 131; the same command resumes here"]
 
 
+def test_a_metric_of_a_callback_that_selects_may_be_an_array(monkeypatch):
+    loop, _ = simulated(monkeypatch)
+    loop.run.experiment.evaluate.select_by, loop.run.validated = "accuracy", lambda state: None
+    loop.run.validate, loop.writer.log = lambda params: {"loss": 3.0}, lambda *_: None
+    results = {"evaluation_metrics": [{"accuracy": np.float32(0.5)}]}
+    loop.callbacks = SimpleNamespace(call=lambda method, *_: results.get(method, []))
+    assert Loop._evaluate(loop, None)
+    assert json.loads(json.dumps(loop.loop_state.to_json()))["best_loss"] == 0.5
+
+
 def test_after_a_rollback_the_run_forgets_what_later_steps_requested(monkeypatch):
     loop, actions = simulated(monkeypatch)
     loop.stop("as good as it gets")
