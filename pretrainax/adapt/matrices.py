@@ -101,4 +101,9 @@ def _partition_rules() -> Iterable[tuple[str, str]]:
             yield f"{path}prefix", f"{layers} rows {outputs}"
 
 
-add_partition_rules(list(_partition_rules()))
+def add_tuning_rules() -> None:
+    """Adds the partition rules of the added parameters, also for matrices that other packages have registered since."""
+    add_partition_rules([row for row in _partition_rules() if row not in PARTITION_RULES])
+
+
+add_tuning_rules()

@@ -10,6 +10,7 @@ import jax
 from pretrainax import models
 from pretrainax.adapt.adapted import Adapted
 from pretrainax.adapt.cost import cost_of
+from pretrainax.adapt.matrices import add_tuning_rules
 from pretrainax.config import AUTO, Experiment, ModelConfig, TrainConfig, kinds
 from pretrainax.data.batch import Batch
 from pretrainax.layers.compute import compute_for
@@ -36,6 +37,7 @@ class Tuning(kinds.Tuning):
 
     def adapted(self, model: models.AnyModel, experiment: Experiment) -> Adapted:
         """Wraps `model`, the model of an experiment, with this tuning."""
+        add_tuning_rules()
         return Adapted(model, self, experiment.initializes_missing_heads)
 
     def cost(self, experiment: Experiment) -> UpdateCost:

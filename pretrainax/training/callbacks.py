@@ -132,7 +132,7 @@ class Callbacks:
         """Closes all callbacks when the context exits."""
         with contextlib.ExitStack() as stack:
             for callback in self.overriding("close"):
-                stack.callback(callback.close)
+                stack.callback(self._call, callback, "close", contextlib.nullcontext())
             yield self
 
 

@@ -19,11 +19,11 @@ from pretrainax.optim import AdamW
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import flat, nested
-from pretrainax.sharding.rules import tree_shardings
+from pretrainax.sharding.rules import PARTITION_RULES, add_partition_rules, axes_of_leaves, tree_shardings
 from pretrainax.training import train_step
 from tests.golden import CASES, electra
 from tests.golden.case import Case, batch, weights
-from tests.support import written
+from tests.support import tiny, written
 from tests.support.tiers import few
 
 ALL = (".*",)  # matrices
@@ -54,6 +54,18 @@ def adapted(name, tuning, **compute):
     model = Adapted(models.build(config_of(name), Compute(**compute)), tuning, train_heads=False)
     params = weights(config_of(name))
     return model, model.start(params, jax.random.key(0)), model.frozen(params)
+
+
+def test_matrices_of_a_part_that_is_registered_later_have_rules_for_their_updates():
+    rules, experiment = len(PARTITION_RULES), tiny.get_config("gpt")
+    try:
+        add_partition_rules([(r"blocks/mlp/late/kernel", "layers d_model features")])
+        LoRA().adapted(models.build(experiment.model, Compute()), experiment)
+        assert axes_of_leaves({"blocks": {"mlp": {"late": {"lora_a": np.zeros((2, 4, 3))}}}}) == [
+            ("layers", "d_model", "rank")
+        ]
+    finally:
+        del PARTITION_RULES[rules:]
 
 
 # ALBERT shares its layers, T5 has cross-attention and a gated feed-forward without biases, LLaMA groups of keys;

@@ -12,7 +12,7 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.runs.train import train
 from pretrainax.runtime import goodput
 from pretrainax.training import train as core
-from pretrainax.training.callbacks import Callback
+from pretrainax.training.callbacks import Callback, Callbacks
 from pretrainax.training.metrics import read_metrics
 from tests.support import tiny
 
@@ -134,6 +134,20 @@ def test_an_exception_ends_the_run_with_one_line(experiment, tmp_path, method):
     with pytest.raises(RunFailed) as error:
         train(experiment, str(tmp_path), callbacks=[failing])
     assert str(error.value) == f"callback Failing.{method} failed: ValueError: no such thing"
+
+
+def test_an_exception_in_close_is_one_line_after_all_callbacks_are_closed():
+    closed = []
+
+    def fail(self):
+        raise ValueError("no\nsuch thing")
+
+    recording = type("Recording", (Callback,), {"close": lambda self: closed.append(self)})()
+    callbacks = Callbacks([recording, type("Failing", (Callback,), {"close": fail})()], None)
+    with pytest.raises(RunFailed, match="^callback Failing.close failed: ValueError: no such thing$"):
+        with callbacks.closing():
+            pass
+    assert closed == [recording]
 
 
 @pytest.mark.slow
