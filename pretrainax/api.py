@@ -8,6 +8,7 @@
 docs/how-to/own-code.md shows how to use your own loop, loss, model or callbacks.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
@@ -116,14 +117,14 @@ def open(
     """Prepares the data and builds the model, mesh and training step of a run; does not train or write a workdir.
 
     Args:
-      experiment: the config of the run.
+      experiment: the config of the run; not modified.
       extra_loss: function (outputs, batch) -> {name: (sum, count)} of losses to add to the objective; see `ExtraLoss`.
       model: function (config.model, compute) -> Linen module that replaces the model; see `BuildModel`.
 
     Raises:
       UserError: the config or the input is invalid, or the config has phases, tuning or distill.
     """
-    _initialize(experiment)
+    experiment = _initialize(experiment)
     if experiment.phases or experiment.tuning is not None or experiment.distill is not None:
         raise UserError(
             "pretrainax.open does not support config.phases, config.tuning and config.distill, which need a workdir: "
@@ -149,7 +150,7 @@ def train(
     The run resumes from its newest checkpoint if there is one, and it logs, evaluates and saves as the config says.
 
     Args:
-      experiment: the config of the run.
+      experiment: the config of the run; not modified.
       workdir: the run's folder, or the URL of a folder in an object store.
       callbacks: callbacks to call in addition to those in the config.
       extra_loss: function (outputs, batch) -> {name: (sum, count)} of losses to add to the objective; see `ExtraLoss`.
@@ -163,7 +164,7 @@ def train(
       UserError: the config or the input is invalid.
       RunFailed: the run failed.
     """
-    _initialize(experiment)
+    experiment = _initialize(experiment)
     check_custom(experiment, extra_loss, model)
     with folders.local_folder(workdir, experiment.checkpoint.local_dir) as folder:
         return train_run(
@@ -175,9 +176,14 @@ def train(
         )
 
 
-def _initialize(experiment: Experiment) -> None:
-    """Validates a config and starts JAX with its settings, as the commands do."""
+def _initialize(experiment: Experiment) -> Experiment:
+    """Validates a copy of a config and starts JAX with its settings, as the commands do; returns the copy.
+
+    The run resolves "auto" values and the budget in the copy, so the caller's config can configure other runs.
+    """
+    experiment = copy.deepcopy(experiment, {id(callback): callback for callback in experiment.callbacks})
     complete(experiment)
     validate(experiment)
     host.tune_malloc()
     host.start_jax(experiment)
+    return experiment

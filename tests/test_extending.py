@@ -74,10 +74,13 @@ def experiment():
     found = tiny.get_config("gpt")
     found.data.source.path, found.data.cache_dir = sys.argv[1:3]
     found.train.steps, found.schedule.warmup_steps, found.evaluate.batches = 8, 1, 1
+    found.model.vocab_size = "auto"
     return found
 
 for model in (None, Bag):
-    run = pretrainax.open(experiment(), extra_loss=entropy_loss, model=model)
+    asked = experiment()
+    run = pretrainax.open(asked, extra_loss=entropy_loss, model=model)
+    assert asked == experiment() and run.experiment.model.vocab_size == 512
     state, losses = run.init(), []
     for step, batch in run.batches(start=0, steps=8):
         state, metrics = run.step(state, batch)
