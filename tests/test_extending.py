@@ -12,6 +12,7 @@ import pytest
 from pretrainax import models
 from pretrainax.adapt import LoRA
 from pretrainax.config import UserError
+from pretrainax.distill import MiniLM
 from pretrainax.models import Outputs
 from pretrainax.runs.custom_model import WithLoss, check_custom
 from tests.support import tiny
@@ -166,6 +167,15 @@ def test_a_model_of_ones_own_is_under_no_tuning_and_beside_no_teacher():
     with pytest.raises(UserError, match="config.tuning and config.distill require a model of this package"):
         check_custom(experiment, None, build=models.build)
     check_custom(experiment, None, build=None)
+
+
+def test_an_extra_loss_that_distillation_gives_no_weight_is_an_error():
+    experiment = tiny.get_config("gpt")
+    experiment.distill = MiniLM(teacher="runs/large")
+    with pytest.raises(UserError, match="config.distill.hard is 0.0, which is also the weight of extra_loss"):
+        check_custom(experiment, lambda outputs, batch: {}, build=None)
+    experiment.distill.hard = 0.5
+    check_custom(experiment, lambda outputs, batch: {}, build=None)
 
 
 @pytest.mark.parametrize("name", ["entropy", "z_loss", "pair_loss", "label_loss"])

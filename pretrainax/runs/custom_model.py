@@ -8,6 +8,7 @@ import jax
 
 from pretrainax.config import Experiment, ModelConfig, TrainConfig, UserError
 from pretrainax.data.batch import Batch
+from pretrainax.distill import Distillation
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.layers.compute import Compute, compute_for
 from pretrainax.models import AnyModel, Outputs
@@ -96,6 +97,11 @@ def check_custom(experiment: Experiment, extra_loss: Optional[ExtraLoss], build:
     """Raises UserError if the config is incompatible with the extra loss or the custom model."""
     if build is not None and experiment.wrapper is not None:
         raise UserError("config.tuning and config.distill require a model of this package: set them to None")
+    if extra_loss is not None and isinstance(experiment.distill, Distillation) and not experiment.distill.hard:
+        raise UserError(
+            "config.distill.hard is 0.0, which is also the weight of extra_loss, so that it would have no effect: set "
+            "it above 0"
+        )
     if extra_loss is not None and experiment.mesh.pipeline != 1 and experiment.train.pipeline_schedule == "1f1b":
         raise UserError(
             "extra_loss needs the outputs of whole batches, but config.train.pipeline_schedule is '1f1b': set it to "
