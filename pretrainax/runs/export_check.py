@@ -5,7 +5,9 @@ from typing import cast
 from pretrainax.adapt.tuning import Tuning
 from pretrainax.config import UserError
 from pretrainax.interop.directories import describe_export
+from pretrainax.models.base import model_of
 from pretrainax.training.callbacks import Callback
+from pretrainax.training.wrapped import plain
 
 
 class ExportCheck(Callback):
@@ -15,6 +17,9 @@ class ExportCheck(Callback):
 
     def rows(self, run):
         trained = run.parts[-1].trained
+        if type(model := plain(run.model)) is not model_of(trained.model):
+            use = f"load and export build config.model instead of {type(model).__name__}, with other parameters"
+            return [("WARNING", f"{use}: name it in config.model.parts to use it after training")]
         try:
             if trained.tuning is not None and not cast(Tuning, trained.tuning).is_mergeable:
                 raise UserError(f"{trained.tuning} cannot be merged into the model")

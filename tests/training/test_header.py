@@ -172,6 +172,11 @@ def test_what_cannot_be_exported_is_a_warning_before_the_first_step(run):
     assert name == "WARNING" and line.endswith("cannot be merged into the model")
 
 
+def test_a_model_of_ones_own_has_no_class_of_an_export(run):
+    ((name, line),) = ExportCheck().rows(dataclasses.replace(run, model=types.SimpleNamespace()))
+    assert name == "WARNING" and line.startswith("load and export build config.model instead of SimpleNamespace, with")
+
+
 def test_the_class_of_the_export_is_found_without_transformers(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)  # an import raises ImportError
     assert export_rows(run)[0][0] == "exports as"
