@@ -126,3 +126,25 @@ def test_the_checks_of_a_ladder_have_the_numbers_of_its_runs(name):
         f"A law of the {count} runs with at most 1/8 of the FLOPs predicts {low} to {high} for the largest ones, which"
     )
     assert f"{text} have {measured}." in page
+
+
+def test_the_grid_on_little_text_is_of_its_runs():
+    runs, names = report("scarce-1MB"), {"half": 0.5, "planned": 1.0, "double": 2.0}
+    grid = {(r["factor"], r["weight_decay"], r["dropout"]): r["loss"] for r in runs if r["seed"] == 0}
+    page, size, found = (DOCS / "studies" / "index.md").read_text(), "", 0
+    for name, _, decay, *losses in cells(page, "Little text")[2:]:
+        size = name or size
+        for dropout, loss in zip((0.0, 0.1, 0.2), losses, strict=True):
+            assert same(loss, grid[names[size], float(decay), dropout])
+            found += 1
+    assert found == 27
+
+    def mean(*setting):
+        losses = [r["loss"] for r in runs if (r["factor"], r["weight_decay"], r["dropout"]) == setting]
+        assert len(losses) == 4
+        return sum(losses) / 4
+
+    planned, best = mean(1.0, None, None), mean(1.0, 0.1, 0.0)
+    assert f"the planned run has {planned:.3f}. It is {planned - best:.3f} nats above the best" in " ".join(
+        page.split()
+    )
