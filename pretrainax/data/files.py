@@ -48,7 +48,7 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     """Returns the sorted paths of the files in `source.path` (split "train") or `source.valid_path` (other splits).
 
     The field may be a file, a folder or a glob. A folder selects all files in it and its subfolders whose name ends in
-    one of `endings`.
+    one of `endings`. If some files of a folder or glob are also in `source.valid_path`, they are not training files.
 
     Raises:
       UserError: no file matches the field.
@@ -67,7 +67,10 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
         expected_endings = " or ".join(ending for ending in endings if not is_archive(ending))
         names = f"{expected_endings} file below the folder" if pattern != path else "such file"
         raise UserError(f"{source.config_path}.{field} is {path!r}: no {names}")
-    return matches
+    if split != "train" or source.valid_path is None:
+        return matches
+    held_out = {os.path.realpath(file) for file in find_files(source, "valid", endings)}
+    return [file for file in matches if os.path.realpath(file) not in held_out] or matches
 
 
 def path_problems(source: Any) -> Iterator[str]:

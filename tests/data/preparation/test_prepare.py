@@ -86,7 +86,7 @@ def test_summary_counts_both_splits_and_what_was_skipped(tmp_path, lines):
     with open(lines / "0.jsonl", "a") as f:
         f.write('{"text": ""}\n{"text": 3.5}\n')
     prepared = run(tmp_path, JsonLines(str(lines), valid_path=str(lines / "1.jsonl"), on_error="skip"))
-    wanted = "train 60 documents, 0.0 MB, {:,} tokens; valid 10 documents, 0.0 MB, {:,} tokens; "
+    wanted = "train 50 documents, 0.0 MB, {:,} tokens; valid 10 documents, 0.0 MB, {:,} tokens; "
     wanted = wanted.format(prepared.train[0].num_tokens, prepared.valid[0].num_tokens)
     assert prepared.summary.startswith(wanted + "skipped 1 broken lines; skipped 1 empty documents; prepared in")
 

@@ -37,6 +37,15 @@ def test_text_valid_path_holds_nothing_out(tmp_path):
     assert (texts(source, "train"), texts(source, "valid")) == (["train"], ["valid"])
 
 
+@pytest.mark.parametrize("path, valid_path", [("", "valid"), ("", "valid/../valid/b.txt"), ("**/*.txt", "*/b.txt")])
+def test_files_for_validation_are_no_training_files(tmp_path, path, valid_path):
+    (tmp_path / "valid").mkdir()
+    (tmp_path / "a.txt").write_text("train")
+    (tmp_path / "valid" / "b.txt").write_text("valid")
+    source = TextFiles(str(tmp_path / path), valid_path=str(tmp_path / valid_path))
+    assert (texts(source, "train"), texts(source, "valid")) == (["train"], ["valid"])
+
+
 def test_text_folder_is_read_in_depth_and_order(tmp_path):
     (tmp_path / "z").mkdir()
     for name in ("b.txt", "a.txt", "z/c.txt", "notes.md"):
