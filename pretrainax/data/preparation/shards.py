@@ -206,7 +206,7 @@ class ShardWriter:
             has_tokens &= ~np.isin(owners, owners[~has_tokens])
         lengths, owners = lengths[has_tokens], owners[has_tokens]
         # True for the last piece of each document.
-        is_last = np.append(owners[1:] != owners[:-1], [True] * bool(len(owners)))
+        is_last = np.diff(owners, append=-1) != 0
         has_separator = (is_last | is_pair_shard) & (self._separator is not None)
         ends = (lengths + has_separator).cumsum()
         tokens = np.full(lengths.sum() + has_separator.sum(), self._separator or 0, self._dtype)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.preparation import sentences, shards
-from pretrainax.tokenization import ByteBPE, Characters
+from pretrainax.tokenization import ByteBPE, Characters, WordPiece
 
 TOKENIZER = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz .\n"]))
 EOS = TOKENIZER.vocabulary.eos
@@ -106,6 +106,15 @@ def test_pairs_end_each_part_with_the_separator(tmp_path):
     assert parts_of(corpus) == [[*ids(part), EOS] for part in ("a", "bc", "ef", "g")]
     assert documents_of(corpus) == [[*ids("a"), EOS, *ids("bc"), EOS], [*ids("ef"), EOS, *ids("g"), EOS]]
     assert corpus.skipped == {"empty documents": 2} and written == [("a", "bc"), ("ef", "g")]
+
+
+@pytest.mark.parametrize("parts", [None, "sentences", "pairs"])
+def test_batch_of_documents_without_tokens_is_left_out(tmp_path, monkeypatch, parts):
+    tokenizer = WordPiece(vocab_size=40).build(iter(["abcdefghijklmnopqrst"]))
+    monkeypatch.setattr(shards, "BATCH", 3)
+    texts = ["\u200b", "abc", "\0"]  # of format and control characters, which BERT removes
+    corpus, _, _ = write(tmp_path, [(text, text) if parts == "pairs" else text for text in texts], tokenizer, parts)
+    assert corpus.num_documents == 1 and corpus.skipped == {"empty documents": 2}
 
 
 def test_long_parts_of_a_pair_stay_whole(tmp_path, monkeypatch):
