@@ -247,10 +247,10 @@ class FillInTheMiddle(CausalLM):
         is_spm, expected = [], []
         for example in examples:
             documents = self._document_parts(example, vocabulary)
-            sizes = [[len(part) for part in parts] for parts in documents]
-            split_sizes = [parts[:3] for parts in sizes if len(parts) > 1]
+            split_sizes = [[len(part) for part in parts[:3]] for parts in documents if len(parts) > 1]
             total, num_split = total + len(documents), num_split + len(split_sizes)
-            if len(documents) <= self._max_splits(sum(map(sum, sizes))):
+            raw = sum(len(part) for parts in documents for part in self._tokenize_again(parts))
+            if len(documents) <= self._max_splits(raw - self._max_added_tokens):  # `raw` is inexact, see `restore`
                 eligible, eligible_split = eligible + len(documents), eligible_split + len(split_sizes)
             is_spm += [before_suffix == 0 for before_suffix, _, _ in split_sizes]
             # A prefix may be empty: neither of two draws is the first of n positions with probability (1 - 1 / n)^2.

@@ -284,6 +284,21 @@ def test_a_bound_one_makes_the_same_in_another_process(bpe, by_characters):
     np.testing.assert_array_equal(first["targets"], other["targets"])
 
 
+def test_tokens_that_cuts_add_are_no_room_for_more_documents(bpe, by_characters):
+    objective = dataclasses.replace(by_characters, tokens_per_document=48).bind(bpe)
+    raw, separator = objective.lengths(128).raw, bpe.vocabulary.separator
+    documents = [[*bpe.encode(TEXTS[seed % len(TEXTS)]).tolist()[:48], separator] for seed in range(400)]
+    tokens = np.array(sum(documents, []), np.int32)
+    segment_ids = np.repeat(np.arange(len(documents), dtype=np.int32), [len(document) for document in documents])
+    windows = [slice(start, start + raw) for start in range(0, len(tokens) - raw, raw)]
+    rows = [
+        example(objective, ObjectiveInput(tokens[w], segment_ids[w] - segment_ids[w][0] + 1), seed, bpe.vocabulary)
+        for seed, w in enumerate(windows)
+    ]
+    found = {statistic.name: statistic for statistic in objective.statistics(rows, bpe.vocabulary)}
+    assert found["documents taken apart"].measured == 1.0
+
+
 def test_a_tokenizer_that_changes_white_space_cannot_split_characters(tokenizers_of_all_kinds):
     with pytest.raises(UserError, match=r"config\.objective\.split is 'characters', which requires a tokenizer that"):
         FillInTheMiddle(split="characters").bind(tokenizers_of_all_kinds["WordPiece"])
