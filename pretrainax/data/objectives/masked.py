@@ -9,7 +9,7 @@ from typing import ClassVar, Optional
 
 import numpy as np
 
-from pretrainax.config import Choice
+from pretrainax.config import Choice, UserError
 from pretrainax.data.batch import REPLACEMENTS, Lengths
 from pretrainax.data.framing import special_token_frame
 from pretrainax.data.objectives.base import Objective, Statistic
@@ -22,6 +22,16 @@ from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 def frame_of(vocabulary) -> SpecialTokenFrame:
     """Returns the special tokens around the texts of a row, which tasks of encoders use, too."""
     return special_token_frame("encoder", vocabulary)
+
+
+def check_room(objective: Objective, texts: int, vocabulary, sequence_length: int) -> None:
+    """Raises UserError if a row has no room for the special tokens around `texts` texts and a token of each."""
+    shortest = frame_of(vocabulary).count(texts) + texts
+    if sequence_length < shortest:
+        raise UserError(
+            f"config.data.sequence_length is {sequence_length}, {type(objective).__name__} with the special tokens of "
+            f"this tokenizer needs at least {shortest}"
+        )
 
 
 def _ordinary_ids(vocabulary) -> tuple[np.ndarray, np.ndarray]:
@@ -143,6 +153,10 @@ class MaskedLM(Objective):
                 f"config.objective is {type(self).__name__}, config.model {status} replaced_token_head: set "
                 f"config.objective to {alternative}"
             )
+
+    def check_vocabulary(self, vocabulary, sequence_length):
+        super().check_vocabulary(vocabulary, sequence_length)
+        check_room(self, 1, vocabulary, sequence_length)
 
     def bind(self, tokenizer):
         bound = copy.copy(self)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic, with_field_path
-from pretrainax.data.objectives.masked import MaskedLM, frame_of
+from pretrainax.data.objectives.masked import MaskedLM, check_room, frame_of
 from pretrainax.data.objectives.tolerances import ROUNDING_ERROR, binomial_tolerance
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
@@ -88,6 +88,10 @@ class SentencePairs(Objective):
     def measure(self, raw):
         pair = max(raw, 2)
         return Lengths(raw, pair + self._frame.count(2), self.masking.measure(pair).targets)
+
+    def check_vocabulary(self, vocabulary, sequence_length):
+        super().check_vocabulary(vocabulary, sequence_length)
+        check_room(self, 2, vocabulary, sequence_length)
 
     def bind(self, tokenizer):
         bound = copy.copy(self)

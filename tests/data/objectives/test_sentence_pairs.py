@@ -22,6 +22,7 @@ from pretrainax.data.objectives.sentence_pairs import truncate_pair
 from pretrainax.data.preparation.sentences import split
 from pretrainax.tokenization import Unigram
 from pretrainax.tokenization.base import Vocabulary
+from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(size=1000, pad=PAD, unk=UNK, cls=CLS, sep=SEP, mask=MASK)
@@ -379,3 +380,15 @@ def test_fields_out_of_range(kind, fields, model, line):
 def test_a_vocabulary_without_mask_is_refused():
     with pytest.raises(UserError, match="no mask token, NextSentencePrediction needs mask, cls, sep"):
         NextSentencePrediction().check_vocabulary(dataclasses.replace(VOCABULARY, mask=None), 512)
+
+
+def test_rows_have_room_for_the_special_tokens_and_a_token_of_each_text():
+    roberta = Vocabulary(size=1000, pad=PAD, bos=CLS, cls=CLS, eos=SEP, sep=SEP, mask=MASK)
+    with pytest.raises(UserError, match="sequence_length is 5, NextSentencePrediction with .* needs at least 6"):
+        NextSentencePrediction().check_vocabulary(roberta, 5)
+    NextSentencePrediction().check_vocabulary(roberta, 6)
+    NextSentencePrediction().check_vocabulary(VOCABULARY, 5)
+    framed = dataclasses.replace(VOCABULARY, frame=SpecialTokenFrame(RowFrame((CLS, CLS), (), (SEP, SEP)), None))
+    with pytest.raises(UserError, match="sequence_length is 4, MaskedLM with .* needs at least 5"):
+        MaskedLM().check_vocabulary(framed, 4)
+    MaskedLM().check_vocabulary(framed, 5)
