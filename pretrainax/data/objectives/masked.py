@@ -383,7 +383,7 @@ def _word_statistics(objective, examples, vocabulary):
     num_touched = num_complete = 0
     for sizes, predicted in words:
         # If no word fits the budget, only some tokens of a single word are predicted; this word is not counted.
-        if np.count_nonzero(predicted) > 1 or predicted.sum() >= sizes[sizes > 0].min(initial=len(sizes)):
+        if np.count_nonzero(predicted) > 1 or np.any((sizes > 0) & (sizes <= predicted.sum())):
             num_touched += np.count_nonzero(predicted)
             num_complete += np.count_nonzero(predicted * (predicted == sizes))
     if num_touched:

@@ -162,6 +162,14 @@ def test_a_random_token_that_happens_to_be_the_original_is_no_error():
         assert [statistics(objective, [made])[name].is_off for name in ("random", "kept")] == [is_off, is_off]
 
 
+@pytest.mark.parametrize("unit", [WholeWords(), NGrams(), Spans()], ids=lambda unit: type(unit).__name__)
+def test_a_row_of_one_long_word_is_no_error(unit):
+    """As in a text without spaces: no word fits into the budget, so that only a part of it is predicted."""
+    objective = MaskedLM(mask_unit=unit)
+    rows = [*windows(20, 126), [10, *[12] * 125]]
+    assert [name for name, s in statistics(objective, examples(objective, rows)).items() if s.is_off] == []
+
+
 @pytest.mark.parametrize("stop, wrong", [(0.2, 0.35), (0.35, 0.2)])
 def test_wrong_spans_of_short_rows_are_found_out(stop, wrong):
     made = examples(MaskedLM(mask_unit=Spans(stop=wrong)), windows(256, 126))
