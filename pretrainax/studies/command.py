@@ -26,7 +26,7 @@ from pretrainax.studies.checks import check_study
 from pretrainax.studies.findings import findings_of, without_times
 from pretrainax.studies.jobs import Results
 from pretrainax.studies.outcomes import FinalRun, Findings, Outcome, Trial
-from pretrainax.studies.plan import Plan, extended, has_plan, read_plan, write_plan
+from pretrainax.studies.plan import Plan, extended, has_plan, read_plan, with_texts, write_plan
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds, run_jobs
 from pretrainax.studies.report import write_report
 from pretrainax.studies.study import Study
@@ -138,9 +138,10 @@ def _plan(study: Study, workdir: str, speeds: Callable[[], Mapping[str, JsonObje
       speeds: measures the speeds of the arms; called only if the budget is a time on this machine.
 
     Raises:
-      UserError: the file changed after the start in more than additions, or the budget cannot become steps.
+      UserError: the file changed after the start in more than additions, a config or a text changed, or the budget
+        cannot become steps.
     """
-    plan = extended(read_plan(workdir), study) if has_plan(workdir) else Plan(study, {})
+    plan = with_texts(extended(read_plan(workdir), study) if has_plan(workdir) else Plan(study, {}))
     if all(arm.name in plan.lengths for arm in study.arms):
         return plan
     is_time = study.budget.seconds is not None and study.budget.machine is None

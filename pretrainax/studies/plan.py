@@ -1,15 +1,17 @@
 """Stores the plan of a study in its workdir: the contents of the study file and the length of each arm's runs.
 
 The plan exists from the start of the study. All processes that share the workdir follow it, so that a budget in seconds
-gives the same steps on all machines. It also has the config of each arm, because the study file only names it.
+gives the same steps on all machines. It also has the config of each arm and a fingerprint of each text, because the
+study file only names them.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pretrainax.config import Experiment, UserError, differences, from_json, to_json
+from pretrainax.data.sources import Source
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.studies.arms import configured, tunable
@@ -30,6 +32,7 @@ class Plan(NamedTuple):
     lengths: dict[str, Length]  # by name of the arm
     changes: tuple[str, ...] = ()  # what changed after the start
     configs: Mapping[str, JsonObject] = {}  # of each arm at the start, by name
+    texts: Mapping[str, str] = {}  # fingerprint of each data source at the start, by its config
 
     def arm(self, name: str) -> Arm:
         """Returns the arm with a name."""
@@ -46,7 +49,8 @@ def read_plan(workdir: str) -> Plan:
     """Reads the plan of a study; raises UserError if it is damaged."""
     content = read_object(path := os.path.join(workdir, PLAN))
     lengths = {name: Length(**fields) for name, fields in content["lengths"].items()}
-    return Plan(study_from(content["study"], path), lengths, tuple(content["changes"]), content.get("configs", {}))
+    configs, texts = content.get("configs", {}), content.get("texts", {})
+    return Plan(study_from(content["study"], path), lengths, tuple(content["changes"]), configs, texts)
 
 
 def write_plan(workdir: str, plan: Plan) -> None:
@@ -54,6 +58,7 @@ def write_plan(workdir: str, plan: Plan) -> None:
     lengths = {name: length._asdict() for name, length in plan.lengths.items()}
     configs = {arm.name: to_json(configured(arm)) for arm in plan.study.arms} | {**plan.configs}
     content = {"study": to_json(plan.study), "lengths": lengths, "changes": plan.changes, "configs": configs}
+    content["texts"] = plan.texts
     write_atomically(os.path.join(workdir, PLAN), json.dumps(content, indent=1) + "\n")
 
 
@@ -91,6 +96,38 @@ def check_unchanged(what: str, before: JsonObject, after: Experiment) -> None:
     """Raises UserError if a config, whose runs may be finished already, has changed since the start."""
     if changed := differences(from_json(Experiment, before), after):
         raise UserError(f"{what} changed after the start: {', '.join(changed)}; restore it, or set another --workdir")
+
+
+def with_texts(plan: Plan) -> Plan:
+    """Returns the plan with the fingerprints of the data sources of its arms and measures; reads their files.
+
+    Raises:
+      UserError: a text has changed since the start.
+    """
+    sources = [source for arm in plan.study.arms for source in sources_of(configured(arm))]
+    sources += [x for measure in plan.study.measures for x in vars(measure).values() if isinstance(x, Source)]
+    texts = texts_of(sources)
+    check_texts(plan.texts, texts)
+    return plan._replace(texts=texts)
+
+
+def sources_of(experiment: Experiment) -> list[Source]:
+    """Returns the data sources of a run and of its phases."""
+    return [experiment.data.source, *(phase.source for phase in experiment.phases if phase.source is not None)]
+
+
+def texts_of(sources: Iterable[Source]) -> dict[str, str]:
+    """Computes the fingerprint of each data source, {"TextFiles(path='text')": fingerprint}."""
+    parts = {str(part): part for source in sources for part in source.components()}
+    return {name: part.fingerprint() for name, part in parts.items()}
+
+
+def check_texts(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Raises UserError if the text of a data source, on which runs may be trained already, has changed."""
+    if changed := [name for name in after if before.get(name, after[name]) != after[name]]:
+        raise UserError(
+            f"the text of {' and of '.join(changed)} changed after the start: restore it, or set another --workdir"
+        )
 
 
 def _additions(name: str, before: object, after: object) -> Iterator[str | None]:

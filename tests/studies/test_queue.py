@@ -16,12 +16,14 @@ from typing import cast
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data.sources import TextFiles
 from pretrainax.files.json_files import read_object
 from pretrainax.storage import places
 from pretrainax.studies.command import local_workdir
 from pretrainax.studies.jobs import Results
+from pretrainax.studies.measures import BitsPerByte
 from pretrainax.studies.perform import context_of, measure_speed
-from pretrainax.studies.plan import extended, read_plan, write_plan
+from pretrainax.studies.plan import Plan, extended, read_plan, with_texts, write_plan
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds
 from pretrainax.studies.study import Arm, Final, Stop
 from tests.studies.fake_study import ADAM, CRASHING, MACHINE, RATE, REVERSED, LastLoss, plan
@@ -211,6 +213,26 @@ def test_another_config_of_an_arm_is_refused(tmp_path):
     started.configs["muon"]["model"]["d_model"] = 128  # the config file had another width at the start
     with pytest.raises(UserError, match="the config of the arm muon changed after the start: model.d_model: 128 -> 32"):
         extended(started, plan().study)
+
+
+@pytest.mark.parametrize("name", ["text", "spans"])
+def test_another_text_under_the_same_path_is_refused(name, tmp_path):
+    """Runs and scores on the old and on the new text do not compare."""
+    for folder in ("text", "spans"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.txt").write_text(f"Some {folder}.")
+    study = dataclasses.replace(plan().study, measures=(BitsPerByte("loss", TextFiles(str(tmp_path / "spans"))),))
+    flag = f"--config.data.source=TextFiles(path='{tmp_path / 'text'}')"
+    study.arms = tuple(dataclasses.replace(arm, flags=(*arm.flags, flag)) for arm in study.arms)
+    write_plan(str(tmp_path), with_texts(Plan(study, {})))
+    started = read_plan(str(tmp_path))
+    assert with_texts(started) == started
+    (tmp_path / name / "0.txt").write_text("Another text.")
+    message = rf"the text of TextFiles\(path='[^']*/{name}'.*\) changed after the start: restore it, or"
+    with pytest.raises(UserError, match=message):
+        with_texts(started)
+    earlier = started._replace(texts={})  # of an earlier version
+    assert with_texts(earlier).texts.keys() == started.texts.keys()
 
 
 def test_the_seeds_of_a_group_sequential_study_are_fixed():

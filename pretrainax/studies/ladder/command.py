@@ -21,11 +21,12 @@ from pretrainax.studies.ladder.jobs import next_jobs, result_of
 from pretrainax.studies.ladder.ladder import Ladder, read_ladder
 from pretrainax.studies.ladder.report import write_report
 from pretrainax.studies.ladder.rungs import Rungs, list_rungs
-from pretrainax.studies.plan import check_unchanged
+from pretrainax.studies.plan import check_texts, check_unchanged, sources_of, texts_of
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds, run_jobs
 from pretrainax.studies.study import Budget, Contrast, Study
 
-_LADDER, _BASE = "ladder.json", "base"  # the ladder file, and a key with the config that it names
+_LADDER = "ladder.json"  # the ladder file, with two more keys: the config that it names, and its text's fingerprints
+_BASE, _TEXTS = "base", "texts"
 
 
 def run(path: str, workdir: str, go: bool) -> int:
@@ -42,7 +43,8 @@ def run(path: str, workdir: str, go: bool) -> int:
     """
     ladder, base = read_ladder(path)
     os.makedirs(workdir, exist_ok=True)
-    _check_same(ladder, base, workdir, path)
+    texts = texts_of(sources_of(base))
+    _check_same(ladder, base, texts, workdir, path)
     rungs = list_rungs(ladder, base)
     if rungs.held_out is not None and not registration.is_registered(workdir):
         registration.check_not_started(workdir, rungs.held_out)  # hours before the prediction
@@ -50,7 +52,7 @@ def run(path: str, workdir: str, go: bool) -> int:
         with planning_lock(workdir):
             speeds = measure_speeds(_timed(rungs), workdir, worker, validations=1)
             if go:
-                content = to_json(ladder) | {_BASE: to_json(base)}
+                content = to_json(ladder) | {_BASE: to_json(base), _TEXTS: texts}
                 write_atomically(os.path.join(workdir, _LADDER), json.dumps(content, indent=1) + "\n")
         print(estimate(rungs, speeds), flush=True)
         if not go:
@@ -119,8 +121,8 @@ def _timed(rungs: Rungs) -> Study:
     return Study("", tuple(rungs.sizes.values()), Budget(), (), Contrast("", "", ""))
 
 
-def _check_same(ladder: Ladder, base: Experiment, workdir: str, path: str) -> None:
-    """Raises UserError if the ladder in a workdir started with another file or another config."""
+def _check_same(ladder: Ladder, base: Experiment, texts: Mapping[str, str], workdir: str, path: str) -> None:
+    """Raises UserError if the ladder in a workdir started with another file, another config or another text."""
     stored = os.path.join(workdir, _LADDER)
     if not os.path.exists(stored):
         return
@@ -131,3 +133,4 @@ def _check_same(ladder: Ladder, base: Experiment, workdir: str, path: str) -> No
         )
     if _BASE in before:
         check_unchanged(ladder.config, before[_BASE], base)
+    check_texts(before.get(_TEXTS, {}), texts)

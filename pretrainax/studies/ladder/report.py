@@ -37,9 +37,10 @@ def _sections(ladder: Ladder, rungs: Rungs, law_fit: Fit, score: Optional[JsonOb
     names = {"exponent": "a of N_opt ∝ C^a", "repetition": "R* of repeated text"}
     rows = [(names.get(name, name), f"{getattr(law, name):.4g}", str(interval)) for name, interval in found.of.items()]
     yield markdown(("constant", "value", f"{COVERAGE:.0%} interval"), rows).rstrip()
+    widens = ", which widens the intervals" if law.correlation else ""
     yield (
         f"One run has a standard deviation of {100 * found.noise:.2g} % of its loss around the law. The errors of the "
-        f"branches of one trunk have an estimated correlation of {law.correlation:g}, which widens the intervals."
+        f"branches of one trunk have an estimated correlation of {law.correlation:g}{widens}."
     )
     if law_fit.repetition:
         yield f"The law has no term for repeated text: {law_fit.repetition}."

@@ -1,19 +1,24 @@
 """Ladders: the sizes and branches of a file, the registered prediction, and runs that resume."""
 
+import dataclasses
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 
 from pretrainax.config import UserError, dump, resolve_auto
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
+from pretrainax.scaling.fit import Fit
+from pretrainax.scaling.law_intervals import Intervals
 from pretrainax.scaling.power_laws import LossLaw, law_of
 from pretrainax.studies.arms import configured
 from pretrainax.studies.ladder import command, registration
 from pretrainax.studies.ladder.jobs import LadderJob, leave_trunk, perform_rung
-from pretrainax.studies.ladder.ladder import read_ladder
-from pretrainax.studies.ladder.rungs import size_arm
+from pretrainax.studies.ladder.ladder import Ladder, read_ladder
+from pretrainax.studies.ladder.report import write_report
+from pretrainax.studies.ladder.rungs import Rungs, size_arm
 from pretrainax.studies.trainer import Trainer
 from tests.support.runs import TINY, assert_same_run, write_text
 
@@ -190,7 +195,15 @@ def test_a_ladder_predicts_its_held_out_run_and_continues_after_a_kill(fake, tex
         command.run(path, workdir, go=True)
 
 
-def test_another_config_after_the_start_is_refused(fake, text, tmp_path):
+@pytest.mark.parametrize("correlation, end", [(0.0, "correlation of 0."), (0.4, "of 0.4, which widens the intervals.")])
+def test_only_a_correlation_widens_the_intervals(correlation, end, tmp_path):
+    law = dataclasses.replace(PLANTED, correlation=correlation)
+    empty = Rungs({}, [], None)
+    text = write_report(str(tmp_path), Ladder("gpt", (), ()), empty, Fit(law, Intervals({}, [], 0.01, ())), None)
+    assert f"{end}\n" in text
+
+
+def test_another_config_or_text_after_the_start_is_refused(fake, text, tmp_path):
     path, started = write_file(tmp_path, text), tmp_path / "ladder" / "ladder.json"
     fake.setattr(FakeWorker, "fail", 1)
     with pytest.raises(KeyboardInterrupt):
@@ -199,6 +212,11 @@ def test_another_config_after_the_start_is_refused(fake, text, tmp_path):
     content["base"]["model"]["d_ff"] = 96  # the config file had another ratio at the start
     started.write_text(json.dumps(content))
     with pytest.raises(UserError, match=":gpt changed after the start: model.d_ff: 96 -> 64; restore it"):
+        command.run(path, str(tmp_path / "ladder"), go=True)
+    content["base"]["model"]["d_ff"], (source,) = 64, content["texts"]
+    content["texts"][source] = "another text"
+    started.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"the text of {re.escape(source)} changed after the start: restore it"):
         command.run(path, str(tmp_path / "ladder"), go=True)
 
 
