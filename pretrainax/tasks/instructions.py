@@ -15,6 +15,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.writing import WritingTask, answer_note, decoder_example, decoder_inputs
+from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.chat import (
     PLAIN,
     Chat,
@@ -63,7 +64,7 @@ class Instructions(WritingTask):
     template: Optional[str] = None  # Jinja template, like chat_template in tokenizer_config.json; None: see above
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)
-    _chat: ClassVar[Optional[Chat]] = None  # set by `bind`
+    _tokenizer: ClassVar[Optional[Tokenizer]] = None  # set by `bind`
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -79,8 +80,14 @@ class Instructions(WritingTask):
 
     def bind(self, tokenizer):
         task = super().bind(tokenizer)
-        task._chat = cached_chat(self.template or PLAIN, tokenizer)  # pyright: ignore[reportAttributeAccessIssue]
+        task._tokenizer = tokenizer  # pyright: ignore[reportAttributeAccessIssue]
         return task
+
+    @property
+    def _chat(self) -> Chat:
+        """Returns the template for the bound tokenizer; `plan` binds one of bytes, for which there is none."""
+        assert self._tokenizer is not None
+        return cached_chat(self.template or PLAIN, self._tokenizer)
 
     def read(self, record: Mapping) -> Record:
         messages = (
@@ -156,13 +163,11 @@ class Instructions(WritingTask):
 
     @property
     def stop(self):
-        assert self._chat is not None
         return (self._chat.end_before_text,) if self._chat.end_before_text else ()
 
     @property
     def end_id(self) -> Optional[int]:
         """The special token, other than the end of the text, that ends an answer."""
-        assert self._chat is not None
         return self._chat.end_id
 
     def lengths(self, sequence_length: int) -> Lengths:
@@ -204,7 +209,6 @@ class Instructions(WritingTask):
             yield str(e)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        assert self._chat is not None
         if self._chat.lacking:
             yield (
                 f"MISSING SPECIAL TOKENS: the vocabulary lacks {', '.join(self._chat.lacking)} of "

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from pretrainax.config.config_file import read_config_file
 from pretrainax.data.batch import check_batch
 from pretrainax.data.inspection import terminal
 from pretrainax.data.inspection.row_view import TokenTexts, row_views
@@ -106,3 +107,11 @@ def test_words_of_another_script_are_read(tmp_path):
     path.write_text(json.dumps({"\u7f8e\u4e3d": ["\u6f02\u4eae"]}))
     objective = MaskedLM(mask_unit=WholeWords(), similar_words=str(path))
     assert batch_shapes(test_pretraining.config("bert", objective, "absent"))["tokens"].dtype == np.int32
+
+
+def test_conversations_need_no_tokenizer():
+    """A chat template reads the tokenizer.json of a run, which the tokenizer of bytes does not have."""
+    experiment = read_config_file("finetune:alpaca")
+    shapes, rows = batch_shapes(experiment), experiment.train.global_batch_size
+    expected = (rows, experiment.data.sequence_length)
+    assert {shapes[name].shape for name in ("tokens", "targets", "loss_weights")} == {expected}
