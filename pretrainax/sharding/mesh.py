@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, TypeAlias, Union
 
@@ -179,9 +180,10 @@ def platform() -> str:
 def gpu_capability() -> tuple[int, int]:
     """Returns the compute capability of this process's GPUs, such as (8, 9) for an L4.
 
-    Without GPUs, for example when the step is compiled for another machine, it is (9, 0), as for an H100.
+    Without GPUs, for example when the step is compiled for another machine, it is (9, 0), as for an H100. For AMD's
+    GPUs, whose architectures have names such as gfx942, it is (0, 0): they run none of the kernels that need one.
     """
     if jax.default_backend() != "gpu":
         return 9, 0
-    major, minor = jax.local_devices()[0].compute_capability.split(".")
-    return int(major), int(minor)
+    number = re.fullmatch(r"(\d+)\.(\d+)", jax.local_devices()[0].compute_capability)
+    return (int(number[1]), int(number[2])) if number else (0, 0)
