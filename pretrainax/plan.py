@@ -39,8 +39,10 @@ _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step if the compiler 
 _TABLE = flags.DEFINE_bool("table", False, "Print docs/plans.md, the plans of all configs, and exit")
 _TRANSFER_FROM = define_path("transfer_from", None, "Run whose hyperparameters are transferred to the config")
 _BUDGET = budget.define_flags()
+_OF_CONFIG = ("config", "search", "prove", "table", "transfer_from")  # flags that have no effect with a budget
 _IGNORED = {  # flags that have no effect together with the key
-    **dict.fromkeys(budget.BUDGETS, ("config", "search", "prove", "table", "transfer_from")),
+    **dict.fromkeys(budget.BUDGETS, (*_OF_CONFIG, "to")),
+    "fit": (*_OF_CONFIG, "topology", "family", "law", "mfu", "vocab_size", "sequence_length"),
     "table": ("config", "topology", "search", "prove", "transfer_from", "law", "json"),
     "transfer_from": ("topology", "search", "prove", "law"),
     "search": ("prove",),
@@ -77,7 +79,7 @@ def main() -> int:
     prediction = predict_loss(experiment, budget_flags["law"]) if "law" in budget_flags else None
     if prediction is not None and not cli.prints_json():
         print(prediction)
-    if prediction is not None and _TOPOLOGY.value is None:
+    if prediction is not None and _TOPOLOGY.value is None and not (_SEARCH.value or _PROVE.value):
         if cli.prints_json():
             cli.print_json({"prediction": prediction.values()})
         return 0
@@ -86,8 +88,6 @@ def main() -> int:
     topology = Topology.parse(_TOPOLOGY.value)
     if _SEARCH.value:
         found = search.best(experiment, topology)
-        if cli.prints_json() and prediction:
-            raise UserError("--search --json prints meshes alone: leave --law out")
         if cli.prints_json():
             cli.print_json(values.mesh_values(experiment, found))
         else:
@@ -112,12 +112,16 @@ def _check_flags(budget_flags: Mapping[str, object]) -> None:
     """Raises UserError if a flag has no effect together with the others."""
     for mode, ignored in _IGNORED.items():
         for name in ignored if flags.FLAGS[mode].value else ():
-            if flags.FLAGS[name].value:
+            if flags.FLAGS[name].present and flags.FLAGS[name].value:
                 raise UserError(f"--{name} has no effect with --{mode}: leave one of them out")
+    if cli.prints_json() and "law" in budget_flags and (_SEARCH.value or _PROVE.value):
+        raise UserError("--law has no effect with --json and --search or --prove: leave one of them out")
     unused = sorted(set(budget_flags) - {"law"})
     if unused and not set(budget.BUDGETS) & set(unused):
         budgets = ", ".join(f"--{name}" for name in budget.BUDGETS)
         raise UserError(f"--{unused[0]} has no effect without a budget: set one of {budgets}, or leave it out")
+    if "mfu" in unused and _TOPOLOGY.value is None:
+        raise UserError("--mfu has no effect without --topology: set the devices of the run, or leave it out")
 
 
 def _print_transfer(experiment: Experiment, base_run: str) -> int:

@@ -77,6 +77,14 @@ def test_what_does_not_fit_comes_with_what_would():
             (*TINY, "--topology=h100:1", "--mfu=0.9"),
             "--mfu has no effect without a budget: set one of --corpus, --flops",
         ),
+        (("--flops=1e17", "--mfu=0.9"), "--mfu has no effect without --topology: set the devices"),
+        (("--flops=1e17", "--to=law"), "--to has no effect with --flops: leave one of them out"),
+        (("--fit=runs/*", "--law=hoffmann"), "--law has no effect with --fit: leave one of them out"),
+        ((*TINY, "--law=hoffmann", "--search"), "--topology is missing"),
+        (
+            (*TINY, "--law=hoffmann", "--topology=h100:1", "--prove", "--json"),
+            "--law has no effect with --json and --search or --prove",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(words, line):
