@@ -31,6 +31,7 @@ from pretrainax.config.overrides import BUDGET
 from pretrainax.files.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.runs.resume_check import Trial, compare, record
+from pretrainax.studies.arms import length_flags
 
 _STEPS = flags.DEFINE_integer("steps", 20, "Number of steps of each run", lower_bound=2)
 _KILLS = flags.DEFINE_integer("kills", 3, "Number of SIGKILLs at random moments", lower_bound=1)
@@ -123,11 +124,12 @@ def _config_arguments(words: list[str]) -> list[str]:
 
 
 def _overrides(experiment: Experiment, steps: int) -> list[str]:
-    """Returns the overrides for a run of `steps` steps that logs every step and saves five checkpoints."""
+    """Returns the overrides for a run of `steps` steps that logs every step and saves five checkpoints.
+
+    The schedule keeps its shape: the last steps of a schedule, such as `anneal_steps`, would otherwise exceed the run.
+    """
     save_interval = max(steps // 5, 1)
     changes = {
-        "train.budget": "none",
-        "train.steps": steps,
         "train.log_every": 1,
         "train.deterministic": True,
         "evaluate.every": steps,
@@ -145,7 +147,7 @@ def _overrides(experiment: Experiment, steps: int) -> list[str]:
         changes["checkpoint.keep_at"] = "()"
     if experiment.train.on_spike == "rollback":
         changes["checkpoint.keep"] = 1 + math.ceil(experiment.train.rollback_steps / save_interval)
-    return [f"--config.{name}={value}" for name, value in changes.items()]
+    return [*length_flags(experiment, steps), *(f"--config.{name}={value}" for name, value in changes.items())]
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MeshConfig, Phase, UserError, phases_of
+from pretrainax.config.config_file import config_names, read_config_file
 from pretrainax.config.overrides import set_field
 from pretrainax.runs.resume_check import Trial, compare_losses
 from pretrainax.runs.row_recorder import row_digests
+from pretrainax.studies.arms import configured
+from pretrainax.studies.study import Arm
 from pretrainax.verify_resume import _config_arguments, _devices, _overrides
 from tests.support import tiny
 from tests.support.runs import FAST, ROOT
@@ -61,6 +64,12 @@ def test_phases_keep_their_shares_of_the_short_run():
         set_field(experiment, *flag.removeprefix("--").split("=", 1))
     found = [(phase.stop, phase.changes) for phase in phases_of(experiment)]
     assert found == [(2, ""), (6, "sequence_length 16"), (8, "")] and experiment.checkpoint.keep_at == ()
+
+
+def test_each_config_has_a_valid_short_run():
+    """The schedules of SmolLM and OLMoE anneal in more steps than the short run has."""
+    for name in config_names():
+        configured(Arm("", name, tuple(_overrides(read_config_file(name), 20))))
 
 
 @pytest.mark.slow
