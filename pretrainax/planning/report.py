@@ -13,7 +13,7 @@ from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
-from pretrainax.reporting.units import byte_size, short_time
+from pretrainax.reporting.units import byte_size, short_time, with_decimals
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.stages import describe_stages
 
@@ -112,7 +112,7 @@ def _phase(phase: RunPhase, plan: Candidate) -> str:
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     return (
         f"{phase.what}; {byte_size(plan.memory.total)}, {verdict}; {short_time(plan.roofline.seconds)} per step, "
-        f"{plan.roofline.hours:,.1f} hours"
+        f"{with_decimals(plan.roofline.hours, 1)} hours"
     )
 
 
@@ -141,13 +141,17 @@ def _mfu(time: Roofline) -> str:
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
     """Formats the hours and price of the run, with their ranges."""
-    least, most = time.spread
     price = f"the price of a {chip.name} is unknown"
     if time.price is not None:
-        price_range = f"{least * time.price:,.0f} to {most * time.price:,.0f}"
-        price = f"{time.price:,.0f} ({price_range}) USD at {chip.price:.2f} per device hour"
-    hours = f"{time.hours:,.1f} ({least * time.hours:,.1f} to {most * time.hours:,.1f}) hours"
+        price = f"{_with_range(time.price, 0, time)} USD at {chip.price:.2f} per device hour"
+    hours = f"{_with_range(time.hours, 1, time)} hours"
     return f"{hours} for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
+
+
+def _with_range(number: float, decimals: int, time: Roofline) -> str:
+    """Formats a number that is proportional to the time of a step, with its range."""
+    least, most = (with_decimals(factor * number, decimals) for factor in time.spread)
+    return f"{with_decimals(number, decimals)} ({least} to {most})"
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,7 @@ def elapsed(seconds: float) -> str:
 
 def short_time(seconds: float) -> str:
     """Formats a duration in seconds, or in milliseconds if it is below one second: "1.25 s", "12.3 ms"."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{1e3 * seconds:.3g} ms"
 
 
 def byte_size(size: float) -> str:
@@ -42,6 +42,11 @@ def large_number(number: float) -> str:
 def three_digits(number: float) -> str:
     """Formats a number with three significant digits, or with all digits of its integer part: 0.0123, 1.5, 12,345."""
     return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
+
+
+def with_decimals(number: float, decimals: int) -> str:
+    """Formats a number with some decimals, or with three digits if it would have less than two: 12.3, 1.9, 0.0556."""
+    return f"{number:,.{decimals}f}" if number >= 10 ** (1 - decimals) else three_digits(number)
 
 
 def scientific(number: float) -> str:

@@ -10,7 +10,7 @@ from scipy import optimize
 from pretrainax.data.sources import HuggingFace
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
-from pretrainax.reporting.units import large_number, three_digits
+from pretrainax.reporting.units import large_number, three_digits, with_decimals
 from pretrainax.scaling.compute_optimal import Plan, Space, published
 from pretrainax.scaling.power_laws import (
     LARGEST_KAPLAN,
@@ -101,7 +101,7 @@ def _scarce_sizes(scarce: ScarcePlan, space: Space, law: LossLaw) -> str:
 def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str]]:
     """Yields (label, text) for the run's hours and price, and a NOTE if the devices do not divide the batch evenly."""
     hours, devices = plan.flops / topology.flops_at(mfu) / 3600, topology.num_devices
-    price = topology.chip.price and f", {hours * devices * topology.chip.price:,.0f} USD on demand"
+    price = topology.chip.price and f", {with_decimals(hours * devices * topology.chip.price, 0)} USD on demand"
     yield "time", f"{three_digits(hours)} hours on {topology} at {mfu:.0%} MFU, assumed (set by --mfu){price or ''}"
     if plan.examples % devices:
         yield "NOTE", f"a batch of {plan.examples} examples does not divide over {devices} devices"

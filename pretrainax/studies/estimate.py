@@ -9,7 +9,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.planning.search import estimate_run
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
-from pretrainax.reporting.units import clock, large_number
+from pretrainax.reporting.units import clock, large_number, with_decimals
 from pretrainax.studies.arms import configured, length_flags
 from pretrainax.studies.contrasts import Noise
 from pretrainax.studies.jobs import Finished, Results
@@ -136,8 +136,8 @@ def report(plan: Plan, speeds: Mapping[str, JsonObject], machine: Optional[str])
         f"tokenizer: {'shared by all arms' if study.budget.tokenizer == 'shared' else 'own of each arm'}",
         text_table(rows, indent="  "),
         f"total: {trials} trials and {finals} final runs, "
-        f"{sum(estimate.flops for estimate in found.values()):.4g} FLOPs, {seconds / 3600:.2f} hours on this machine "
-        f"({devices})",
+        f"{sum(estimate.flops for estimate in found.values()):.4g} FLOPs, {with_decimals(seconds / 3600, 2)} hours on "
+        f"this machine ({devices})",
     ]
     lines += facts(study)
     if machine is not None:
@@ -185,5 +185,7 @@ def _machine_line(plan: Plan, machine: str) -> str:
         hours, price = machine_cost(plan, Topology.parse(machine))
     except UserError as e:
         return f"on {machine}: unknown, {e}"
-    price_text = "unknown price" if price is None else f"{price:,.2f} USD"
-    return f"on {machine}: {hours:.2f} hours of updates, {price_text} (estimated as `pretrainax plan` does)"
+    price_text = "unknown price" if price is None else f"{with_decimals(price, 2)} USD"
+    return (
+        f"on {machine}: {with_decimals(hours, 2)} hours of updates, {price_text} (estimated as `pretrainax plan` does)"
+    )

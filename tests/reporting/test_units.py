@@ -17,7 +17,9 @@ def test_time_that_has_passed_shows_tenths_below_a_minute(seconds, text):
     assert units.elapsed(seconds) == text
 
 
-@pytest.mark.parametrize("seconds, text", [(1.254, "1.25 s"), (0.01234, "12.3 ms"), (1e-6, "0.001 ms")])
+@pytest.mark.parametrize(
+    "seconds, text", [(1.254, "1.25 s"), (0.9996, "1.00 s"), (0.01234, "12.3 ms"), (1e-6, "0.001 ms")]
+)
 def test_short_times(seconds, text):
     assert units.short_time(seconds) == text
 
@@ -40,6 +42,14 @@ def test_large_numbers_have_three_digits_and_a_unit(number, text):
 @pytest.mark.parametrize("number, text", [(0.012345, "0.0123"), (99.96, "100"), (12345.6, "12,346")])
 def test_three_digits(number, text):
     assert units.three_digits(number) == text
+
+
+@pytest.mark.parametrize(
+    "number, decimals, text",
+    [(1234.56, 1, "1,234.6"), (1.94, 1, "1.9"), (0.0556, 1, "0.0556"), (12.3, 0, "12"), (3.06, 0, "3.06"), (0, 1, "0")],
+)
+def test_numbers_with_decimals_have_two_digits_or_more(number, decimals, text):
+    assert units.with_decimals(number, decimals) == text
 
 
 @pytest.mark.parametrize(
