@@ -87,7 +87,7 @@ def _number_problems(ladder: Ladder) -> Iterator[str]:
 def _config_problems(base: Experiment) -> Iterator[str]:
     """Yields the reasons why the sizes or the branches of a config are not defined."""
     model = base.model
-    for name in ("generator", "decoder", "num_decoder_layers"):
+    for name in ("generator", "decoder", "num_decoder_layers", "latent_attention", "embedding_dim"):
         if getattr(model, name) is not None:
             yield f"config.model.{name} is set: the sizes of a ladder do not define it; set it to none"
     if model.parts:

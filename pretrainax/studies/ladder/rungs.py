@@ -44,12 +44,15 @@ def size_flags(model: ModelConfig, width: int, head_width: int) -> list[str]:
     """Returns the flags that set the size of a model.
 
     The number of layers follows from the width as in the zoo (`compute_optimal.depth_of`: 2 at 64, 3 at 128, 6 at 256,
-    12 at 768). The feed-forward keeps its ratio to the width, rounded to a multiple of 16, and grouped keys keep
-    their ratio to the heads.
+    12 at 768). Feed-forwards and experts keep their ratio to the width, rounded to a multiple of 16, and grouped keys
+    keep their ratio to the heads.
     """
     heads = width // head_width
     values = {"d_model": width, "num_layers": depth_of(width), "num_heads": heads}
     values["d_ff"] = round_to(width * model.d_ff / model.d_model, 16)
+    for name in ("d_ff", "dense_after") if model.experts is not None else ():
+        if (size := getattr(model.experts, name)) is not None:
+            values[f"experts.{name}"] = round_to(width * size / model.d_model, 16)
     if model.num_kv_heads:
         values["num_kv_heads"] = max(heads * model.num_kv_heads // model.num_heads, 1)
     if model.head_dim:

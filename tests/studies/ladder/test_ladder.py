@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from pretrainax import zoo
 from pretrainax.config import UserError, dump, resolve_auto
 from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
 from pretrainax.scaling.fit import Fit
@@ -18,7 +19,7 @@ from pretrainax.studies.ladder import command, registration
 from pretrainax.studies.ladder.jobs import LadderJob, leave_trunk, perform_rung
 from pretrainax.studies.ladder.ladder import Ladder, read_ladder
 from pretrainax.studies.ladder.report import write_report
-from pretrainax.studies.ladder.rungs import Rungs, size_arm
+from pretrainax.studies.ladder.rungs import Rungs, size_arm, size_flags
 from pretrainax.studies.trainer import Trainer
 from tests.support.runs import TINY, assert_same_run, write_text
 
@@ -68,6 +69,12 @@ def test_sizes_and_rates_follow_the_width(family, text, tmp_path):
     assert 3.8 <= sizes[64] / sizes[32] <= 6 and 3.8 <= sizes[128] / sizes[64] <= 8
 
 
+@pytest.mark.parametrize("preset, flag", [("qwen3_30b_a3b", "d_ff=48"), ("st_moe_l", "dense_after=352")])
+def test_experts_keep_their_ratio_to_the_width(preset, flag):
+    """Experts of 768 in a width of 2,048, and a feed-forward of 2,816 after experts in a width of 1,024."""
+    assert f"--config.model.experts.{flag}" in size_flags(zoo.preset(preset), 128, 16)
+
+
 @pytest.mark.parametrize(
     "change, problem",
     [
@@ -83,6 +90,12 @@ def test_sizes_and_rates_follow_the_width(family, text, tmp_path):
 def test_mistakes_in_a_file_are_errors(change, problem, text, tmp_path):
     with pytest.raises(UserError, match=problem):
         read_ladder(write_file(tmp_path, text, change=change))
+
+
+def test_a_model_whose_sizes_are_not_defined_is_an_error(text, tmp_path):
+    change = ('cache"]', "cache\", '--config.model.embedding_dim=16']")
+    with pytest.raises(UserError, match="config.model.embedding_dim is set: the sizes of a ladder do not define it"):
+        read_ladder(write_file(tmp_path, text, "bert", change=change))
 
 
 # --- branches -------------------------------------------------------------------------------------------------------
