@@ -44,6 +44,8 @@ def main() -> None:
 
         if not paths:
             raise UserError("give the folders of runs: python -m pretrainax.report runs/a runs/b")
+        if cli.prints_json() and output.present:
+            raise UserError("--output has no effect with --json, which writes no files: leave one of them out")
         folders = distinct(folder for path in paths for folder in run_folders(path))
         report = read_report(folders, metrics.value, axis.value)
         if cli.prints_json():

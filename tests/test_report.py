@@ -100,6 +100,7 @@ def test_a_run_that_is_named_twice_counts_once(runs):
         (["--metrics=los"], "--metrics=los: no run has this metric; they have loss"),
         (["--by=flops"], "--by=flops: no run has counted this; use --by=step"),
         (["/nowhere"], "/nowhere is not a folder: give the --workdir of a run"),
+        (["--json"], "--output has no effect with --json, which writes no files: leave one of them out"),
     ],
 )
 def test_mistakes_are_a_line(runs, tmp_path, flags, said):

@@ -92,21 +92,23 @@ def surface(trials: Sequence[Trial], field: str, chosen: Mapping[str, float], me
     """Draws the values of the tuning measure against one field, for one arm.
 
     Small dots are trials, and larger dots with a line are the means over seeds; the fields that are not on the axis are
-    the chosen ones. Crosses mark trials that stopped early, and the dashed line marks the chosen value.
+    the chosen ones. The dashed line marks the chosen value. Crosses at the bottom mark trials that stopped early, whose
+    values are those of shorter runs, and perhaps of another metric.
     """
     with matplotlib.rc_context(_STYLE):
         picture = figure.Figure(figsize=(_WIDTH / 2, 2.6))
         panel = picture.add_subplot()
         picture.subplots_adjust(left=0.18, right=0.96, top=0.95, bottom=0.2)
-        for is_stopped, mark in ((False, "o"), (True, "x")):
-            found = (t for t in trials if t.value is not None and t.stopped_early == is_stopped)
-            points = np.array([(trial.values[field], trial.value) for trial in found], float).reshape(-1, 2)
-            panel.plot(*points.T, mark, color=FAINT, markersize=4)
+        whole = [(x.values, x.value) for x in trials if x.value is not None and not x.stopped_early]
+        panel.plot([values[field] for values, _ in whole], [value for _, value in whole], "o", color=FAINT, ms=4)
+        stopped = sorted({trial.values[field] for trial in trials if trial.stopped_early})
+        bottom = panel.get_xaxis_transform()
+        panel.plot(stopped, [0.04] * len(stopped), "x", color=FAINT, markersize=4, transform=bottom)
         others = {name: value for name, value in chosen.items() if name != field}
         means: dict[float, list[float]] = {}
-        for trial in trials:
-            if trial.value is not None and all(trial.values.get(name) == value for name, value in others.items()):
-                means.setdefault(trial.values[field], []).append(trial.value)
+        for values, value in whole:
+            if all(values.get(name) == other for name, other in others.items()):
+                means.setdefault(values[field], []).append(value)
         xs = sorted(means)
         panel.plot(xs, [float(np.mean(means[x])) for x in xs], "o-", color="#3e7cb1", linewidth=1.6, markersize=6)
         if field in chosen:

@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from pretrainax.studies import report_plots
+from pretrainax.studies.outcomes import Trial
 from pretrainax.studies.report import build, render_html, render_json, render_markdown, write_report
 from tests.support.made_studies import BITS, SPEED, made_findings, made_study, whole_study
 
@@ -117,3 +119,14 @@ def test_a_study_without_results_has_a_report(tmp_path):
     sentence = write_report(str(tmp_path), study, made_findings({}))
     assert sentence == "Not known if new is better than old in bits per byte: 0 of 5 seeds are finished."
     assert json.loads((tmp_path / "report.json").read_text())["contrasts"][0]["difference"] is None
+
+
+def test_values_of_stopped_trials_are_not_drawn():
+    """They are those of shorter runs, and of another metric if a measure such as an accuracy chooses the values."""
+
+    def drawn(stopped: float) -> str:
+        rates = ((1e-3, 0.7, False), (2e-3, 0.8, False), (4e-3, stopped, True))
+        trials = [Trial("gpt", {"rate": rate}, 0, value, 1.0, is_stopped) for rate, value, is_stopped in rates]
+        return report_plots.surface(trials, "rate", {"rate": 2e-3}, "accuracy")
+
+    assert drawn(3.2) == drawn(900.0)
