@@ -157,6 +157,7 @@ def _print_certificate(run: Experiment, compiled: Experiment, topology: "Topolog
 
 def _set_steps(experiment: Experiment) -> None:
     """Sets `train.steps` from a budget in FLOPs; other budgets need the data or the devices, so the default is set."""
+    from pretrainax.interop.teacher import teacher_of
     from pretrainax.models.flops import flops_per_step, update_cost
 
     if experiment.train.steps:
@@ -165,7 +166,7 @@ def _set_steps(experiment: Experiment) -> None:
     budget = RunBudget.parse(train.budget) if train.budget else None
     if budget and budget.unit == "flops":
         rows, cost = experiment.rows_per_update, update_cost(experiment)
-        flops = flops_per_step(experiment.model, rows, lengths.inputs, lengths.targets, cost=cost)
+        flops = flops_per_step(experiment.model, rows, lengths.inputs, lengths.targets, teacher_of(experiment), cost)
         train.steps, train.budget = max(int(budget.amount / flops), 1), None
         return
     train.steps, train.budget = TrainConfig.steps, None

@@ -1,6 +1,7 @@
 """`python -m pretrainax.plan`, and the page in docs/ that it writes."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -8,6 +9,9 @@ import sys
 
 import pytest
 
+from pretrainax.config import LearnedPositions
+from pretrainax.data.objectives import CausalLM
+from pretrainax.models.flops import flops_per_step
 from pretrainax.planning import plans_page, report, search
 from pretrainax.planning.compiled import Compiled, Usage
 from pretrainax.planning.hlo import Buffer, MemoryTraffic
@@ -16,7 +20,9 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.reporting import units
 from pretrainax.runtime.chips import CHIPS
+from tests.golden import CASES
 from tests.support import tiny
+from tests.support.huggingface_weights import write_run
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -91,6 +97,20 @@ def test_a_mistake_is_one_line(words, line):
     done = run(*words)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and line in done.stderr
+
+
+@pytest.mark.slow
+def test_steps_of_a_budget_in_flops_include_the_teacher(tmp_path):
+    model = dataclasses.replace(CASES["gpt2"].config, vocab_size=512)
+    teacher, budget = write_run(tmp_path / "teacher", model), "--config.train.budget=1e12 flops"
+    sizes = "--config.data.sequence_length=16", "--config.model.position=LearnedPositions(max_length=20)"
+    done = run(
+        *TINY, *sizes, budget, f"--config.distill=Distillation(teacher='{teacher}')", "--law=besiroglu", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    student = dataclasses.replace(tiny.get_config("gpt").model, position=LearnedPositions(20))
+    steps = int(1e12 / flops_per_step(student, 8, 16, 16, model))
+    assert json.loads(done.stdout)["prediction"]["tokens"] == steps * 8 * CausalLM().lengths(16).raw
 
 
 def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
