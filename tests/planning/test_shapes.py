@@ -16,6 +16,7 @@ from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.planning.shapes import batch_shapes
+from pretrainax.tasks import Instructions
 from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.tokenization import Words as OfWords
 from pretrainax.training.train_step import global_shapes
@@ -87,6 +88,11 @@ def test_a_mixture_of_texts_and_pairs_has_room_for_both(translations, text, cach
     pairs = JsonLines(path=translations, target_field="sorted", prefix="sort: ", valid_fraction=0.2)
     experiment.data.source = SourceMixture(sources=(TextFiles(path=str(text)), pairs), weights=(0.5, 0.5))
     assert batch_shapes(experiment) == real_shapes(experiment, cache)
+
+
+def test_the_batch_of_conversations_needs_no_tokenizer():
+    experiment = test_pretraining.config("gpt", Instructions(), "absent")
+    assert batch_shapes(experiment)["loss_weights"].shape == batch_shapes(experiment)["tokens"].shape
 
 
 def test_rows_of_buckets_are_the_longest():

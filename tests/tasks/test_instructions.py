@@ -139,7 +139,9 @@ def config(**fields):
 
 def test_a_wrong_template_is_one_line():
     with pytest.raises(UserError, match="config.objective.template is not a valid Jinja template"):
-        validate(config(template="{% for"))
+        validate(config(template="{{ messages"))
+    with pytest.raises(UserError, match="config.objective.template is 'chat.jinja', which writes no message: set it"):
+        validate(config(template="chat.jinja"))
     experiment = config()
     experiment.model.family = "encoder_decoder"
     with pytest.raises(UserError, match="Instructions, which trains config.model.family decoder"):
