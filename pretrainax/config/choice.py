@@ -127,7 +127,7 @@ class Choice:
         try:
             return _choice(ast.parse(text, mode="eval").body, cls)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: too deeply nested
-            error = UserError(f"cannot read {shortened(text)!r}; write Name or Name(field=value, ...)")
+            error = UserError(f"cannot read {shortened(text)!r}; write Name or Name(field=value, ...), text in quotes")
         except UserError as e:
             error = e
         if re.fullmatch(r"[^()]*[^()\w][^()]*|\w+", text) and (choices := cls.taking_path(text)):
@@ -332,7 +332,8 @@ def type_error_line(path: str, value: object, hint: object) -> str:
 
     hint: type annotation of the field.
     """
-    return f"{path} is {value!r}, it must be {format_type(hint)}"
+    example = f", such as {(value,)}" if fits((value,), hint) else ""  # ('x') is no tuple in Python
+    return f"{path} is {value!r}, it must be {format_type(hint)}{example}"
 
 
 def format_type(hint: object) -> str:
@@ -354,4 +355,10 @@ def format_type(hint: object) -> str:
 def _value(node: ast.expr) -> object:
     if isinstance(node, (ast.Tuple, ast.List)):
         return tuple(map(_value, node.elts))
+    if isinstance(node, ast.Name):
+        try:
+            Choice.named(node.id)
+        except UserError as e:
+            advice = f"write {node.id!r} if it is text (True, False and None begin with a capital letter)"
+            raise UserError(f"{node.id} has no quotes: {advice}; {str(e).partition(', allowed: ')[0]}") from e
     return _choice(node) if isinstance(node, (ast.Call, ast.Name)) else ast.literal_eval(node)

@@ -113,6 +113,11 @@ def test_a_flag_gives_choices_within_a_choice():
         ("MaskedLM(rate='0.15')", "MaskedLM.rate is '0.15', it must be of type"),
         ("NearDuplicates(ngram=True)", "NearDuplicates.ngram is True, it must be of type int"),
         ("my/texts", "cannot read"),
+        ("TextFiles(path=my/texts)", r"write Name or Name\(field=value, ...\), text in quotes$"),
+        ("TextFiles(path=texts)", "texts has no quotes: write 'texts' if it is text .*; unknown choice 'texts'$"),
+        ("Classification(multi_label=true)", r"true has no quotes: .*\(True, False and None begin with a capital letter\)"),
+        ("Tsv(path='x', columns=(bestfitt, b))", "bestfitt has no quotes: .*; unknown choice 'bestfitt', did you mean"),
+        ("Tsv(path='x', columns='a')", r"columns is 'a', it must be .* such as \('a',\)"),
         ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be a tuple, each of type int"),
     ],
 )
