@@ -150,6 +150,14 @@ def test_a_source_that_cannot_be_read_is_one_line(given, said):
     assert said in str(error.value)
 
 
+def test_a_missing_field_is_one_of_the_value_of_the_flag(tmp_path):
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nit rains\t1\n")
+    loaded = loaded_case("gpt2")
+    source = read_source(f"Tsv(path='{tmp_path}/a.tsv')", loaded.experiment)
+    with pytest.raises(UserError, match=r"no field 'text', allowed: label, sentence \(set text_field in --source\);"):
+        score_source(loaded, source, "all")
+
+
 def test_a_path_alone_says_what_reads_it(texts):
     with pytest.raises(UserError, match="did you mean JsonLines"):
         read_source(str(texts), loaded_case("gpt2").experiment)

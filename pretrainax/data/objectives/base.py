@@ -264,7 +264,7 @@ class Objective(kinds.Objective):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         name, family, length = type(self).__name__, experiment.model.family, experiment.data.sequence_length
         if family not in self.families:
-            alternatives = sorted(c.__name__ for c in _subclasses(Objective) if family in c.families)
+            alternatives = sorted(c.__name__ for c in Objective.alternatives(Objective) if family in c.families)
             yield (
                 f"config.objective is {name}, which trains config.model.family {' or '.join(self.families)}, "
                 f"not {family!r}" + (f" (for it: {', '.join(alternatives)})" if alternatives else "")
@@ -314,10 +314,3 @@ class Objective(kinds.Objective):
             ]
         ):
             yield f"config.evaluate.select_by is {metric!r}, {nearest(metric, allowed)}"
-
-
-def _subclasses(base: type) -> Iterator[type]:
-    """Yields all direct and indirect subclasses of `base`."""
-    for subclass in base.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)

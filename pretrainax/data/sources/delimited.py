@@ -128,7 +128,7 @@ class Tsv(RecordLines[TableRow], Source):
         if duplicate := _duplicate(columns):
             raise UserError(
                 f"{where}: two columns have the name {duplicate!r}; if this line is a record, set their names, for "
-                f"example {self.config_path}.columns=label,text"
+                f"example columns=('label', 'text') in {self.config_path}"
             )
         return columns
 

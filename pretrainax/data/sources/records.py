@@ -150,8 +150,10 @@ class Records:
         # All questions about a passage (or all hypotheses for a premise) are in the same split.
         return record, files.fraction(task.group(record).encode("utf-8"))
 
-    def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
-        return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
+    def _text(self, record: Mapping, field: str) -> Union[str, bytearray]:
+        path = self.config_path
+        setting = f"{path}.{field}" if path.startswith("config.") else f"{field} in {path}"  # --source has no flags
+        return text_of(record, getattr(self, field), setting)
 
     def columns_read(self, names: Iterable[str]) -> list[str]:
         """Returns the table columns that this source needs; for a nested field, this is its top-level column.

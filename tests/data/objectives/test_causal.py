@@ -1,5 +1,7 @@
 """CausalLM: targets are the next tokens, and documents can be kept apart."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -98,6 +100,7 @@ def test_another_family_is_refused_and_its_objectives_are_named():
     (problem,) = CausalLM().problems(experiment(family="encoder"))
     assert problem.startswith("config.objective is CausalLM, which trains config.model.family decoder, not 'encoder'")
     assert "MaskedLM" in problem
+    assert not {"Task", "TextTask", "WritingTask"} & set(re.findall(r"\w+", problem))  # no config can choose these
 
 
 def test_rows_longer_than_the_positions_are_refused():

@@ -76,7 +76,13 @@ def test_a_folder_is_read_and_some_of_it_held_out(tmp_path):
         ("a.tsv", "sentence\tlabel\na\t1\tmore\n", {}, r"a\.tsv:2: 3 columns, expected 2: sentence, label"),
         ("a.tsv", "sentence\tlabel\na\t1\nb\n", {}, r"a\.tsv:3: 1 columns, expected 2"),
         ("a.tsv", "a film\t1\na\t1\n", {}, r"a\.tsv:2: no field 'sentence', allowed: 1, a film"),
-        ("a.tsv", "x\tx\na\t1\n", {}, r"a\.tsv:1: two columns have the name 'x'; if this line is a record"),
+        (
+            "a.tsv",
+            "x\tx\na\t1\n",
+            {},
+            r"a\.tsv:1: two columns have the name 'x'; if this line is a record, set their names, for example columns="
+            r"\('label', 'text'\) in config.data.source",
+        ),
         ("a.tsv", "sentence\tlabel\na\t1\nb\t7\n", {}, r"a\.tsv:3: .* the label '7'"),
         ("a.tsv", b"sentence\tlabel\na\t1\n\xff\t1\n", {}, r"a\.tsv:3: 'utf-8' codec can't decode byte 0xff"),
         ("a.tsv", b"sent\xffence\tlabel\na\t1\n", {}, r"a\.tsv:1: the names of the columns cannot be read"),
