@@ -220,11 +220,11 @@ def _lengths(run: "Experiment", plain: Sequence["Experiment"]) -> list[int]:
             lengths.append(max(1, min(round(phase.share * total), remaining_steps - remaining_phases)))
         else:
             lengths.append(remaining_steps)
-    claimed = sum(n if phase.share is None else phase.share * total for n, phase in zip(lengths, run.phases, strict=True))
-    if shares and claimed >= total + 1:
+    steps_without_share = sum(n for n, phase in zip(lengths, run.phases, strict=True) if phase.share is None)
+    if shares and (claimed := steps_without_share + sum(shares) * total) >= total + 1:
         raise UserError(
-            f"config.phases have steps and shares for {claimed:,.0f} steps and config.train.steps is {total:,}: reduce a "
-            "share; the last phase may omit its length, and then uses the remaining steps"
+            f"config.phases have steps and shares for {claimed:,.0f} steps and config.train.steps is {total:,}: reduce "
+            "a share; the last phase may omit its length, and then uses the remaining steps"
         )
     if lengths[-1] < 1:
         raise UserError(

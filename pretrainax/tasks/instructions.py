@@ -205,8 +205,8 @@ class Instructions(WritingTask):
         yield from super().field_problems()
         if self.template is not None and "{{" not in self.template:  # a name or a file, which Jinja renders as itself
             yield (
-                f"config.objective.template is {self.template[:80]!r}, which writes no message: set it to the text of a "
-                "Jinja template, as in chat_template.jinja"
+                f"config.objective.template is {self.template[:80]!r}, which writes no message: set it to the text of "
+                "a Jinja template, as in chat_template.jinja"
             )
         try:
             check_template(self.template or PLAIN)

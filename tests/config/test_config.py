@@ -115,7 +115,7 @@ def test_a_flag_gives_choices_within_a_choice():
         ("my/texts", "cannot read"),
         ("TextFiles(path=my/texts)", r"write Name or Name\(field=value, ...\), text in quotes$"),
         ("TextFiles(path=texts)", "texts has no quotes: write 'texts' if it is text .*; unknown choice 'texts'$"),
-        ("Classification(multi_label=true)", r"true has no quotes: .*\(True, False and None begin with a capital letter\)"),
+        ("Classification(multi_label=true)", r"true has no quotes: .*\(True, False and None begin with a capital"),
         ("Tsv(path='x', columns=(bestfitt, b))", "bestfitt has no quotes: .*; unknown choice 'bestfitt', did you mean"),
         ("Tsv(path='x', columns='a')", r"columns is 'a', it must be .* such as \('a',\)"),
         ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be a tuple, each of type int"),
