@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import pretrainax
+from tests.support.docs_pages import USE_PAGES, how_to
 from tests.test_structure import COMMANDS, PACKAGES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -93,6 +94,11 @@ def test_the_site_builds_without_a_warning_and_without_a_network(tmp_path):
 def test_every_python_block_of_a_page_is_python(page):
     for block in re.findall(r"```py(?:thon)?\n(.*?)```", page.read_text(), re.DOTALL):
         compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("name", USE_PAGES)
+def test_a_page_about_a_trained_model_says_how_to_load_it(name):
+    assert "```python" not in how_to(name) or "pretrainax.load(" in how_to(name)
 
 
 def test_every_page_is_in_the_navigation():

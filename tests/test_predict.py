@@ -101,6 +101,7 @@ def said(folder):
         "plain": [*given, a, f"--output={folder}/out.jsonl"],
         "table": [*given, *table, "--batch=1", "--config.objective.text_field=review"],
         "short": [*given, a, f"--output={folder}/short.jsonl", "--overwrite", "--config.data.sequence_length=12"],
+        "windows": [*given, a, "--output=-", "--config.objective.chunks=Chunks(max_windows=1)"],
         "skipped": [*given, f"--input={folder}/bad.jsonl", "--output=-", "--skip_bad"],
         "figures": [*figures, "--config.objective.numbered=good,bad,fair"],
     }
@@ -136,6 +137,7 @@ def test_texts_that_lose_their_end_are_counted(said, folder):
     assert "; 1 record is longer than 20 tokens (config.data.sequence_length) and loses its end" in said["plain"][1]
     assert said["short"][0] == 0
     assert "; 1 record is longer than 12 tokens (config.data.sequence_length) and loses its end" in said["short"][1]
+    assert "1 record is longer than all windows of config.objective.chunks and loses its end" in said["windows"][1]
     whole, short = (lines(folder / f"{name}.jsonl") for name in ("out", "short"))
     assert short[0]["probabilities"] == pytest.approx(whole[0]["probabilities"], abs=1e-5)
     assert short[1]["probabilities"] != pytest.approx(whole[1]["probabilities"], abs=1e-5)

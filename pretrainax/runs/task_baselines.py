@@ -252,7 +252,10 @@ def records_of_rows(run: Run, task: Task, rows: Sequence[int]) -> list[Record]:
             found.append(record)
             position = min(position + len(encoded), len(rows))
     if position < len(rows):
-        raise UserError("the validation records of the corpus are not those of config.data.source")
+        raise UserError(
+            "config.data.source lacks the validation records: its files have changed, or the split left no record for "
+            "validation, so that one record was held out; set config.data.source.valid_path or valid_fraction"
+        )
     return found
 
 

@@ -214,8 +214,8 @@ class Task(Objective):
         truncated, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
         if truncated and self.has_head:  # a WritingTask has its own warning
             yield (
-                f"{truncated:,} RECORDS ARE TRUNCATED to config.data.sequence_length {length:,}, or to all windows of "
-                "config.objective.chunks if that is set"
+                f"{truncated:,} RECORDS ARE TRUNCATED: they are longer than config.data.sequence_length {length:,}, or "
+                "with config.objective.chunks, longer than max_windows windows of this length"
             )
         yield from task.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 

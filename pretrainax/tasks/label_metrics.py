@@ -37,7 +37,8 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
     macro_f1 = float(np.mean(by_class))
     f1 = float(by_class[1]) if classes == 2 else macro_f1
     accuracy = float((said == truth).mean())
-    matthews = float(sklearn.matthews_corrcoef(truth, said))
+    has_classes = len(np.union1d(truth, said)) > 1  # otherwise scikit-learn returns 0 and warns
+    matthews = float(sklearn.matthews_corrcoef(truth, said)) if has_classes else 0.0
     scores = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
     return scores | {"macro_f1": macro_f1}
 

@@ -136,6 +136,19 @@ def test_one_prediction_gives_the_metrics_and_the_comparison_with_the_baselines(
         assert "accuracy: gain over bag of words" in task_baselines.compare_task(run, params, metrics, predicted)
 
 
+def test_a_record_that_was_held_out_is_not_one_of_the_split(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "it rains", "label": "no"}\n')
+    data = SimpleNamespace(source=JsonLines(path=str(tmp_path / "train.jsonl"), valid_fraction=1e-9))
+    stream = SimpleNamespace(record=lambda row: SimpleNamespace(tokens=np.array([1])))
+    run = SimpleNamespace(
+        experiment=SimpleNamespace(data=data),
+        validation=SimpleNamespace(valid_batches=SimpleNamespace(streams=[stream])),
+        prepared=SimpleNamespace(tokenizer=None),
+    )
+    with pytest.raises(UserError, match="left no record for validation, so that one record was held out; set config"):
+        task_baselines.records_of_rows(run, TASK, [0])
+
+
 @pytest.mark.slow
 def test_records_without_their_duplicates_are_found_in_the_source(tmp_path):
     experiment = fine_tuning(tmp_path)

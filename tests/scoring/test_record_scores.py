@@ -72,7 +72,7 @@ def test_the_error_of_the_loss_counts_records_or_their_groups_and_not_windows(gr
 
     def records_of_rows(*_):
         if not grouped:
-            raise UserError("the validation records of the corpus are not those of config.data.source")
+            raise UserError("config.data.source lacks the validation records")
         return [Record((passage, "question"), {}) for passage in passages]
 
     monkeypatch.setattr(own_validation, "records_of_rows", records_of_rows)

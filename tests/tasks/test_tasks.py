@@ -194,6 +194,12 @@ def test_a_source_of_texts_has_no_records():
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_validation_with_a_single_class_has_no_warning(recwarn):
+    task = Classification(labels=("no", "yes"))
+    found = task.metrics(np.array([[0.0, 2.0], [0.0, 1.0]]), [{"label": 1}, {"label": 1}])
+    assert found["accuracy"] == 1.0 and found["matthews"] == 0.0 and not recwarn.list
+
+
 def test_the_figures_of_classes():
     task = Classification(labels=("no", "yes"))
     answers = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [3.0, 0.0]])
