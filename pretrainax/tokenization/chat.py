@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
-import tokenizers
 
 from pretrainax.config import UserError
 from pretrainax.files.atomic_files import write_atomically
@@ -71,10 +70,13 @@ class Chat:
         check_template(template, origin)
         self._origin = origin
         self._template, self.marks_answers = template, _GENERATION.search(template) is not None
-        self._tokenizer, pieces, vocabulary = tokenizer, tokenizer.special_pieces, tokenizer.vocabulary
+        pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
         special_ids = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
         self._tokens = {name: pieces[i] for name, i in special_ids.items() if i is not None}
         self.end_of_text = pieces.get(vocabulary.separator, "")  # piece at which generation stops; "": none
+        self._encoder = library_tokenizer(tokenizer)
+        added_tokens = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
+        self.lacking = sorted(set(_TOKEN.findall(template)) - added_tokens - set(pieces.values()))
 
     def encode(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the token ids of a conversation, int32 [T], and a mask of the assistant's answers, bool [T].
@@ -139,16 +141,6 @@ class Chat:
         if not mark or final.strip() not in before:
             raise UserError(f"{self._origin} changes the final message, which the model must continue: {final[:60]!r}")
         return before if after.startswith(" ") else before.rstrip()  # a template that strips messages also strips final
-
-    @functools.cached_property
-    def _encoder(self) -> tokenizers.Tokenizer:  # not built by a plan, whose tokenizer has no tokenizer.json
-        return library_tokenizer(self._tokenizer)
-
-    @functools.cached_property
-    def lacking(self) -> list[str]:
-        """The strings in the template that look like special tokens, but are none of the tokenizer."""
-        added_tokens = {token.content for token in self._encoder.get_added_tokens_decoder().values()}
-        return sorted(set(_TOKEN.findall(self._template)) - added_tokens - set(self._tokenizer.special_pieces.values()))
 
     @functools.cached_property
     def end_of_turn(self) -> str:
