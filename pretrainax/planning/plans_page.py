@@ -13,7 +13,7 @@ from pretrainax.planning.roofline import SPREAD
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting import tables
-from pretrainax.reporting.units import byte_size, short_time
+from pretrainax.reporting.units import byte_size, short_time, with_decimals
 
 COLUMNS = "config topology fits flags memory step MFU done hours USD".split()
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "h100:8", "h200:8")
@@ -77,8 +77,8 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
         short_time(time.seconds),
         f"{time.mfu:.0%}",
         f"{time.mfu_executed:.0%}",
-        f"{time.hours:,.1f}",
-        "" if time.price is None else f"{time.price:,.0f}",
+        with_decimals(time.hours, 1),
+        "" if time.price is None else with_decimals(time.price, 0),
     )
 
 
