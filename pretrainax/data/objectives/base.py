@@ -264,7 +264,8 @@ class Objective(kinds.Objective):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         name, family, length = type(self).__name__, experiment.model.family, experiment.data.sequence_length
         if family not in self.families:
-            alternatives = sorted(c.__name__ for c in Objective.alternatives(Objective) if family in c.families)
+            built_in = (c for c in Objective.alternatives(Objective) if issubclass(c, Objective))  # narrows the type
+            alternatives = sorted(c.__name__ for c in built_in if family in c.families)
             yield (
                 f"config.objective is {name}, which trains config.model.family {' or '.join(self.families)}, "
                 f"not {family!r}" + (f" (for it: {', '.join(alternatives)})" if alternatives else "")
