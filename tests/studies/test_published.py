@@ -148,3 +148,14 @@ def test_the_grid_on_little_text_is_of_its_runs():
     assert f"the planned run has {planned:.3f}. It is {planned - best:.3f} nats above the best" in " ".join(
         page.split()
     )
+
+
+@pytest.mark.parametrize("family", ["GPT", "BERT", "T5"])
+def test_the_score_of_a_ladder_is_of_its_report(family):
+    score = report(f"ladder-{family.lower()}")["score"]
+    _, _, predicted, measured = cells((DOCS / "studies" / "index.md").read_text(), f"A ladder of a {family}")
+    assert score["prediction_sha256"][:8] == predicted[0].partition("`")[2][:8]
+    found = [*re.findall(r"\d+\.\d+", predicted[1]), *re.findall(r"-?\d+\.\d+", measured[1])]
+    exact = [score["predicted"], *score["interval"], score["measured"], 100 * score["error"]]
+    assert len(found) == 5 and all(same(a, b) for a, b in zip(found, exact, strict=True)), (found, exact)
+    assert ("outside the interval" in measured[1]) is not score["is_in_interval"]
