@@ -1,7 +1,7 @@
 """Sweeps learning rates over widths and depths, with and without config.transfer, for three families.
 
     python benchmarks/transfer.py --workdir=DIR --books=FOLDER --families=gpt,bert,t5 --widths=64,128,256,512 \
-        --depths=2,4,8,16 --steps=500 --factor=2 --out=docs/studies
+        --depths=2,4,8,16 --steps=500 --factor=2 --output_scale=8 --out=docs/studies
 
 Each width has the smallest depth, and each depth the smallest width, which are the base sizes of the transfer. Runs are
 in one process, and runs that differ in the learning rate share a program. Each result is a line of DIR/results.jsonl;
@@ -70,7 +70,8 @@ def trials(options) -> Iterator[Trial]:
     sizes = dict.fromkeys([(w, depth) for w in options.widths] + [(width, d) for d in options.depths])
     for family in options.families:
         for size in sizes:
-            for transferred in (False,) if size == (width, depth) else (True, False):  # equal for the base sizes
+            is_equal = size == (width, depth) and options.output_scale == 1
+            for transferred in (False,) if is_equal else (True, False):
                 for power in options.powers:
                     for seed in range(options.seeds):
                         rate = FAMILIES[family][2] * options.factor**power
@@ -88,7 +89,7 @@ def experiment_of(trial: Trial, options) -> Experiment:
     model.d_ff, model.num_layers = model.d_ff * base[0] // model.d_model, base[1]
     model.d_model = base[0]
     experiment.model = resized(model, trial.width, trial.depth)
-    experiment.transfer = Transfer(*base) if trial.transferred else None
+    experiment.transfer = Transfer(*base, options.output_scale) if trial.transferred else None
     experiment.optimizer.learning_rate, experiment.schedule.warmup_steps = trial.rate, options.steps // 10
     train, steps = experiment.train, options.steps
     train.steps, train.seed, train.log_every = steps, trial.seed, steps
@@ -107,7 +108,8 @@ def losses_by_rate(results: dict[Trial, Optional[float]], options) -> dict[tuple
         for key, rates in found.items()
     }
     base = options.widths[0], options.depths[0]
-    means |= {(family, True, *size): rates for (family, _, *size), rates in means.items() if tuple(size) == base}
+    if options.output_scale == 1:
+        means |= {(family, True, *size): rates for (family, _, *size), rates in means.items() if tuple(size) == base}
     return {key: rates for key, rates in means.items() if rates}
 
 
@@ -163,6 +165,7 @@ def parse(words: Optional[Sequence[str]] = None):
     made.add_argument("--steps", type=int, default=500)
     made.add_argument("--factor", type=float, default=2.0, help="between neighboring learning rates")
     made.add_argument("--powers", type=numbers, default=list(range(-4, 4)), help="of --factor, times the middle rate")
+    made.add_argument("--output_scale", type=float, default=1.0, help="of Transfer; tune it for the base sizes")
     made.add_argument("--seeds", type=int, default=1)
     made.add_argument("--out", help="folder for transfer.json and transfer.png")
     made.formatter_class = argparse.RawDescriptionHelpFormatter

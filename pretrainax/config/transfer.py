@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Optional
@@ -32,11 +33,13 @@ class Transfer(Choice):
     All other fields keep the values that were tuned for the base model: learning rate, weight decay, `init_stddev`. The
     initial values and the updates of each parameter are multiplied by factors that follow from its shapes in the two
     models (optim/transfer.py; Yang et al. 2022, arXiv 2203.03466; Dey et al. 2025, arXiv 2505.01618). A model of the
-    base sizes trains as without this config.
+    base sizes trains as without this config, if `output_scale` is 1. The logits of a narrow model are small and learn
+    slowly; `output_scale`, the output multiplier of Yang et al., makes up for this (docs/how-to/transfer.md).
     """
 
     base_width: int  # config.model.d_model of the base model, whose other widths are in proportion
     base_depth: Optional[int] = None  # config.model.num_layers of the base model; None: as many as in the config
+    output_scale: float = 1.0  # factor of the vocabulary logits in all sizes; tune it for the base model
 
     def base(self, model: ModelConfig) -> ModelConfig:
         """Returns the base model of `model`.
@@ -52,7 +55,8 @@ class Transfer(Choice):
         width, depth = model.d_model / base.d_model, model.num_layers / base.num_layers
         return (
             f"from width {base.d_model:,} (× {width:.3g}) and {base.num_layers} layers (× {depth:.3g}); "
-            f"Adam's updates of hidden matrices × {1 / width:.3g} (docs/how-to/transfer.md)"
+            f"Adam's updates of hidden matrices × {1 / width:.3g}, logits × {self.output_scale:.3g} "
+            "(docs/how-to/transfer.md)"
         )
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -61,6 +65,8 @@ class Transfer(Choice):
             if size is not None and size < 1:
                 yield f"config.transfer.{name} is {size}, it must be at least 1"
                 return
+        if not 0 < self.output_scale < math.inf:
+            yield f"config.transfer.output_scale is {self.output_scale}, it must be above 0"
         try:
             self.base(experiment.model)
         except UserError as e:

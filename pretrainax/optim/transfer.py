@@ -11,9 +11,10 @@ the base depth:
 | input: embedding tables, projection of ALBERT's embeddings | fixed | grow | 1 | 1 |
 | vector: norm gains, biases, relative biases | | any | 1 | 1 |
 
-Two factors of the forward pass are folded into parameters: a factor c in y = c W x has the same effect as initial
-values and updates of W that are multiplied by c. These are 1 / l of each branch, in the last matrix or norm of the
-branch, and 1 / m of tied logits, in the norm before them. The model, its checkpoints and its exports do not change.
+Factors of the forward pass are folded into parameters: a factor c in y = c W x has the same effect as initial values
+and updates of W that are multiplied by c. These are 1 / l of each branch, in the last matrix or norm of the branch,
+1 / m of tied logits, in the norm before them, and `Transfer.output_scale`, in this norm or the output matrix. The
+model, its checkpoints and its exports do not change.
 
 The gradient of a parameter is multiplied by the inverse of its own scale, so that Adam's epsilon has the same effect in
 all sizes. Weight decay has no factor: rate · decay is the same for all sizes (nanoGPT-mup divides the decay by the
@@ -87,7 +88,8 @@ def multipliers_of(model: ModelConfig, transfer: Transfer, params: PyTree) -> Py
     names = parameter_names(params)
     assert names == parameter_names(base_params), "the base model has the same parameters in other sizes"
     leaves = zip(names, axes_of_leaves(params), jax.tree.leaves(params), jax.tree.leaves(base_params), strict=True)
-    found = [_multipliers(_Sizes(model, base, path, axes, x.shape, y.shape)) for path, axes, x, y in leaves]
+    scale = transfer.output_scale
+    found = [_multipliers(_Sizes(model, base, scale, path, axes, x.shape, y.shape)) for path, axes, x, y in leaves]
     return jax.tree.unflatten(jax.tree.structure(params), found)
 
 
@@ -97,6 +99,7 @@ class _Sizes:
 
     model: ModelConfig
     base: ModelConfig
+    output_scale: float
     path: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -196,16 +199,19 @@ def _embedding_factor(p: _Sizes) -> float:
 
 
 def _logit_factor(p: _Sizes) -> Factor:
-    """Returns the factor of the norm before tied logits, which makes them grow by 1 / m; 1 for all other parameters.
+    """Returns the factor of the output matrix, or of the norm before tied logits: 1 / m for it, times `output_scale`.
 
     mup/layer.py, MuSharedReadout, has this factor in the forward pass.
     """
     config = p.model
     components = {"generator/": component_configs(config)[0]} if config.generator else {"": config}
     for prefix, component in components.items():
-        is_tied = component.tie_embeddings and any(head.name == "lm" for head in heads_of(component.last_stack))
-        if not is_tied or not re.fullmatch(prefix + _norm_before_logits(component), p.path):
+        has_logits = any(head.name == "lm" for head in heads_of(component.last_stack))
+        scaled = _norm_before_logits(component) if component.tie_embeddings else "unembedding/kernel"
+        if not has_logits or not re.fullmatch(prefix + scaled, p.path):
             continue
+        if not component.tie_embeddings:
+            return p.output_scale
         growth = p.width if config.embedding_dim is None else 1.0  # of the table's width, which ALBERT does not scale
         if config.scale_embeddings:
             growth *= p.width**-0.5
@@ -213,9 +219,9 @@ def _logit_factor(p: _Sizes) -> Factor:
             growth *= p.width**-0.5
         if component.norm_at == "post" and not component.masked_lm_head:  # the norm of the last block
             factors = np.ones((p.shape[0], 1))
-            factors[-1] = 1 / growth
+            factors[-1] = p.output_scale / growth
             return factors
-        return 1 / growth
+        return p.output_scale / growth
     return 1.0
 
 

@@ -37,7 +37,7 @@ class TransferPlan(NamedTuple):
         transfer, run = self.run.transfer, self.run
         assert transfer is not None
         return [
-            f'--config.transfer="Transfer(base_width={transfer.base_width}, base_depth={transfer.base_depth})"',
+            f'--config.transfer="{transfer}"',
             f'--config.optimizer="{run.optimizer}"',
             f"--config.train.global_batch_size={run.train.global_batch_size}",
             f"--config.train.steps={run.train.steps}",

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from pretrainax import models, zoo
@@ -208,6 +209,43 @@ def test_initial_values_have_the_size_that_the_rules_say(name):
             assert large / small == pytest.approx(found.spread, rel=5 / math.sqrt(2 * base[path].size)), path
 
 
+SCALED = {
+    "gpt": tiny.get_config("gpt").model,
+    "untied": dataclasses.replace(tiny.get_config("gpt").model, tie_embeddings=False),
+    "bert": tiny.get_config("bert").model,
+    "t5": tiny.get_config("t5").model,
+    "post": dataclasses.replace(tiny.get_config("gpt").model, norm_at="post"),
+}
+
+
+@pytest.mark.parametrize("name", few(SCALED, ["gpt", "untied"]))
+def test_the_output_scale_trains_as_a_factor_of_the_logits(name):
+    """Parameters that contain the factor give the logits of `logit_scale`, also after updates of AdamW."""
+    model, scale = SCALED[name], 4.0
+    batch = {path: jnp.ones(x.shape, x.dtype) for path, x in tables.example_shapes(model).items()}
+    plain, params = dataclasses.replace(model, logit_scale=scale), drawn(model)
+    multipliers = multipliers_of(model, Transfer(model.d_model, model.num_layers, scale), params)
+
+    def logits(config, params):
+        with jax.default_matmul_precision("highest"):
+            model = models.build(config, Compute())
+            return model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
+
+    def trained(config, params, *transfer):
+        optimizer = AdamW(weight_decay=0.1, b2=0.95, clip_norm=None).build(lambda step: 1e-3, params, *transfer)
+        state = optimizer.init(params)
+        for step in range(3):
+            gradients = jax.grad(lambda params: jnp.square(logits(config, params) - 1.0).mean())(params)
+            updates, state = optimizer.update(gradients, state, params, step=step)
+            params = optax.apply_updates(params, updates)
+        return logits(config, params)
+
+    scaled = scaled_initially(params, multipliers)
+    np.testing.assert_allclose(logits(model, scaled), logits(plain, params), atol=1e-5)  # float32
+    np.testing.assert_allclose(trained(model, scaled, multipliers), trained(plain, params), atol=1e-4)
+    assert np.abs(trained(plain, params) - logits(plain, params)).max() > 0.01
+
+
 # --- optimizers ---
 
 UP, NORM = f"{MLP}/up/kernel", f"{MLP}_norm/scale"
@@ -341,10 +379,17 @@ def test_config_json_omits_the_field_unless_it_is_set():
     assert from_json(Experiment, to_json(experiment)).transfer == Transfer(8, 1)
 
 
+def test_an_output_scale_that_is_not_positive_is_refused():
+    said = problems(transfer=Transfer(8, output_scale=0.0))
+    assert said == ["config.transfer.output_scale is 0.0, it must be above 0"]
+
+
 def test_the_header_names_the_factors():
     experiment = tiny.get_config("gpt")
-    said = Transfer(16, 1).describe(experiment)
-    assert said.startswith("from width 16 (× 2) and 1 layers (× 2); Adam's updates of hidden matrices × 0.5")
+    said = Transfer(16, 1, 4.0).describe(experiment)
+    assert said.startswith(
+        "from width 16 (× 2) and 1 layers (× 2); Adam's updates of hidden matrices × 0.5, logits × 4 "
+    )
 
 
 def test_a_resized_model_keeps_the_size_of_a_head():

@@ -51,11 +51,11 @@ def test_more_tokens_raise_the_batch_and_the_rate_and_lower_the_decay(base_run):
 def test_the_base_of_a_transferred_run_stays_the_base(tmp_path):
     """In a chain small, medium, large, the medium run has the rates of the small one."""
     medium = large(40)
-    medium.transfer, medium.optimizer = Transfer(32, 2), AdamW(learning_rate=0.01)
+    medium.transfer, medium.optimizer = Transfer(32, 2, output_scale=8.0), AdamW(learning_rate=0.01)
     (tmp_path / "config.json").write_text(dump(medium))
     plan = plan_transfer(large(40), str(tmp_path))
-    assert plan.run.transfer == Transfer(32, 2)
-    assert '--config.transfer="Transfer(base_width=32, base_depth=2)"' in plan.flags()
+    assert plan.run.transfer == Transfer(32, 2, output_scale=8.0)
+    assert '--config.transfer="Transfer(base_width=32, base_depth=2, output_scale=8.0)"' in plan.flags()
 
 
 def test_both_rates_of_muon_and_its_other_options_are_transferred(tmp_path):
