@@ -92,8 +92,8 @@ def surface(trials: Sequence[Trial], field: str, chosen: Mapping[str, float], me
     """Draws the values of the tuning measure against one field, for one arm.
 
     Small dots are trials, and larger dots with a line are the means over seeds; the fields that are not on the axis are
-    the chosen ones. The dashed line marks the chosen value. Crosses at the bottom mark trials that stopped early, whose
-    values are those of shorter runs, and perhaps of another metric.
+    the chosen ones. The dashed line marks the chosen value. Crosses at the bottom mark trials that stopped early: their
+    values belong to shorter runs, and perhaps to another metric.
     """
     with matplotlib.rc_context(_STYLE):
         picture = figure.Figure(figsize=(_WIDTH / 2, 2.6))

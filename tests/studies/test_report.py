@@ -122,7 +122,7 @@ def test_a_study_without_results_has_a_report(tmp_path):
 
 
 def test_values_of_stopped_trials_are_not_drawn():
-    """They are those of shorter runs, and of another metric if a measure such as an accuracy chooses the values."""
+    """They belong to shorter runs, and to another metric if a measure such as an accuracy chooses the values."""
 
     def drawn(stopped: float) -> str:
         rates = ((1e-3, 0.7, False), (2e-3, 0.8, False), (4e-3, stopped, True))
