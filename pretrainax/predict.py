@@ -146,8 +146,8 @@ class Prediction:
                 ("record is", "loses its") if num_truncated == 1 else ("records are", "lose their"),
             )
             has_windows = getattr(task, "chunks", None) is not None
-            limit = f"{length:,} tokens (config.data.sequence_length)"
-            limit = "all windows of config.objective.chunks" if has_windows else limit
+            row = f"{length:,} tokens (config.data.sequence_length)"
+            limit = "all windows of config.objective.chunks" if has_windows else row
             summary.append(f"{num_truncated:,} {verb} longer than {limit} and {loses_end} end")
         print("; ".join([*summary, f"{num_records / (time.monotonic() - start_time):,.0f} records/s"]), file=sys.stderr)
 

@@ -146,17 +146,17 @@ def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
 def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric) -> Fit:
     """Fits the law to runs, with a term for repeated text if the runs determine it.
 
-    If the law has another form than the runs, it is fitted to the first of `law_checks.smaller_windows` whose form it
-    has, and the others are left out. If there is none, the law of all runs is unidentified.
+    If a law of all runs has the wrong form, the first of `law_checks.smaller_windows` with a law of the right form is
+    used, and the other runs are left out. Without such a window, the result is the law of all runs, as unidentified.
 
     Args:
       source: where the runs are; other arguments as in `law_fit.fit`.
     """
-    whole = _fit_all(runs, family, source, metric)
+    whole = _fit_without_checks(runs, family, source, metric)
     if not (reasons := list(form_problems(whole.law))):
         return whole
     for window in smaller_windows(runs):
-        found = _fit_all(window, family, source, metric)
+        found = _fit_without_checks(window, family, source, metric)
         if not list(form_problems(found.law)):
             return found._replace(left_out=_left_out(runs, found.law, reasons))
     unidentified = (*whole.law.unidentified, *(f"form: {line}; add larger models and longer runs" for line in reasons))
@@ -173,7 +173,7 @@ def _left_out(runs: Sequence[Run], law: LossLaw, reasons: Sequence[str]) -> list
     return left_out
 
 
-def _fit_all(runs: Sequence[Run], family: str, source: str, metric: str) -> Fit:
+def _fit_without_checks(runs: Sequence[Run], family: str, source: str, metric: str) -> Fit:
     parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
     source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {source}"
 
