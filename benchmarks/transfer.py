@@ -1,12 +1,14 @@
 """Sweeps learning rates over widths and depths, with and without config.transfer, for three families.
 
     python benchmarks/transfer.py --workdir=DIR --books=FOLDER --families=gpt,bert,t5 --widths=64,128,256,512 \
-        --depths=2,4,8,16 --steps=500 --factor=2 --output_scale=8 --out=docs/studies
+        --depths=2,4,8,16 --steps=500 --out=docs/studies
 
-Each width has the smallest depth, and each depth the smallest width, which are the base sizes of the transfer. Runs are
-in one process, and runs that differ in the learning rate share a program. Each result is a line of DIR/results.jsonl;
-repeating the command trains only the missing runs. With --out, it writes transfer.json and transfer.png. It prints the
-best rate of each size, its loss, and the loss at the rate that is best for the base model.
+Each width has the smallest depth, and each depth the smallest width, which are the base sizes of the transfer. Learning
+rates are --factor to the powers --powers, times the middle rate of the family; standard sizes have --standard_powers,
+because their best rates move further. Runs are in one process, and runs that differ in the learning rate share a
+program. Each result is a line of DIR/results.jsonl; repeating the command trains only the missing runs. With --out, it
+writes transfer.json and transfer.png. It prints the best rate of each size, its loss, and the loss at the rate that is
+best for the base model.
 """
 
 import argparse
@@ -32,9 +34,20 @@ COMMON = {
     **{"train.global_batch_size": "32", "model.dropout_rate": "0.0", "model.attention_dropout_rate": "0.0"},
     **{"trackers": "()", "evaluate.batches": "20", "model.num_heads": "2"},
 }
-FAMILIES = {  # config, its fields, and the learning rate in the middle of the grid
-    "gpt": ("gpt2:tiny", {"optimizer": "AdamW(b2=0.95, weight_decay=0.1)"}, 4e-3),
-    "bert": (
+
+
+class Family(NamedTuple):
+    """A config of the sweep."""
+
+    config: str
+    fields: dict[str, str]  # {path of a field: value}
+    rate: float  # learning rate in the middle of the grid
+    output_scale: float  # of Transfer: the best power of 2 for width 64, 2 layers and 500 steps at a rate of 0.004
+
+
+FAMILIES = {
+    "gpt": Family("gpt2:tiny", {"optimizer": "AdamW(b2=0.95, weight_decay=0.1)"}, 4e-3, 8.0),
+    "bert": Family(
         "bert_base:tiny",
         {
             "optimizer": "AdamW(b2=0.95, weight_decay=0.1)",
@@ -42,9 +55,10 @@ FAMILIES = {  # config, its fields, and the learning rate in the middle of the g
             "model.pair_head": "False",
             "objective": "MaskedLM(rate=0.3)",
         },
-        4e-3,
+        8e-3,
+        8.0,
     ),
-    "t5": ("t5_base:tiny", {"optimizer": "AdamW(b2=0.95, weight_decay=0.0)"}, 4e-3),
+    "t5": Family("t5_base:tiny", {"optimizer": "AdamW(b2=0.95, weight_decay=0.0)"}, 4e-3, 2.0),
 }
 
 
@@ -70,26 +84,25 @@ def trials(options) -> Iterator[Trial]:
     sizes = dict.fromkeys([(w, depth) for w in options.widths] + [(width, d) for d in options.depths])
     for family in options.families:
         for size in sizes:
-            is_equal = size == (width, depth) and options.output_scale == 1
-            for transferred in (False,) if is_equal else (True, False):
-                for power in options.powers:
+            for transferred, powers in ((True, options.powers), (False, options.standard_powers)):
+                for power in powers:
                     for seed in range(options.seeds):
-                        rate = FAMILIES[family][2] * options.factor**power
-                        yield Trial(family, *size, transferred, rate, seed)
+                        rate = FAMILIES[family].rate * options.factor**power
+                        yield Trial(family, *size, transferred, float(f"{rate:.4g}"), seed)
 
 
 def experiment_of(trial: Trial, options) -> Experiment:
     """Returns the config of a run."""
-    config, fields, _ = FAMILIES[trial.family]
-    experiment = read_config_file(config)
+    family = FAMILIES[trial.family]
+    experiment = read_config_file(family.config)
     data = {"data.source": benchmark_runs.books(options.books), "data.cache_dir": os.path.join(options.workdir, "data")}
-    for field, value in (COMMON | fields | data).items():
+    for field, value in (COMMON | family.fields | data).items():
         set_field(experiment, f"config.{field}", value)
     model, base = experiment.model, (options.widths[0], options.depths[0])
     model.d_ff, model.num_layers = model.d_ff * base[0] // model.d_model, base[1]
     model.d_model = base[0]
     experiment.model = resized(model, trial.width, trial.depth)
-    experiment.transfer = Transfer(*base, options.output_scale) if trial.transferred else None
+    experiment.transfer = Transfer(*base, options.output_scale or family.output_scale) if trial.transferred else None
     experiment.optimizer.learning_rate, experiment.schedule.warmup_steps = trial.rate, options.steps // 10
     train, steps = experiment.train, options.steps
     train.steps, train.seed, train.log_every = steps, trial.seed, steps
@@ -97,7 +110,7 @@ def experiment_of(trial: Trial, options) -> Experiment:
     return experiment
 
 
-def losses_by_rate(results: dict[Trial, Optional[float]], options) -> dict[tuple, dict[float, float]]:
+def losses_by_rate(results: dict[Trial, Optional[float]]) -> dict[tuple, dict[float, float]]:
     """Returns {(family, transferred, width, depth): {rate: mean loss over seeds}} without runs that diverged."""
     found: dict[tuple, dict[float, list]] = {}
     for trial, loss in results.items():
@@ -107,15 +120,12 @@ def losses_by_rate(results: dict[Trial, Optional[float]], options) -> dict[tuple
         key: {rate: sum(x) / len(x) for rate, x in sorted(rates.items()) if None not in x}
         for key, rates in found.items()
     }
-    base = options.widths[0], options.depths[0]
-    if options.output_scale == 1:
-        means |= {(family, True, *size): rates for (family, _, *size), rates in means.items() if tuple(size) == base}
     return {key: rates for key, rates in means.items() if rates}
 
 
 def table(results: dict[Trial, Optional[float]], options) -> str:
     """Formats the best rate and loss of each size, and the loss at the best rate of the base model."""
-    losses = losses_by_rate(results, options)
+    losses = losses_by_rate(results)
     rows = [("family", "parametrization", "width", "depth", "best rate", "loss", "loss at the base's best rate")]
     for (family, transferred, width, depth), rates in sorted(losses.items()):
         best = min(rates, key=rates.__getitem__)
@@ -129,7 +139,7 @@ def table(results: dict[Trial, Optional[float]], options) -> str:
 
 def draw(path: str, results: dict[Trial, Optional[float]], options) -> None:
     """Draws the loss by learning rate: a row of panels per family; standard and transferred, over widths and depths."""
-    losses, families = losses_by_rate(results, options), options.families
+    losses, families = losses_by_rate(results), options.families
     columns = [(over, transferred) for over in ("width", "depth") for transferred in (False, True)]
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(14, 3.6 * len(families)), dpi=130)
@@ -165,7 +175,8 @@ def parse(words: Optional[Sequence[str]] = None):
     made.add_argument("--steps", type=int, default=500)
     made.add_argument("--factor", type=float, default=2.0, help="between neighboring learning rates")
     made.add_argument("--powers", type=numbers, default=list(range(-4, 4)), help="of --factor, times the middle rate")
-    made.add_argument("--output_scale", type=float, default=1.0, help="of Transfer; tune it for the base sizes")
+    made.add_argument("--standard_powers", type=numbers, default=list(range(-4, 4)), help="--powers of standard sizes")
+    made.add_argument("--output_scale", type=float, help="of Transfer; without it, the tuned value of the family")
     made.add_argument("--seeds", type=int, default=1)
     made.add_argument("--out", help="folder for transfer.json and transfer.png")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
