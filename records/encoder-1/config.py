@@ -34,7 +34,7 @@ def get_config(variant: str = "") -> Experiment:
             use_bias=False,
             masked_lm_head=True,
         ),
-        tokenizer=ByteBPE(vocab_size=2048, train_bytes=4_000_000),
+        tokenizer=ByteBPE(vocab_size=2048, train_bytes=4_000_000, special_pieces="bert"),
         data=DataConfig(source=JsonLines(path="text/train.jsonl", valid_path="text/valid.jsonl"), sequence_length=128),
         objective=MaskedLM(rate=0.3),
         optimizer=AdamW(learning_rate=3e-3, b2=0.98, weight_decay=0.1, clip_norm=1.0),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pretrainax.tokenization.choices import check_tokenizer
 from tests.support.runs import ROOT
 
 CONFIG = """
@@ -82,6 +83,15 @@ def test_an_interruption_between_two_log_lines_keeps_the_core_seconds(modules, t
     assert process(0, 7) == 18
     assert process(7, 12) == 18 + 12
     assert process(7, 9) == 18 + 3  # the checkpoint of step 12 was lost
+
+
+@pytest.mark.parametrize(
+    "record", sorted(path.parent for path in (ROOT / "records").glob("*/config.py")), ids=lambda path: path.name
+)
+def test_configs_of_records_have_a_tokenizer_with_the_tokens_of_their_objective(modules, record):
+    experiment = modules.run.experiment_of(str(record), "short")
+    experiment.tokenizer.vocab_size = 400
+    check_tokenizer(experiment.tokenizer.build(page.read_text() for page in ROOT.glob("docs/*.md")), experiment)
 
 
 @pytest.mark.slow
