@@ -37,9 +37,13 @@ on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --w
 
 folder=FOLDER # a new folder, which nobody else can write to
 [[ $dry ]] || { folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT; }
-run tar --exclude=.venv --exclude=runs --exclude=.git -czf "$folder/pretrainax.tgz" .
+GLOBIGNORE=.git:.venv*:runs # leaves these out of *; an --exclude of tar would also match pretrainax/runs
+run tar -czf "$folder/pretrainax.tgz" -- *
 run gcloud compute tpus tpu-vm scp "$folder/pretrainax.tgz" "$name:" --zone="$zone" --worker=all
-on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax && make install EXTRAS=$extras"
+# The images of TPU VMs have Ubuntu 22.04 with Python 3.10, which is too old; uv provides a newer one.
+on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax &&
+  python3 -m pip install --quiet --user uv && export PATH=\$HOME/.local/bin:\$PATH &&
+  uv python install --quiet 3.12 && make install PYTHON=\$(uv python find 3.12) EXTRAS=$extras"
 # Each worker restarts its own process. If one fails, the others exit within 30 s, so all of them restart together.
 # Exit status 2 is an invalid config; a restart would fail too.
 on_all_workers "cd pretrainax && for attempt in \$(seq 0 $restarts); do

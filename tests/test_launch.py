@@ -78,7 +78,8 @@ def test_a_tpu_vm_restarts_on_all_workers():
 def test_a_tpu_vm_starts_again_what_may_end_otherwise(code, starts, tmp_path):
     """gcloud runs here what it would run on a worker."""
     stubs = {"gcloud": 'for a; do case $a in --command=*) cd "$HOME"; bash -c "${a#*=}";; esac; done'}
-    stubs |= dict.fromkeys(("tar", "make", "sleep"), ":")
+    stubs |= dict.fromkeys(("tar", "sleep", "python3"), ":")
+    stubs |= {"uv": '[[ $2 != find ]] || echo "python$3"', "make": 'echo "make $2"'}
     stubs["pretrainax/.venv/bin/python"] = f'echo "start $3"; exit {code}'
     for name, text in stubs.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,18 @@ def test_a_tpu_vm_starts_again_what_may_end_otherwise(code, starts, tmp_path):
     out = run("launch/tpu_vm.sh", *flags, HOME=str(tmp_path), PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert out.returncode == code and out.stdout.count("start --config=configs/quickstart.py") == starts
     assert out.stdout.count("of 2\n") == starts - 1
+    assert "make PYTHON=python3.12\n" in out.stdout  # the images have 3.10
+
+
+def test_a_tpu_vm_receives_the_package_without_environments_and_the_users_runs(tmp_path):
+    files = ["launch/tpu_vm.sh", "pretrainax/runs/train.py", ".gitignore"]
+    for name in [*files, "runs/a/config.json", ".git/HEAD", ".venv/pyvenv.cfg", ".venv-3.13/pyvenv.cfg"]:
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_bytes((LAUNCH / "tpu_vm.sh").read_bytes())
+    (tmp_path / "gcloud").write_text('#!/usr/bin/env bash\n[[ $4 == ssh ]] || tar -tzf "$5" | grep -v /$\n')
+    (tmp_path / "gcloud").chmod(0o755)
+    script = ["bash", str(tmp_path / "here/launch/tpu_vm.sh"), "--name=a", "--zone=b", "--", *RUN]
+    assert sorted(run(*script, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.split()) == sorted(files)
 
 
 BUCKET = [RUN[0], "--workdir=gs://mine/runs/t5", "--config.data.cache_dir=gs://mine/cache"]
