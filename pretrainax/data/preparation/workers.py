@@ -16,6 +16,8 @@ from typing import Any, Optional
 
 from pretrainax.config import UserError
 
+_GUARD = "worker processes import your own script: put its code that trains under `if __name__ == '__main__':`"
+
 
 class Workers:
     """A pool of worker processes, which start on the first call with several tasks.
@@ -72,8 +74,8 @@ class Workers:
                 yield future.result()
         except BrokenProcessPool as e:
             raise UserError(
-                "a tokenizing process was killed, possibly for lack of memory: "
-                f"config.data.prepare_workers is {self._count}, set it lower"
+                "a tokenizing process ended, possibly killed for lack of memory: "
+                f"config.data.prepare_workers is {self._count}, set it lower; {_GUARD}"
             ) from e
 
     def apart(self, function: Callable, *arguments: Any) -> Any:
@@ -94,7 +96,9 @@ class Workers:
             try:
                 return pool.submit(function, *arguments).result()
             except BrokenProcessPool as e:
-                raise UserError("the process that trains the tokenizer was killed, possibly for lack of memory") from e
+                raise UserError(
+                    f"the process that trains the tokenizer ended, possibly killed for lack of memory; {_GUARD}"
+                ) from e
             except BaseException:
                 interrupt.close()
                 raise
@@ -197,7 +201,7 @@ def locked(path: str, report: Callable[[str], None]) -> Iterator[None]:
         forever.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UserError("worker processes import the main script again: put its code under if __name__ == '__main__'")
+        raise UserError(_GUARD)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f"{path}.lock", "w") as f:
         try:

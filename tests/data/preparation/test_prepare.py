@@ -380,7 +380,7 @@ def test_failure_in_a_process_apart_is_raised_here():
 
 
 def test_killed_process_apart_is_explained():
-    with Workers(2) as workers, pytest.raises(UserError, match="the process that trains the tokenizer was killed"):
+    with Workers(2) as workers, pytest.raises(UserError, match="the process that trains the tokenizer ended"):
         workers.apart(os._exit, 1)
 
 

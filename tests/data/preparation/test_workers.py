@@ -7,6 +7,7 @@ import pathlib
 import random
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -38,6 +39,18 @@ def test_tokenizing_without_shared_memory_is_one_line(no_shared_memory):
             workers.apart(int, "1")
     with Workers(1) as workers:
         assert list(workers.run(int, [("1",), ("2",)])) == [1, 2]
+
+
+def test_workers_of_a_script_that_trains_when_it_is_imported_name_the_line_that_it_lacks(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from pretrainax.data.preparation.workers import Workers, locked\n"
+        "with locked('folder/text', print), Workers(2) as workers:\n"
+        "    list(workers.run(int, [('1',), ('2',)]))\n"
+    )
+    out = subprocess.run([sys.executable, script], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
+    last = out.stderr.splitlines()[-1]
+    assert "config.data.prepare_workers is 2" in last and "put its code that trains under `if __name__ ==" in last
 
 
 @pytest.fixture(scope="module")
