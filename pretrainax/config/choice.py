@@ -106,6 +106,12 @@ class Choice:
         if name in choices:
             return choices[name]
         module, _, class_name = name.rpartition(":")
+        if module == "__main__":
+            raise UserError(
+                f"choice {name!r} was defined in a script, so that only this script can load it: move the class to a "
+                f"package with the entry point {class_name} = MODULE:{class_name} in the group {ENTRY_POINTS}, and "
+                f"replace {name!r} in config.json by MODULE:{class_name}"
+            )
         if module:
             raise UserError(
                 f"choice {name!r} belongs to a package that is not imported: import {module} in the config file, or "
