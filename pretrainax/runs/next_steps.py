@@ -31,6 +31,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
       folder: the run's local folder if `workdir` is a URL, otherwise "".
     """
     folder = folder or workdir
+    words = remove_flags(words, (), ["extend"])  # not for a new run; `extension_flags` has it for this one
     experiment = load(os.path.join(folder, "config.json"))
     prefix = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a trailing slash
     extension_flags = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]

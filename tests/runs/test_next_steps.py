@@ -83,6 +83,16 @@ def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):
         assert found["train longer"][2:-1] == ["--config.train.steps=80", *flags, "--extend"]
 
 
+@pytest.mark.parametrize("extend", ["--extend", "--noextend"])
+def test_an_extended_run_keeps_its_other_flags_and_a_new_run_is_not_extended(extend, workdir):
+    workdir("run", "gpt")
+    words = ["--config=tiny.py", extend, "--config.data.sequence_length=32"]
+    found = commands(next_steps.after_training("run", words))
+    others = ["--config=tiny.py", "--config.data.sequence_length=32"]
+    assert found["train longer"][2:] == [*others, "--config.train.steps=80", "--extend", "--workdir=run"]
+    assert found["train on from here"][2:4] == others and extend not in found["train on from here"]
+
+
 def test_a_longer_run_of_records_keeps_its_warmup_and_needs_no_epochs(workdir):
     """The warmup is a tenth of the steps, and a run with another warmup is another run."""
     workdir("run", "bert")
