@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from pretrainax import watch
 from pretrainax.config import UserError
 from pretrainax.reporting.live_server import LiveServer, Pages
+from pretrainax.reporting.run_lines import RunLines
+from pretrainax.runs.run_status import status_table
 from tests.support.http_servers import running
 from tests.support.runs import ENV, ROOT
 from tests.test_report import write_run
@@ -117,6 +120,14 @@ def watched(tmp_path_factory):
             yield process.stdout.readline().strip(), folder
         finally:
             process.kill()
+
+
+def test_a_run_of_long_steps_is_running_after_its_first_line(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    os.utime(tmp_path / "metrics.jsonl", (time.time() - 250, time.time() - 250))  # 50 steps later is the second line
+    line = {"step": 50, "split": "train", "loss": 1.0, "step_seconds": 10.0}
+    report = types.SimpleNamespace(runs=[RunLines("a", [line])], records=[types.SimpleNamespace(experiment=None)])
+    assert status_table(report, [str(tmp_path)])[1][2] == "running"
 
 
 def read(url: str):
