@@ -33,6 +33,7 @@ BUILT_IN = (  # modules of this package that define subclasses of Choice
     "pretrainax.trackers",
 )
 ENTRY_POINTS = "pretrainax.choices"  # entry point group for choices of other packages
+CONFIG_MODULE = "config_config"  # module name of config files; their own choices have this prefix in config.json
 # The first letters of the words in a class name, and whole abbreviations: M and LM of MaskedLM
 _INITIALS = re.compile(r"[A-Z](?=[a-z])|[A-Z0-9]+(?![a-z])")
 
@@ -106,11 +107,11 @@ class Choice:
         if name in choices:
             return choices[name]
         module, _, class_name = name.rpartition(":")
-        if module == "__main__":
+        if module in ("__main__", CONFIG_MODULE):
             raise UserError(
-                f"choice {name!r} was defined in a script, so that only this script can load it: move the class to a "
-                f"package with the entry point {class_name} = MODULE:{class_name} in the group {ENTRY_POINTS}, and "
-                f"replace {name!r} in config.json by MODULE:{class_name}"
+                f"choice {name!r} was defined in a script or config file, and only this file can load it: move the "
+                f"class to a package with the entry point {class_name} = MODULE:{class_name} in the group "
+                f"{ENTRY_POINTS}, and replace {name!r} in config.json by MODULE:{class_name}"
             )
         if module:
             raise UserError(

@@ -15,12 +15,12 @@ import traceback
 from types import ModuleType
 from typing import Optional
 
+from pretrainax.config.choice import CONFIG_MODULE, Choice
 from pretrainax.config.experiment import Experiment
 from pretrainax.files.errors import UserError, nearest
 from pretrainax.files.paths import path_problem
 
 CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
-_MODULE = "config_config"  # module name of config files; choices defined there have this prefix in config.json
 
 
 def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
@@ -47,7 +47,7 @@ def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
     if not os.path.isfile(file):
         raise UserError(_missing_message(file))
     try:
-        module = _import(file)
+        module = import_file(file)
         if not hasattr(module, "get_config"):
             raise UserError(f"{file} has no function get_config(variant), which returns the config of a run")
         takes_init_from = "init_from" in inspect.signature(module.get_config).parameters
@@ -57,6 +57,7 @@ def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
         raise
     except Exception as e:
         raise UserError(f"{_location(file, e)}: {type(e).__name__}: {e} (--debug shows where)") from e
+    sys.modules[CONFIG_MODULE] = module  # again, because get_config may have read another config file
     if not isinstance(experiment, Experiment):
         raise UserError(f"{file}: get_config returned {type(experiment).__name__}, it must return an Experiment")
     return experiment
@@ -88,11 +89,18 @@ def configs_like(name: str) -> list[str]:
     return [config for config in config_names() if word and config.startswith(word)]
 
 
-def _import(file: str) -> ModuleType:
-    module = ModuleType(_MODULE)
+def file_with_classes() -> Optional[str]:
+    """Returns the path of the config file that was read last if it defines choices, for `import_file`; else None."""
+    has_classes = any(choice.__module__ == CONFIG_MODULE for choice in Choice.imported())
+    return sys.modules[CONFIG_MODULE].__file__ if has_classes else None
+
+
+def import_file(file: str) -> ModuleType:
+    """Imports a config file as the module whose classes this process can pickle and unpickle; returns the module."""
+    module = ModuleType(CONFIG_MODULE)
     module.__file__ = os.path.abspath(file)
-    sys.modules[_MODULE] = module  # allows pickling of its classes
-    importlib.machinery.SourceFileLoader(_MODULE, file).exec_module(module)
+    sys.modules[CONFIG_MODULE] = module
+    importlib.machinery.SourceFileLoader(CONFIG_MODULE, file).exec_module(module)
     return module
 
 

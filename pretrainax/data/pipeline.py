@@ -18,6 +18,7 @@ import numpy as np
 from absl import flags
 
 from pretrainax.config import Experiment, UserError, phase_at, phase_in_errors, phases_of
+from pretrainax.config.config_file import file_with_classes, import_file
 from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus, Window, damage_message
@@ -417,7 +418,8 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
     if workers:
         check_shared_memory("workers", workers, alone=0)
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
-        dataset = dataset.mp_prefetch(options, worker_init_fn=_start_worker)
+        start_worker = functools.partial(_start_worker, file_with_classes())
+        dataset = dataset.mp_prefetch(options, worker_init_fn=start_worker)
     iterator = iter(dataset)
     try:
         yield from iterator
@@ -425,11 +427,15 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
         iterator.close()
 
 
-def _start_worker(number: int, count: int) -> None:
+def _start_worker(config_file: Optional[str], number: int, count: int) -> None:
     """Initializes a worker process: it ignores signals, and exits when the training process ends for any reason.
 
     Signals are left to the training process.
+
+    config_file: a config file with classes that the batches may contain, or None.
     """
+    if config_file is not None:
+        import_file(config_file)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and SLURM signal all processes of a job
         signal.signal(signum, signal.SIG_IGN)
 

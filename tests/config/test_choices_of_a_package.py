@@ -78,10 +78,11 @@ def test_what_is_no_entry_point_is_not_imported(package):
     assert not (package / "mypackage" / "optim.imported").exists()
 
 
-def test_a_class_of_a_script_is_to_be_moved_to_a_package(package):
-    said = run(package, LOAD, config_file(package, "__main__:Tiger"))
+@pytest.mark.parametrize("module", ["__main__", "config_config"])
+def test_a_class_of_a_script_or_config_file_is_to_be_moved_to_a_package(module, package):
+    said = run(package, LOAD, config_file(package, f"{module}:Tiger"))
     assert "move the class to a package with the entry point Tiger = MODULE:Tiger" in said
-    assert "replace '__main__:Tiger' in config.json by MODULE:Tiger" in said
+    assert f"replace '{module}:Tiger' in config.json by MODULE:Tiger" in said
 
 
 def test_what_is_imported_already_needs_no_entry_point(package):

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Optional
 
 from pretrainax.config import UserError
+from pretrainax.config.config_file import file_with_classes, import_file
 
 _GUARD = "worker processes import your own script: put its code that trains under `if __name__ == '__main__':`"
 
@@ -68,7 +69,8 @@ class Workers:
         if self._pool is None:
             check_shared_memory("prepare_workers", self._count, alone=1)
             stopped, self._stop = self._context.Pipe(duplex=False)
-            self._pool = ProcessPoolExecutor(self._count, self._context, _initialize_worker, (stopped, "false"))
+            arguments = stopped, "false", file_with_classes()
+            self._pool = ProcessPoolExecutor(self._count, self._context, _initialize_worker, arguments)
         try:
             for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
                 yield future.result()
@@ -92,7 +94,8 @@ class Workers:
             return function(*arguments)
         check_shared_memory("prepare_workers", self._count, alone=1)
         interrupted, interrupt = self._context.Pipe(duplex=False)  # closed by an exception
-        with ProcessPoolExecutor(1, self._context, _initialize_separate_worker, (interrupted,)) as pool:
+        initial = interrupted, file_with_classes()
+        with ProcessPoolExecutor(1, self._context, _initialize_separate_worker, initial) as pool:
             try:
                 return pool.submit(function, *arguments).result()
             except BrokenProcessPool as e:
@@ -128,24 +131,27 @@ def _raise_on_ending_signals() -> list[signal.Signals]:
 _stopped = threading.Event()  # in a worker process: whether its parent process has told it to stop
 
 
-def _initialize_worker(stop: Connection, threads: str) -> None:
+def _initialize_worker(stop: Connection, threads: str, config_file: Optional[str]) -> None:
     """Initializes a process of the pool.
 
     Args:
       stop: the read end of a pipe, whose write end the parent closes to stop the tasks. A `multiprocessing.Event` would
         block the parent forever if a signal had killed a worker that waits for it.
       threads: TOKENIZERS_PARALLELISM; "true": several threads, "false": one thread per process.
+      config_file: a config file with classes that the tasks may contain, or None.
     """
-    _initialize(threads)
+    _initialize(threads, config_file)
     _call_after(lambda: stop.poll(None), _stopped.set)
 
 
-def _initialize_separate_worker(interrupted: Connection) -> None:
-    _initialize("true")
+def _initialize_separate_worker(interrupted: Connection, config_file: Optional[str]) -> None:
+    _initialize("true", config_file)
     _call_after(lambda: interrupted.poll(None), _exit)
 
 
-def _initialize(threads: str) -> None:
+def _initialize(threads: str, config_file: Optional[str]) -> None:
+    if config_file is not None:
+        import_file(config_file)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives and handles SIGINT
     os.environ["TOKENIZERS_PARALLELISM"] = threads
     _call_after(multiprocessing.parent_process().join, _exit)

@@ -12,7 +12,9 @@ import time
 
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import Choice, UserError
+from pretrainax.config.choice import CONFIG_MODULE
+from pretrainax.config.config_file import read_config_file
 from pretrainax.data.pipeline import iterate
 from pretrainax.data.preparation.workers import Workers
 from tests.support.runs import ENV, ROOT, TINY, preparing
@@ -39,6 +41,41 @@ def test_tokenizing_without_shared_memory_is_one_line(no_shared_memory):
             workers.apart(int, "1")
     with Workers(1) as workers:
         assert list(workers.run(int, [("1",), ("2",)])) == [1, 2]
+
+
+OWN = """
+import dataclasses
+from pretrainax.config.config_file import read_config_file
+from pretrainax.data.sources import TextFiles
+
+@dataclasses.dataclass
+class Own(TextFiles):
+    pass
+
+def get_config():
+    experiment = read_config_file("gpt2:tiny")
+    experiment.data.source = Own(path="text")
+    return experiment
+"""
+
+
+@pytest.fixture
+def own_source(tmp_path, monkeypatch):
+    """A data source whose class is in a config file that reads another one."""
+    monkeypatch.setattr(Choice, "_classes", dict(Choice._classes))
+    monkeypatch.setitem(sys.modules, CONFIG_MODULE, None)
+    (tmp_path / "mine.py").write_text(OWN)
+    return read_config_file(str(tmp_path / "mine.py")).data.source
+
+
+def test_tokenizing_workers_know_the_classes_of_the_config_file(own_source):
+    with Workers(2) as workers:
+        assert list(workers.run(str, [(own_source,), (own_source,)])) == [str(own_source)] * 2
+        assert workers.apart(str, own_source) == str(own_source)
+
+
+def test_loader_workers_know_the_classes_of_the_config_file(own_source):
+    assert list(iterate([{"source": own_source}], 0, 1, workers=1)) == [{"source": own_source}]
 
 
 def test_workers_of_a_script_that_trains_when_it_is_imported_name_the_line_that_it_lacks(tmp_path):
