@@ -26,7 +26,7 @@ class MixtureOfExperts(Choice):
     # additional experts that process every token (DeepSeekMoE, section 3.2); None: none
     shared_experts: Optional[int] = None
     scores: Literal["softmax", "sigmoid"] = "softmax"  # maps a token's router logits to scores (DeepSeek-V3: sigmoid)
-    # the weights of a token's experts sum to 1 (Mixtral); False: the weights are the scores (OLMoE)
+    # the weights of a token's experts sum to 1 (Mixtral); False: they are the scores (OLMoE), as top_k=1 requires
     normalized: bool = True
     scale: Optional[float] = None  # multiplies the final weights (DeepSeek-V3: 2.5); None: 1
     # number of equal groups of experts (DeepSeek-V2, section 2.2.2: one per device); None: no groups

@@ -70,7 +70,7 @@ class Classify(HeadConfig):
             yield "config.model.head.num_labels and kind are 'auto', which requires a task as config.objective"
         elif self.num_labels < 1:
             yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
-        yield from _rate_problems(self.dropout_rate)
+        yield from _layer_problems(self)
         if self.pooling == "cls" and experiment.model.family == "decoder":
             yield "config.model.head.pooling is 'cls', but a decoder's first token attends only to itself: use 'last'"
 
@@ -113,7 +113,7 @@ class Tag(HeadConfig):
                 f"config.model.head.follows is {self.follows}, it must have an entry for each of the {self.num_labels} "
                 "tags, with the numbers of other tags"
             )
-        yield from _rate_problems(self.dropout_rate)
+        yield from _layer_problems(self)
 
 
 @dataclasses.dataclass
@@ -142,7 +142,7 @@ class Extract(HeadConfig):
                 "config.model.head.second_text requires an encoder with token types, config.model.family is "
                 f"{model.family} and num_token_types is {model.num_token_types}: set second_text to False"
             )
-        yield from _rate_problems(self.dropout_rate)
+        yield from _layer_problems(self)
 
 
 @dataclasses.dataclass
@@ -180,6 +180,13 @@ class Embed(HeadConfig):
             )
 
 
-def _rate_problems(dropout_rate: Optional[float]) -> Iterator[str]:
-    if dropout_rate is not None and not 0 <= dropout_rate < 1:
-        yield f"config.model.head.dropout_rate is {dropout_rate}, it must be in [0, 1)"
+def _layer_problems(head: Classify | Tag | Extract) -> Iterator[str]:
+    """Yields an error message for each problem with the hidden layer of a head and with its dropout."""
+    if head.dropout_rate is not None and not 0 <= head.dropout_rate < 1:
+        yield f"config.model.head.dropout_rate is {head.dropout_rate}, it must be in [0, 1)"
+    for name, default in (("hidden_bias", True), ("hidden_norm", False)):
+        if head.hidden == "none" and (value := getattr(head, name)) != default:
+            yield (
+                f"config.model.head.{name} is {value}, which requires a hidden layer, and config.model.head.hidden is "
+                f"'none': set it to {default}"
+            )

@@ -50,5 +50,6 @@ class LatentAttention(Choice):
             yield f"{path} requires RotaryPositions, config.model.position is {type(model.position).__name__}"
         if model.qk_norm:
             yield f"{path} has its own norms: config.model.qk_norm is True, set it to False"
-        if model.qkv_bias:
-            yield f"{path} uses config.model.use_bias for its biases: config.model.qkv_bias is True, set it to None"
+        if model.qkv_bias is not None:
+            value = model.qkv_bias
+            yield f"{path} uses config.model.use_bias for its biases: config.model.qkv_bias is {value}, set it to None"

@@ -366,13 +366,22 @@ def _unused_problems(m: ModelConfig) -> Iterator[str]:
         ("scale_tied_logits", False, m.tie_embeddings, "config.model.tie_embeddings=True"),
         ("qk_norm_heads", "each", m.qk_norm, "config.model.qk_norm=True"),
         ("norm_starts_stream", False, m.norm_at in ("pre", "both"), "config.model.norm_at='pre' or 'both'"),
+        ("num_token_types", 0, m.family == "encoder", "an encoder"),
+        ("masked_lm_head", False, m.generator is None, "config.model.generator=None"),
     )
     if isinstance(m.position, RotaryPositions):
         is_local = "local" in m.layer_pattern
         rows += (("position.local_theta", None, is_local, "'local' in config.model.layer_pattern"),)
+    if m.experts is not None:
+        rows += (("experts.group_score", "best", m.experts.groups is not None, "config.model.experts.groups"),)
     for name, default, has_effect, requirement in rows:
         if (value := get(m, name)) != default and not has_effect:
             yield f"config.model.{name} is {value!r}, which requires {requirement}: set it to {default!r}"
+    if m.experts is not None and m.experts.top_k == 1 and m.experts.normalized:
+        yield (
+            "config.model.experts.normalized is True, and with config.model.experts.top_k 1 all weights are 1, so that "
+            "the loss does not train the router: set normalized to False"
+        )
     is_bidirectional = m.family in ("encoder", "encoder_decoder")
     if isinstance(m.position, NoPositions) and is_bidirectional and m.input_convolution is None:
         yield (

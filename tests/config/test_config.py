@@ -255,7 +255,11 @@ def scaled(scaling, **position):
             for name in ("attention_scale", "logit_scale", "init_stddev")
         ),
         ({"model.norm_epsilon": -1.0}, "config.model.norm_epsilon is -1.0, it must be at least 0"),
-        ({"model.num_token_types": -1}, "config.model.num_token_types is -1, it must be at least 0"),
+        (
+            {"model.num_token_types": -1},
+            "config.model.num_token_types is -1, it must be at least 0; "
+            "config.model.num_token_types is -1, which requires an encoder: set it to 0",
+        ),
         ({"model.head_dim": -4}, "config.model.head_dim is -4, it must be at least 1, or None"),
         ({"model.num_kv_heads": -4}, "config.model.num_kv_heads is -4, it must be at least 1, or None"),
         ({"train.label_smoothing": 1.0}, "config.train.label_smoothing is 1.0, it must be in [0, 1)"),
@@ -310,6 +314,20 @@ def scaled(scaling, **position):
             "config.model.position.local_theta is 100.0, which requires 'local' in config.model.layer_pattern: set it "
             "to None",
         ),
+        (
+            {"model.num_token_types": 2},
+            "config.model.num_token_types is 2, which requires an encoder: set it to 0",
+        ),
+        (
+            {"model.experts": MixtureOfExperts(group_score="best_two")},
+            "config.model.experts.group_score is 'best_two', which requires config.model.experts.groups: set it to "
+            "'best'",
+        ),
+        (
+            {"model.experts": MixtureOfExperts(top_k=1)},
+            "config.model.experts.normalized is True, and with config.model.experts.top_k 1 all weights are 1, so that "
+            "the loss does not train the router: set normalized to False",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -341,13 +359,18 @@ def test_a_number_out_of_range_or_without_effect_is_one_line(change, message):
             {"position": DisentangledPositions(), "enhanced_mask_decoder": True, "norm_at": "post"},
             "config.model.generator.num_layers is 1, and config.model.enhanced_mask_decoder requires at least 2 layers",
         ),
+        (
+            Generator(1, 16, 32, 2),
+            {"masked_lm_head": True},
+            "config.model.masked_lm_head is True, which requires config.model.generator=None: set it to False",
+        ),
     ],
-    ids=("experts", "rotary", "mask decoder"),
+    ids=("experts", "rotary", "mask decoder", "masked LM head"),
 )
 def test_a_generator_is_a_model_of_its_own(generator, change, message):
     experiment = tiny.get_config("bert")
     heads = {"masked_lm_head": False, "replaced_token_head": True}
-    experiment.model = dataclasses.replace(experiment.model, generator=generator, **heads, **change)
+    experiment.model = dataclasses.replace(experiment.model, generator=generator, **(heads | change))
     experiment.objective = ReplacedTokenDetection()
     with pytest.raises(UserError) as raised:
         validation.validate(experiment, files=False)

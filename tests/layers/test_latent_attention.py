@@ -109,6 +109,7 @@ def test_flops_are_those_of_the_products():
         ({"num_kv_heads": 2}, r"requires one key head per head: config\.model\.num_kv_heads is 2, set it to None"),
         ({"qk_norm": True}, r"has its own norms: config\.model\.qk_norm is True"),
         ({"qkv_bias": True}, r"config\.model\.qkv_bias is True, set it to None"),
+        ({"qkv_bias": False}, r"config\.model\.qkv_bias is False, set it to None"),
     ],
 )
 def test_what_does_not_fit_is_one_line(fields, message):

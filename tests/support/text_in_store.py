@@ -45,7 +45,8 @@ def another_machine(tmp_path, monkeypatch):
 def experiment(lines: pathlib.Path, cache: object, kind: str) -> Experiment:
     """kind: "windows" of any text, or "sentences", of which some are drawn from other documents."""
     sentences = kind == "sentences"
-    model = ModelConfig(family="encoder" if sentences else "decoder", vocab_size=512, num_token_types=2)
+    family, types = ("encoder", 2) if sentences else ("decoder", 0)
+    model = ModelConfig(family=family, vocab_size=512, num_token_types=types)
     tokenizer = WordPiece(vocab_size=200) if sentences else ByteBPE(vocab_size=280)
     data = DataConfig(JsonLines(str(lines), valid_fraction=0.2), 32, cache_dir=str(cache), prepare_workers=1)
     objective = NextSentencePrediction() if sentences else CausalLM()

@@ -251,6 +251,16 @@ def config(task=None, **head):
     return experiment
 
 
+def test_a_head_without_a_hidden_layer_has_no_fields_of_it():
+    for field, value, default in (("hidden_bias", False, True), ("hidden_norm", True, False)):
+        with pytest.raises(UserError) as raised:
+            validate(config(hidden="none", **{field: value}))
+        assert str(raised.value) == (
+            f"config.model.head.{field} is {value}, which requires a hidden layer, and config.model.head.hidden is "
+            f"'none': set it to {default}"
+        )
+
+
 def test_the_head_has_as_many_labels_as_the_task():
     experiment = config(pooling="mean")
     validate(experiment)
