@@ -28,7 +28,7 @@ from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
 from pretrainax.files.atomic_files import replacing_folder
 from pretrainax.files.object_names import path_below
 
-_FORMAT = 4  # version of the files, and of the rules for cutting, dropping and counting pieces
+_FORMAT = 5  # version of the files, and of the rules for cutting, dropping and counting pieces
 _STATISTICS = "figures.json"
 
 PermutationKeys = Optional[tuple[int, ...]]  # keys of permutation.permute for an epoch; None: rows in order
@@ -230,10 +230,10 @@ def _make_tables(
             starts, lengths = cut_documents(corpus.document_ends, capacity.raw)
         piece_sizes = np.array([(0, 0), *(objective.measure(n)[1:] for n in range(1, capacity.raw + 1))])
         sizes, num_truncated = piece_sizes[lengths], 0
-    has_target = sizes[:, 1] > 0  # a single token gives a decoder nothing to predict
-    if objective.unit == "tokens":  # drops pieces that are only the last token of a cut document
-        begins_document = np.isin(starts, corpus.document_ends) | (starts == 0)
-        has_target &= (lengths > 1) | begins_document
+    # A single token gives a decoder nothing to predict. Pieces that are only the last token of a cut document, usually
+    # the separator, are dropped too.
+    begins_document = np.isin(starts, corpus.document_ends) | (starts == 0)
+    has_target = (sizes[:, 1] > 0) & ((lengths > 1) | begins_document)
     starts, lengths, sizes = starts[has_target], lengths[has_target], sizes[has_target]
     rows = packing.rows(sizes, capacity[1:])
     fits = [(sizes <= c[1:]).all(axis=1) for c in lengths_of]

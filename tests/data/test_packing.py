@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import CausalLM, MaskedLM, NextSentencePrediction, SpanCorruption
+from pretrainax.data.objectives import CausalLM, Denoising, MaskedLM, NextSentencePrediction, SpanCorruption
 from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_documents, cut_sentences
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation import shards
+from pretrainax.data.row_plan import make_row_plan
 from pretrainax.tokenization.base import Vocabulary
 from tests.support import tiny
 from tests.support.rows import row_options
@@ -186,10 +187,10 @@ def test_what_fills_no_batch_is_counted(corpus):
     assert batches.rows_per_epoch + left == len(starts) and counts["pieces left out of each epoch"] < 3 * 4
 
 
-def corpus_of(directory, lengths, parts=None):
-    """Documents of these lengths, whose tokens are 200 + 100 d, with an empty line after every fifth."""
+def corpus_of(directory, lengths, parts=None, sentence=5):
+    """Documents of these lengths, whose tokens are 200 + 100 d, with an empty line after each sentence."""
     words = [[str(200 + 100 * d)] * n for d, n in enumerate(lengths)]
-    texts = ["\n\n".join(" ".join(x[i : i + 5]) for i in range(0, len(x), 5)) for x in words]
+    texts = ["\n\n".join(" ".join(x[i : i + sentence]) for i in range(0, len(x), sentence)) for x in words]
     with shards.ShardWriter(directory, 0, Numbers(), parts) as writer:
         list(writer.write(texts, collections.Counter()))
     shards.write_index(directory, 1, VOCABULARY.size, "numbers", parts)
@@ -201,6 +202,14 @@ def test_the_end_of_a_document_alone_is_no_piece(tmp_path):
     batches = make(cut, OneEach(), MaskedLM(), sequence_length=33)
     assert batches.statistics()["pieces without a target"] == 20
     assert {len(example["tokens"]) for row in range(40) for example in batches.examples(row)[1]} == {33}
+
+
+@pytest.mark.parametrize("objective", [NextSentencePrediction(), Denoising()], ids=name_of)
+def test_the_end_of_a_document_with_a_long_sentence_alone_is_no_piece(objective, tmp_path):
+    room = objective.lengths(32).raw
+    cut = corpus_of(str(tmp_path), [room - 1, room] * 20, "sentences", sentence=100)  # and a separator each
+    plan = make_row_plan(cut, objective, OneEach(), 32, batch_size=4, shuffle=False)
+    assert plan.statistics["pieces without a target"] == 20 and plan.rows_per_epoch == 40
 
 
 def test_another_document_is_found_beside_one_that_is_nearly_all(tmp_path):
