@@ -12,6 +12,15 @@ from pretrainax.layers.compute import compute_for
 from pretrainax.models import Model
 from pretrainax.models.heads import heads_of
 
+# Field -> the weight of the loss term that it belongs to.
+_WEIGHT_OF = {
+    "temperature": "soft",
+    "distance": "hidden",
+    "hidden_layers": "hidden",
+    "relation_heads": "relations",
+    "relation_layer": "relations",
+}
+
 
 @dataclasses.dataclass
 class Distillation(kinds.DistillConfig):
@@ -77,6 +86,13 @@ class Distillation(kinds.DistillConfig):
                 yield f"config.distill.{name} is {getattr(self, name)}, it must be at least 0"
         if not any(getattr(self, name) > 0 for name in weights[1:]):
             yield f"config.distill has no loss term of the teacher: set one of {', '.join(weights[1:])} above 0"
+        for name, weight in _WEIGHT_OF.items():
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value != default and not getattr(self, weight):
+                yield (
+                    f"config.distill.{name} is {value!r}, which has no effect if config.distill.{weight} is 0: set "
+                    f"{weight} above 0, or {name} to {default!r}"
+                )
         if not self.temperature > 0:
             yield f"config.distill.temperature is {self.temperature}, it must be above 0 (1: plain probabilities)"
         if not self.teacher:

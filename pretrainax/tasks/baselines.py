@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from pretrainax.config import UserError
 from pretrainax.data.sources.base import Note
 from pretrainax.files.extras import import_extra
 from pretrainax.tasks.chunks import WINDOW, record_indices
@@ -60,12 +61,15 @@ class BagOfWords:
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
-        """Learns the vocabulary from the texts of the training records."""
+        """Learns the vocabulary from the texts of the training records; raises UserError if they have no word."""
         sklearn = import_extra("sklearn.feature_extraction.text", METRICS, "the bag-of-words baseline")
         self._vectorizer = sklearn.TfidfVectorizer(
             ngram_range=(1, 2), sublinear_tf=True, max_features=_MAX_WORDS, token_pattern=r"(?u)\b\w+\b"
         )
-        self._vectorizer.fit([text for row in texts for text in row])
+        try:
+            self._vectorizer.fit([text for row in texts for text in row])
+        except ValueError as e:
+            raise UserError("the training records have no word for a bag of words") from e
 
     def features(self, texts: Sequence[Sequence[str]]):
         """Returns the sparse matrix of features, [records, F]."""
@@ -89,7 +93,7 @@ def bag_of_words_classifier(
       is_multi_label: whether a record has any number of labels.
 
     Raises:
-      ValueError: the training records have no word, or all of them have the same label.
+      ValueError: all training records have the same label.
     """
     words = BagOfWords(train)
     linear_model = import_extra("sklearn.linear_model", METRICS, "a baseline")
@@ -102,7 +106,10 @@ def bag_of_words_classifier(
         )
         predicted = classifier.predict_proba(words.features(valid))
     probabilities = np.zeros((len(valid), labels.shape[1]))
-    probabilities[:, classifier.classes_] = predicted
+    if is_multi_label:
+        probabilities[:] = predicted[:, -labels.shape[1] :]  # scikit-learn adds a first column to a single label
+    else:
+        probabilities[:, classifier.classes_] = predicted
     probabilities = probabilities.clip(1e-6, 1 - 1e-6)
     return np.log(probabilities) - np.log1p(-probabilities) if is_multi_label else np.log(probabilities)
 

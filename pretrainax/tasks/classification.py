@@ -112,6 +112,11 @@ class Classification(TextTask):
         for name in self.numbered:
             if name not in self.labels:
                 yield f"config.objective.numbered has {name!r}, {nearest(name, self.labels)} (config.objective.labels)"
+        if self.numbered and any(name.isdecimal() for name in self.labels):
+            yield (
+                f"config.objective.numbered is {self.numbered}, but a number in a record is the name of a label, as "
+                f"config.objective.labels is {self.labels}: set labels to names that are no numbers, or numbered to ()"
+            )
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         answers, notes = self.combine_windows(answers, notes)

@@ -222,6 +222,11 @@ class ExtractiveQA(Task):
         for name in ("stride", "max_question_length", "max_answer_length", "n_best"):
             if getattr(self, name) < 1:
                 yield f"config.objective.{name} is {getattr(self, name)}, it must be at least 1"
+        if self.null_score_diff_threshold and not self.no_answer:
+            yield (
+                f"config.objective.null_score_diff_threshold is {self.null_score_diff_threshold}, but without "
+                "config.objective.no_answer=True, each question gets an answer: set both, or neither"
+            )
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)

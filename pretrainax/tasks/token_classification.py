@@ -219,6 +219,8 @@ class TokenClassification(Task):
                 f"config.objective.scheme is {self.spans!r}, but config.objective.labels has {others[0]!r}: labels "
                 "must be O, B-X and I-X; use scheme 'none' for tags of single words"
             )
+        if self.repair and self.labels and not self.spans:
+            yield "config.objective.repair is True, but the tags define no spans (scheme): set it to False"
         begin_prefix, other_prefix = {"iob2": ("B-", "I-"), "iob1": ("I-", "B-"), "": ("", " ")}[self.spans]
         missing = [
             name for x in self.labels if x[:2] == other_prefix and (name := begin_prefix + x[2:]) not in self.labels

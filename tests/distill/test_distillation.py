@@ -34,6 +34,18 @@ def changed(part, **values):
 # What is changed -> what the line says
 MISTAKES = {
     "a temperature of 0": (lambda e: changed(e.distill, temperature=0.0), "temperature is 0.0, it must be above 0"),
+    "a layer without its weight": (
+        lambda e: changed(e.distill, relation_layer=2),
+        "relation_layer is 2, which has no effect if config.distill.relations is 0: set relations above 0",
+    ),
+    "a distance without its weight": (
+        lambda e: changed(e, distill=MiniLM("a folder", distance="cosine")),
+        "distance is 'cosine', which has no effect if config.distill.hidden is 0: set hidden above 0, or distance to",
+    ),
+    "a temperature without soft targets": (
+        lambda e: changed(e, distill=TinyBERT("a folder", temperature=2.0)),
+        "temperature is 2.0, which has no effect if config.distill.soft is 0: set soft above 0, or temperature to 1.0",
+    ),
     "a weight below 0": (lambda e: changed(e.distill, hidden=-1.0), "config.distill.hidden is -1.0, it must be at"),
     "nothing to learn": (lambda e: changed(e.distill, soft=0.0), "set one of soft, hidden, embeddings, attention"),
     "no teacher": (lambda e: changed(e.distill, teacher=""), "config.distill.teacher is empty"),

@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import f1_score, log_loss
 
 from pretrainax import tasks
+from pretrainax.config import UserError
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import (
     AnswerJudgement,
@@ -107,6 +108,11 @@ def test_a_class_without_a_training_record_is_never_predicted():
     assert baselines(task, of_texts(TRAIN_TEXTS), of_texts(VALID_TEXTS))["bag of words"]["accuracy"] == 1.0
 
 
+def test_records_without_a_word_are_the_reason_for_no_bag_of_words():
+    with pytest.raises(UserError, match="the training records have no word"):
+        baselines(adapted(Classification(labels=("0", "1"))), of_texts([("?!", 0), ("...", 1)]), of_texts(VALID_TEXTS))
+
+
 def test_records_of_one_label_have_no_bag_of_words():
     task, train = adapted(Classification(labels=("0", "1"))), [("a fine film", 1)] * 3
     assert list(baselines(task, of_texts(train), of_texts(VALID_TEXTS))) == ["label frequencies"]
@@ -130,6 +136,13 @@ def test_several_labels_per_record_have_the_frequency_of_each():
         said[:, i] = model.predict(words.transform([record["text"] for record in valid]))
     right = [set(np.array(["good", "film"])[row]) == set(x["label"]) for row, x in zip(said, valid, strict=True)]
     assert found["bag of words"]["accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_a_single_label_of_several_labels_per_record_has_a_bag_of_words():
+    train, valid = ([{"text": x, "label": ["good"] * y} for x, y in pairs] for pairs in (TRAIN_TEXTS, VALID_TEXTS))
+    alone = baselines(adapted(Classification(labels=("good",), multi_label=True)), train, valid)
+    of_two = baselines(adapted(Classification(labels=("0", "1"))), of_texts(TRAIN_TEXTS), of_texts(VALID_TEXTS))
+    assert alone["bag of words"]["loss"] == pytest.approx(of_two["bag of words"]["loss"])
 
 
 def test_windows_of_a_record_share_its_baseline():

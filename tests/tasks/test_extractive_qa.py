@@ -315,6 +315,10 @@ def test_it_is_sound_and_planned_without_records():
     "change, said",
     [
         (lambda e: setattr(e.objective, "stride", 0), "config.objective.stride is 0, it must be at least 1"),
+        (
+            lambda e: setattr(e.objective, "null_score_diff_threshold", 1.5),
+            "null_score_diff_threshold is 1.5, but without config.objective.no_answer=True, each question gets an",
+        ),
         (lambda e: setattr(e.objective, "max_question_length", 60), "max_question_length 60 leaves no room"),
         (lambda e: setattr(e.data, "drop_duplicates", True), "drop_duplicates compares whole documents"),
         (lambda e: setattr(e.model, "head", Classify(2, "single")), r"ExtractiveQA needs Extract\(\)"),

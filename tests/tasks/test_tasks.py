@@ -276,6 +276,10 @@ def test_the_head_has_as_many_labels_as_the_task():
         ({"objective.labels": ("a", "a", "b")}, "it must name all classes"),
         ({"evaluate.select_by": "mathews"}, "did you mean 'matthews'"),
         ({"objective.numbered": ("a", "d", "b")}, "config.objective.numbered has 'd', allowed: a, b, c"),
+        (
+            {"objective.labels": ("0", "1", "2"), "objective.numbered": ("2", "1", "0")},
+            "numbered is \\('2', '1', '0'\\), but a number in a record is the name of a label",
+        ),
         ({"train.label_smoothing": 0.1}, "label_smoothing"),
     ],
 )

@@ -213,6 +213,7 @@ def test_the_head_has_the_labels_of_the_task_and_may_follow_its_scheme():
         ),
         ({"model.head.dropout_rate": 1.5}, r"dropout_rate is 1.5, it must be in \[0, 1\)"),
         ({"objective.labels": ("O",)}, "it must name all tags"),
+        ({"objective.scheme": "none", "objective.repair": True}, "repair is True, but the tags define no spans"),
         ({"objective.labels": ("O", "I-A", "B-B")}, "has no 'B-A', with which spans of IOB2 begin"),
         ({"objective.scheme": "iob1", "objective.labels": ("O", "B-A", "I-B")}, "no 'I-A', with which spans of IOB1"),
         ({"objective.scheme": "iob2", "objective.labels": ("O", "S-A")}, "has 'S-A': labels must be O, B-X and I-X"),
