@@ -46,7 +46,7 @@ def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = (
         inherited = inherited_options(file, ignore, given, loaded.tokenizer.vocabulary.size, loaded.end_tokens)
         _check_values(file, inherited)
     used = _applicable(inherited.options, given)
-    ends = _ends_of_answers(loaded)
+    ends = ends_of_answers(loaded)
     options: JsonObject = {**({"stop": ends} if ends else {}), **used, **given}
     if "max_length" in options and "max_new_tokens" not in options:
         options["max_new_tokens"] = options["max_length"]
@@ -61,7 +61,8 @@ def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = (
     return Request(sampling, notes)
 
 
-def _ends_of_answers(loaded: LoadedModel) -> tuple[str, ...]:
+def ends_of_answers(loaded: LoadedModel) -> tuple[str, ...]:
+    """Returns the strings that end an answer in the training of a model that learned to write answers, or ()."""
     task = loaded.experiment.objective.bind(loaded.tokenizer)
     return task.stop if isinstance(task, WritingTask) else ()
 

@@ -23,6 +23,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.fill import fill
 from pretrainax.inference.holes import has_hole
+from pretrainax.inference.inherited import ends_of_answers
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.models import AnyModel
@@ -135,7 +136,8 @@ def _complete_prompt(loaded: LoadedModel, prompt: str) -> str:
     family = loaded.experiment.model.family
     if family == "encoder" or has_hole(loaded.tokenizer, prompt):
         return fill(loaded, prompt, top=1).text
-    sampling = Sampling(max_new_tokens=_PROMPT, temperature=_TEMPERATURE if family == "decoder" else 0.0)
+    temperature = _TEMPERATURE if family == "decoder" else 0.0
+    sampling = Sampling(max_new_tokens=_PROMPT, temperature=temperature, stop=ends_of_answers(loaded))
     return generate(loaded, [prompt], sampling)[0].text
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,6 +16,8 @@ from pretrainax.inference.inherited import request_of
 from pretrainax.inference.request import Sampling
 from pretrainax.interop.directories import describe_export, export_workdir, import_directory
 from pretrainax.interop.generation import end_tokens
+from pretrainax.runs import samples
+from pretrainax.scoring.tasks import exact_match
 from pretrainax.tasks import Instructions
 from pretrainax.tokenization import ByteBPE
 from pretrainax.tokenization.base import Vocabulary
@@ -85,11 +88,20 @@ def test_an_export_of_a_decoder_names_the_token_that_ends_its_texts(eos, expecte
     assert describe_export(encoder, vocabulary)[1]["eos_token_id"] == eos
 
 
+def stops_of_others(loaded, monkeypatch):
+    """The stop strings of the samples of a run, and of tasks that compare answers."""
+    stops, text = [], SimpleNamespace(text="")
+    for module in (samples, exact_match):
+        monkeypatch.setattr(module, "generate", lambda *arguments: stops.append(arguments[2].stop) or [text])
+    assert [*samples.prompted(loaded, ["Hi"]), *exact_match.ExactMatch()._generate(loaded, ["Hi"])] == ["Hi ⟶ ", ""]
+    return stops
+
+
 CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-def test_a_chat_model_stops_at_the_end_of_its_turn_here_and_in_transformers(is_special, tmp_path):
+def test_a_chat_model_stops_at_the_end_of_its_turn_here_and_in_transformers(is_special, tmp_path, monkeypatch):
     """The vocabulary's EOS is another token, and `generate` of transformers knows only what the export says."""
     config, folder = tiny.get_config("gpt").model, tmp_path / "tokenizer"
     write_tokenizer(ByteBPE(vocab_size=266).build(iter(["Hi you, it rains"] * 20)), str(folder), config)
@@ -116,6 +128,7 @@ def test_a_chat_model_stops_at_the_end_of_its_turn_here_and_in_transformers(is_s
     request = request_of(loaded, {})
     assert request.sampling.stop == ("<|im_end|>",) and request.notes == ["from config.objective: stop '<|im_end|>'"]
     assert request_of(loaded, {"stop": ("x",)}) == (Sampling(stop=("x",)), [])
+    assert stops_of_others(loaded, monkeypatch) == [("<|im_end|>",), ("\n", "<|im_end|>")]
     export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
     stored, eos = json.loads((tmp_path / "there" / "generation_config.json").read_text()), tokenizer.vocabulary.eos
     assert stored["eos_token_id"] == ([267, eos] if is_special else eos)

@@ -9,6 +9,7 @@ from pretrainax.config import UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.framing import max_input_length
+from pretrainax.inference.inherited import ends_of_answers
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import generation_limit, read_prompt, tokens_of
 from pretrainax.inference.request import Sampling
@@ -111,6 +112,6 @@ class ExactMatch(Prompted[NormalizedQuestion]):
         return [TaskMetric(measure, estimate, len(transcripts)) for measure, estimate in estimates.items()]
 
     def _generate(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
-        sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop)
+        sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=(*self.stop, *ends_of_answers(loaded)))
         for start in range(0, len(prompts), _BATCH_SIZE):
             yield from (text.text for text in generate(loaded, prompts[start : start + _BATCH_SIZE], sampling))

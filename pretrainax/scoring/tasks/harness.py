@@ -34,7 +34,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simpl
 from pretrainax.config import UserError, nearest
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.decoding import generate_examples
-from pretrainax.inference.inherited import request_of
+from pretrainax.inference.inherited import ends_of_answers, request_of
 from pretrainax.inference.load import load
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import score_examples
@@ -161,7 +161,7 @@ class PretrainAX(TemplateLM):
             by_options[json.dumps(request.args[1], sort_keys=True)].append(number)
         generated = [""] * len(requests)
         for options, numbers in by_options.items():
-            sampling, notes = request_of(self.loaded, _given(json.loads(options)))
+            sampling, notes = request_of(self.loaded, _given(json.loads(options), ends_of_answers(self.loaded)))
             for note in notes:
                 _log.info("%s", note)
             prompts = [self._inputs.prompt(requests[i].args[0], sampling.max_new_tokens) for i in numbers]
@@ -197,10 +197,11 @@ class PretrainAX(TemplateLM):
 register_model("pretrainax")(PretrainAX)  # not a decorator, which would hide the type of the class
 
 
-def _given(options: dict[str, object]) -> dict[str, object]:
+def _given(options: dict[str, object], ends: Sequence[str]) -> dict[str, object]:
     """Converts the harness's `generation_kwargs` to fields of `Sampling`; raises UserError for unsupported options.
 
-    As in `hf`, the model's generation_config.json sets the other fields, except sampling if `do_sample` is false.
+    As in `hf`, the model's generation_config.json sets the other fields, except sampling if `do_sample` is false. An
+    export lists the ends of answers there, so `ends` are stop strings of a run.
     """
     settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
     stop, max_new_tokens, do_sample = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
@@ -209,7 +210,7 @@ def _given(options: dict[str, object]) -> dict[str, object]:
     if not do_sample:
         settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
         settings["temperature"] = 0.0
-    return {"max_new_tokens": max_new_tokens, "stop": tuple(filter(None, stop)), "num_return": 1, **settings}
+    return {"max_new_tokens": max_new_tokens, "stop": (*filter(None, stop), *ends), "num_return": 1, **settings}
 
 
 def main() -> int:

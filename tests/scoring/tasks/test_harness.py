@@ -23,6 +23,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip i
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
+from pretrainax.scoring.tasks import harness  # noqa: E402
 from pretrainax.scoring.tasks.harness import PretrainAX  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -252,6 +253,14 @@ def test_a_prompt_that_leaves_no_room_is_cut_and_said(caplog):
     options = {"until": [], "max_gen_toks": 11}  # of 20 tokens; `hf` also cuts <s>
     model.generate_until(requests("generate_until", ("the end of the day a sea of", options)))
     assert "a prompt of 28 tokens was cut from the left to 9" in caplog.text
+
+
+def test_the_end_of_an_answer_is_a_stop_string_of_a_model_that_learned_to_write_answers(monkeypatch):
+    model = PretrainAX(loaded_case("gpt2"))
+    asked = requests("generate_until", ("a", {"until": [], "max_gen_toks": 8}))
+    (text,) = model.generate_until(asked)
+    monkeypatch.setattr(harness, "ends_of_answers", lambda loaded: (text[-1],))
+    assert model.generate_until(asked) == [text[: text.index(text[-1])]]
 
 
 @pytest.mark.parametrize(
