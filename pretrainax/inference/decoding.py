@@ -99,6 +99,7 @@ def generate(
         try:
             examples.append(read_prompt(prompt, loaded.experiment, loaded.tokenizer))
             generation_limit(examples[-1], loaded)
+            _max_new_tokens(examples[-1], sampling)
         except UserError as e:
             raise UserError(f"prompt {first + number + 1}: {e}" if len(prompts) > 1 else str(e)) from e
     return generate_examples(loaded, examples, sampling, on_text, first, batch_size, rates)

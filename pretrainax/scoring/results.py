@@ -130,7 +130,7 @@ def leave_one_out(sums: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarr
 def _over_clusters(value: float, errors: np.ndarray, shares: np.ndarray, name: str) -> Estimate:
     """Builds an estimate from the results of `leave_one_out`; `name` is the plural name of the clusters."""
     num = len(errors)
-    if num < 2 or shares.max() == 1:
+    if num < 2 or not 0 < shares.max() < 1:  # 0: no cluster has a count
         return Estimate(value, None)
     error = math.sqrt((num - 1) / num * np.square(errors).sum())
     odds = shares / (1 - shares)

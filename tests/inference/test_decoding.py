@@ -177,6 +177,7 @@ def test_times_are_added_up(alphabet):
             "the prompt is 21 tokens, tests/golden, gpt2 reads at most 19 and 1 special ones: shorten it",
         ),
         ("gpt2", ["a", "a" * 21], {}, "prompt 2: the prompt is 21 tokens"),
+        ("gpt2", ["a", "a" * 9], dict(max_length=5), "prompt 2: max_length is 5, and the prompt has 10 tokens"),
         ("gpt2", ["a <extra_id_0> b"], {}, "the vocabulary lacks <extra_id_0>: it has no sentinels"),
         ("t5_1_1", ["a <extra_id_10> b"], {}, "lacks <extra_id_10>: its sentinels are <extra_id_0> to <extra_id_9>"),
         ("bert", ["a"], {}, "the model is an encoder, which generates no text: it supports fill (masks)"),

@@ -10,6 +10,7 @@ from pretrainax.scoring.results import (
     Estimate,
     Result,
     ratio,
+    ratio_difference,
     results_table,
     table_over_steps,
     with_verdicts,
@@ -37,6 +38,12 @@ def test_the_error_of_a_ratio_is_the_deviation_that_drawing_documents_gives():
         found.append(ratio(counts * 2 + rng.normal(0, np.sqrt(counts)), counts)[:2])
     values, errors = np.array(found).T
     assert np.mean(errors) == pytest.approx(values.std(), rel=0.06)  # 2,000 draws: 2 % of sampling, 40 documents: bias
+
+
+def test_a_ratio_without_counts_has_no_error():
+    zeros = np.zeros(3)  # the F1 of two taggers, if no sentence has a span
+    assert ratio_difference((zeros, zeros), (zeros, zeros), np.arange(3)) == Estimate(0.0, None)
+    assert ratio(zeros, zeros) == Estimate(0.0, None)
 
 
 def test_a_table_has_a_line_a_result_and_says_how_it_was_counted():
