@@ -31,7 +31,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.studies.contrasts import compare
 from pretrainax.studies.outcomes import MeasureContext
 
-_DRIFT = 1.25  # largest ratio of the reference times before and after a run, and of the runs of a record
+_DRIFT = 1.5  # largest ratio of the 90 % to the 10 % quantile of the reference times of a run
 _SPEED = 1.5  # largest FLOPs per core-second of a run, relative to the reference, which is nearly all large products
 _SHORTEST = 0.5  # shortest time between two log lines, relative to the median
 _SCORE = 1e-3  # bits per byte; float32 sums in another order change a score by less than 1e-4
@@ -85,17 +85,12 @@ def problems(
 
 
 def seed_problems(result: Result) -> Iterator[str]:
-    """Yields one line for each problem of the seeds and of the speed of the machine during their runs."""
+    """Yields one line for each problem of the seeds."""
     seeds = [seed.seed for seed in result.seeds]
     if len(seeds) < rules.SEEDS or seeds != list(range(len(seeds))):
         yield f"the seeds are {seeds}, they must be 0, 1, 2, … and at least {rules.SEEDS}"
     if len({seed.metrics for seed in result.seeds}) < len(seeds):
         yield "two seeds have the same log"
-    times = [t for seed in result.seeds for t in seed.reference]
-    if not times or min(times) <= 0 or any(len(seed.reference) != 2 for seed in result.seeds):
-        yield "each seed needs the time of the reference computation before and after its run"
-    elif max(times) > _DRIFT * min(times):
-        yield f"the reference computation took {min(times):.3f} to {max(times):.3f} s: the speed of the machine changed"
     if len({len(seed.changes) for seed in result.seeds}) > 1:
         yield "the seeds have different numbers of held-out documents"
 
@@ -114,7 +109,7 @@ def log_problems(folder: str, seed: SeedResult, experiment: Experiment, budget: 
         return
     for line in lines:
         yield from line_problems(path, line)
-    yield from time_problems(path, logs, statistics.mean(seed.reference), budget)
+    yield from time_problems(path, logs, budget)
 
 
 def line_problems(path: str, line: JsonObject) -> Iterator[str]:
@@ -130,24 +125,34 @@ def line_problems(path: str, line: JsonObject) -> Iterator[str]:
             yield f"{place}: {name} {line[name]} contradicts the loss {line['loss']}"
 
 
-def time_problems(path: str, logs: Sequence[JsonObject], reference_time: float, budget: rules.Budget) -> Iterator[str]:
+def time_problems(path: str, logs: Sequence[JsonObject], budget: rules.Budget) -> Iterator[str]:
     """Yields one line for each problem of the times and of the work of a run."""
     for name in ("core_seconds", "flops", "tokens"):
         values = [line.get(name) for line in logs]
         if not all(map(_is_positive, values)) or any(b <= a for a, b in zip(values, values[1:], strict=False)):
             yield f"{path}: {name} must increase from line to line"
             return
-    steps, seconds = ([line[name] for line in logs] for name in ("step", "core_seconds"))
-    pairs = zip(zip(seconds, seconds[1:], strict=False), zip(steps, steps[1:], strict=False), strict=True)
-    speeds = [(b - a) / (to - start) for (a, b), (start, to) in pairs]
-    if speeds and min(speeds) < _SHORTEST * statistics.median(speeds):
-        yield f"{path}: an update takes {min(speeds):.4f} core-seconds, the median is {statistics.median(speeds):.4f}"
-    work = logs[-1]["flops"] / seconds[-1]
-    if work > _SPEED * reference.FLOPS / reference_time:
-        yield f"{path}: {work:.3g} FLOPs per core-second are more than this machine computes"
-    used = seconds[-1] * reference.CORE_SECONDS / reference_time
-    if used > budget.core_seconds:
-        yield f"{path}: {used:,.1f} reference core-seconds exceed the budget of {budget.core_seconds:,.0f}"
+    if not all(_is_positive(line.get("reference_seconds")) for line in logs):
+        yield f"{path}: each line needs the time of the reference computation, reference_seconds"
+        return
+    slow, fast = np.quantile([line["reference_seconds"] for line in logs], [0.9, 0.1])
+    if slow > _DRIFT * fast:
+        yield f"{path}: the reference takes {fast:.3f} to {slow:.3f} core-seconds: the speed of the machine changed"
+    seconds = reference_core_seconds(logs)
+    speeds = seconds[1:] / np.diff([line["step"] for line in logs])
+    if len(speeds) and speeds.min() < _SHORTEST * np.median(speeds):
+        yield f"{path}: an update takes {speeds.min():.4f} core-seconds, the median is {np.median(speeds):.4f}"
+    work = logs[-1]["flops"] / seconds.sum()
+    if work > _SPEED * reference.FLOPS / reference.CORE_SECONDS:
+        yield f"{path}: {work:.3g} FLOPs per reference core-second are more than a machine computes"
+    if seconds.sum() > budget.core_seconds:
+        yield f"{path}: {seconds.sum():,.1f} reference core-seconds exceed the budget of {budget.core_seconds:,.0f}"
+
+
+def reference_core_seconds(logs: Sequence[JsonObject]) -> np.ndarray:
+    """Computes the reference core-seconds until each log line since the line before, [lines]."""
+    used, timed = (np.array([line[name] for line in logs]) for name in ("core_seconds", "reference_seconds"))
+    return np.diff(used, prepend=0) * reference.CORE_SECONDS / timed
 
 
 def run_problems(seed: SeedResult, experiment: Experiment, run: str) -> Iterator[str]:
@@ -185,7 +190,7 @@ def replay_problems(folder: str, seed: SeedResult, experiment: Experiment, texts
         replayed = read_lines(os.path.join(scratch, "metrics.jsonl"))[0]
     if not math.isclose(replayed["loss"], logged["loss"], rel_tol=_REPLAY):
         yield f"seed {seed.seed}: a replay has the loss {replayed['loss']:.5f}, the first log line {logged['loss']:.5f}"
-    time, again = logged["core_seconds"] / seed.reference[0], replayed["core_seconds"] / reference.core_seconds()
+    (time,), (again,) = (reference_core_seconds([line]) for line in (logged, replayed))
     if again > _REPLAY_TIME * time:
         yield f"seed {seed.seed}: a replay takes {again / time:.2f} times as long as the log says"
 

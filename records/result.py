@@ -15,14 +15,13 @@ from pretrainax.studies.outcomes import Outcome, Outcomes
 FILE = "result.json"
 # Fields of metrics.jsonl that a record commits
 FIELDS = ("step", "split", "loss", "perplexity", "bits_per_token", "text_loss", "tokens", "flops", "step_seconds")
-FIELDS += ("core_seconds", "learning_rate", "gradient_norm")
+FIELDS += ("core_seconds", "reference_seconds", "learning_rate", "gradient_norm")
 
 
 class SeedResult(NamedTuple):
     """The result of the run of one seed."""
 
     seed: int
-    reference: Sequence[float]  # core-seconds of the reference computation before and after the run
     bits_per_byte: float
     changes: Sequence[float]  # influence of each held-out document, as in `Outcome.changes`
     metrics: str  # SHA-256 of metrics-SEED.jsonl

@@ -36,11 +36,11 @@ _SAVED = "core_seconds.json"  # in the folder of a run: {step of a checkpoint: c
 
 @dataclasses.dataclass
 class CoreSeconds(Callback):
-    """Logs the core-seconds of a run: the time that all threads of its processes computed.
+    """Logs the core-seconds of a run, the time that all threads of its processes computed, and of the reference.
 
     The clock starts after the first update of each process, which compiles, and it waits for the devices before each
-    log line and checkpoint. A resumed run continues with the value of its checkpoint, which a signal may have caused
-    between two log lines.
+    log line and checkpoint. The reference computation, once for each log line, does not count. A resumed run continues
+    with the value of its checkpoint, which a signal may have caused between two log lines.
     """
 
     workdir: str = ""
@@ -50,7 +50,7 @@ class CoreSeconds(Callback):
         path = os.path.join(self.workdir, _SAVED)
         self._saved = read_object(path) if os.path.exists(path) else {}
         self._before = self._saved[str(loop.step)] if loop.step else 0.0
-        self._started = None
+        self._started, self._time_reference = None, reference.timer()
 
     def on_step(self, loop, state, metrics):
         if self._started is None:
@@ -60,12 +60,19 @@ class CoreSeconds(Callback):
             loop.stop("a replay of the first log line")
 
     def log_metrics(self, loop, state):
-        jax.block_until_ready(state)
-        return {"core_seconds": self._before + (time.process_time() - self._started if self._started else 0.0)}
+        used, stopped = self._used(state), time.process_time()
+        times = {"core_seconds": used, "reference_seconds": self._time_reference()}
+        if self._started is not None:
+            self._started += time.process_time() - stopped
+        return times
 
     def on_save(self, loop, state, metrics):
-        self._saved[str(loop.step)] = self.log_metrics(loop, state)["core_seconds"]
+        self._saved[str(loop.step)] = self._used(state)
         write_atomically(os.path.join(self.workdir, _SAVED), json.dumps(self._saved))
+
+    def _used(self, state) -> float:
+        jax.block_until_ready(state)
+        return self._before + (0.0 if self._started is None else time.process_time() - self._started)
 
 
 def experiment_of(record: str, variant: str) -> Experiment:
@@ -79,17 +86,15 @@ def train_seed(experiment: Experiment, folder: str, seed: int, texts: str) -> in
     path = os.path.join(folder, _SCORE)
     if os.path.exists(path):
         return 0
-    before = reference.core_seconds()
     code = pretrainax.train(rules.prepared(experiment, texts, seed), folder, callbacks=[CoreSeconds(folder)])
     if code:
         return code
-    timed = [before, reference.core_seconds()]
     outcome = rules.measure(texts).outcomes(folder, experiment, MeasureContext())[0]
     lines = read_lines(os.path.join(folder, "metrics.jsonl"))
     kept = [json.dumps({name: line[name] for name in FIELDS if name in line}) + "\n" for line in lines]
     write_atomically(metrics_path(folder, seed), "".join(kept))
     digest = text.sha256(metrics_path(folder, seed))
-    write_atomically(path, json.dumps(SeedResult(seed, timed, outcome.value, outcome.changes.tolist(), digest)))
+    write_atomically(path, json.dumps(SeedResult(seed, outcome.value, outcome.changes.tolist(), digest)))
     return 0
 
 
