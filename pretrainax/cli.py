@@ -207,22 +207,6 @@ def overrides() -> tuple[str, ...]:
     return _CONFIG_PARSER.overridden
 
 
-def folder(flag: str, path: str) -> str:
-    """Creates an output folder and returns its path. Call it before slow work, so that a bad path fails early.
-
-    Args:
-      flag: name of the flag that sets the path, for the error message.
-
-    Raises:
-      UserError: the folder cannot be created.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"--{flag}={path} cannot be written: {e.strerror}") from e
-    return path
-
-
 def config_name() -> str:
     """Returns the config's name and variant: `t5_base-large` for t5_base:large, `dna-full` for dna/config.py:full."""
     file, variant = find_config(_CONFIG_PARSER.config_argument)

@@ -24,6 +24,7 @@ from pretrainax.data.inspection import check, page, terminal
 from pretrainax.data.inspection.row_view import TokenTexts, View, row_views
 from pretrainax.data.pipeline import phase_batches
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.files.outputs import output_file
 from pretrainax.files.paths import define_path
 from pretrainax.storage.places import with_urls
 
@@ -45,7 +46,7 @@ def main() -> int:
         return _check_widths(_WIDTHS.value)
     experiment = cli.experiment()
     if _HTML.value:
-        cli.folder("html", os.path.dirname(_HTML.value) or ".")
+        output_file("html", _HTML.value)
     prepared = prepare(experiment)  # may determine the number of steps
     if _AT.value > experiment.train.steps:
         raise UserError(f"--at={_AT.value} is after the last step: config.train.steps is {experiment.train.steps}")
@@ -74,7 +75,7 @@ def _check_widths(flag: Sequence[str]) -> int:
     if len(flag) < 2 or not all(word.isdecimal() and int(word) > 0 for word in flag):
         raise UserError(f"--widths={','.join(flag)} is not a list of at least two widths, such as 64,128,256")
     if _PICTURE.value:
-        cli.folder("picture", os.path.dirname(_PICTURE.value) or ".")
+        output_file("picture", _PICTURE.value)
     widths = sorted(map(int, flag))
     sizes = coordinates.measure(cli.experiment(files=False), widths)
     if cli.prints_json():

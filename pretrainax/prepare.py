@@ -13,6 +13,7 @@ need no file locks: they write different shards, and jobs that find no tokenizer
 from pretrainax.config import UserError
 from pretrainax.data.inspection.corpus_report import write_report
 from pretrainax.data.preparation.prepare import prepare, prepare_share
+from pretrainax.files.outputs import output_folder
 from pretrainax.files.paths import define_path
 
 
@@ -31,7 +32,7 @@ def main() -> None:
         if shard.value:
             print(prepare_share(experiment, *_parse_shard(shard.value)))
             return 0
-        directory = folder.value and cli.folder("report", folder.value)
+        directory = folder.value and output_folder("report", folder.value)
         prepared = prepare(experiment)
         print(write_report(prepared, directory) if directory else prepared.summary)
         return 0

@@ -14,6 +14,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError, load, phase_at, phases_of
+from pretrainax.files.outputs import output_file
 from pretrainax.files.paths import define_path
 from pretrainax.storage.places import local_path, with_urls
 
@@ -48,7 +49,7 @@ def main() -> None:
         experiment = phase_at(phases_of(cli.CONFIG.value), trace.steps[0] - 1).experiment
         print(f"{with_urls(path)}\n\n{report.report(trace, experiment, topology)}", end="")
         if picture_path.value:
-            cli.folder("picture", os.path.dirname(picture_path.value) or ".")
+            output_file("picture", picture_path.value)
             picture.draw(picture_path.value, trace, kernel_work(trace))
             print(f"\nwrote {picture_path.value}")
         return 0

@@ -20,6 +20,7 @@ from pretrainax import cli
 from pretrainax.config import UserError
 from pretrainax.config.metric import declared
 from pretrainax.files.json_files import JsonObject
+from pretrainax.files.outputs import output_folder
 from pretrainax.files.paths import define_path
 from pretrainax.reporting.run_lines import AXES
 from pretrainax.reporting.runs_table import Report, text
@@ -99,7 +100,7 @@ def _write(report: Report, output: str) -> int:
         print(visible(line))
     for note in report.notes:
         print(visible(note), file=sys.stderr)
-    cli.folder("output", os.path.dirname(output) or ".")
+    output_folder("output", os.path.dirname(output) or ".")
     picture, page = f"{output}.png", f"{output}.html"
     runs_plot.draw(picture, report)
     with open(picture, "rb") as f:

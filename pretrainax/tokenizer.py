@@ -19,6 +19,7 @@ from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
+from pretrainax.files.outputs import output_folder
 from pretrainax.files.paths import define_path
 from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import Tokenizer
@@ -102,7 +103,7 @@ def main() -> None:
     text = flags.DEFINE_string("text", None, "encode: text to tokenize; by default the text from stdin")
 
     def run(command: str) -> int:
-        to = target.value and cli.folder("to", target.value)
+        to = target.value and output_folder("to", target.value)
         if command == "train":
             print(train(cli.experiment(), to))
         elif command == "report":

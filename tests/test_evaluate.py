@@ -317,6 +317,9 @@ def test_mistakes_are_one_line_each(folder):
         ([f"{of_run}@3"], "checkpoint 3 of"),
         ([f"--from={folder}/empty", text], "is neither a run"),
         ([f"--from={folder}/none"], "none"),
+        # before the evaluation, so that no results are lost
+        ([of_run, f"--output={folder}/text"], f"--output={folder}/text is a folder, it must be a file"),
+        ([of_run, text, "--transcripts=/dev/null/x"], "--transcripts=/dev/null/x cannot be written: File exists"),
         (
             [f"--from={folder}/gpt2"],
             "is a Hugging Face directory, without a validation split: set a data source, such as --source=",

@@ -19,6 +19,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.evaluation.own_validation import validations
 from pretrainax.evaluation.text_scores import score_texts
 from pretrainax.files.json_files import JsonObject
+from pretrainax.files.outputs import output_file
 from pretrainax.files.paths import MODEL_NAMES, hub_name, is_url
 from pretrainax.inference.load import experiment_of
 from pretrainax.inference.predictions import task_in
@@ -94,6 +95,9 @@ class Evaluation:
 
     def run(self) -> int:
         self._check_flags()
+        for flag, path in (("output", self._output()), ("transcripts", self["transcripts"])):
+            if path:
+                output_file(flag, path)
         results = []
         for origin, origin_results in self._results():
             step = int(os.path.basename(origin.steps[0])) if len(origin.steps) == 1 else None
@@ -165,7 +169,7 @@ class Evaluation:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
         elif differences := [r for r in results if r.measure.endswith("_difference")]:
             print(visible(f"{results_table(differences)}\n"))
-        with uploaded_output(self["output"] or os.path.join(self._folder(), f"{self._file_stem()}.json")) as path:
+        with uploaded_output(self._output()) as path:
             print(visible(with_urls(write_results(path, results))))
             if self["every-checkpoint"]:
                 plot_path = f"{os.path.splitext(path)[0]}.png"
@@ -174,6 +178,9 @@ class Evaluation:
         if self["transcripts"]:
             with uploaded_output(self["transcripts"]) as path:
                 print(visible(with_urls(write_transcripts(path, self.transcripts))))
+
+    def _output(self) -> str:
+        return self["output"] or os.path.join(self._folder(), f"{self._file_stem()}.json")
 
     def _folder(self) -> str:
         """Returns the path of the folder for results.
