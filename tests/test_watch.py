@@ -91,6 +91,18 @@ def test_a_port_that_is_in_use_is_one_line(server):
         LiveServer(server.pages, server.server_port)
 
 
+@pytest.mark.parametrize(
+    "error, is_printed", [(BrokenPipeError, False), (ConnectionResetError, False), (KeyError, True)]
+)
+def test_a_browser_that_closes_its_connection_prints_nothing(capfd, error, is_printed):
+    def answer():
+        raise error
+
+    with running(LiveServer(Pages(answer, fail), 0)) as server, pytest.raises(http.client.RemoteDisconnected):
+        get(server, f"/{server.token}/")
+    assert ("Traceback" in capfd.readouterr().err) == is_printed
+
+
 def test_a_link_out_of_the_folder_is_refused(tmp_path):
     write_run(tmp_path / "runs" / "a", [1.0])
     folder = str(tmp_path / "runs")

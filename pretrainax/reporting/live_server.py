@@ -11,6 +11,7 @@ JavaScript of any web page that the user opens. Therefore:
 import hmac
 import http.server
 import secrets
+import sys
 import urllib.parse
 from collections.abc import Callable
 from typing import NamedTuple
@@ -55,6 +56,11 @@ class LiveServer(http.server.ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+
+    def handle_error(self, request, client_address) -> None:
+        """Prints the traceback of an error, unless a client closed its connection during the answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
