@@ -1,4 +1,8 @@
-"""The first record of the track encoder-decoder: the quickstart's T5, not tuned for this text."""
+"""The first record of the track encoder-decoder: the quickstart's T5.
+
+Pilot runs of about 200 core-seconds had 2.79 bits per byte of the tuning documents with this config, 2.80 with scaled
+logits, 2.82 with Muon and scaled logits, 2.85 with Muon and three layers, and 2.87 with Muon.
+"""
 
 from pretrainax.config import (
     CheckpointConfig,
@@ -14,7 +18,7 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.optim import AdamW, WarmupCosine
 from pretrainax.tokenization import Unigram
 
-STEPS = {"": 8000, "short": 60}  # an estimate; the budget was not measured
+STEPS = {"": 4300, "short": 60}  # an estimate from pilot runs
 
 
 def get_config(variant: str = "") -> Experiment:
