@@ -31,7 +31,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.studies.contrasts import compare
 from pretrainax.studies.outcomes import MeasureContext
 
-_DRIFT = 1.5  # largest ratio of the 90 % to the 10 % quantile of the reference times of a run
+_DRIFT = 2.0  # largest ratio of the 90 % to the 10 % quantile of the reference times of a run
 _SPEED = 1.5  # largest FLOPs per core-second of a run, relative to the reference, which is nearly all large products
 _SHORTEST = 0.5  # shortest time between two log lines, relative to the median
 _SCORE = 1e-3  # bits per byte; float32 sums in another order change a score by less than 1e-4

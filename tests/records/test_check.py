@@ -176,7 +176,7 @@ def test_a_run_beyond_the_budget_is_found(modules, record):
 
 def test_a_machine_whose_speed_changes_is_found(modules, record):
     steps = modules.check.experiment_of(str(record), "full").train.steps
-    edit(modules, record, reference_seconds=lambda t, step: t if step < steps / 2 else 2 * t)
+    edit(modules, record, reference_seconds=lambda t, step: t if step < steps / 2 else 2.5 * t)
     assert any("speed of the machine changed" in problem for problem in problems(modules, record))
 
 
