@@ -37,7 +37,7 @@ on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --w
 
 folder=FOLDER # a new folder, which nobody else can write to
 [[ $dry ]] || { folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT; }
-GLOBIGNORE=.git:.venv*:runs # leaves these out of *; an --exclude of tar would also match pretrainax/runs
+GLOBIGNORE=.git:.venv*:.*_cache:build:runs # leaves these out of *; an --exclude of tar would also match pretrainax/runs
 run tar -czf "$folder/pretrainax.tgz" -- *
 run gcloud compute tpus tpu-vm scp "$folder/pretrainax.tgz" "$name:" --zone="$zone" --worker=all
 # The images of TPU VMs have Ubuntu 22.04 with Python 3.10, which is too old; uv provides a newer one.

@@ -94,7 +94,14 @@ def test_a_tpu_vm_starts_again_what_may_end_otherwise(code, starts, tmp_path):
 
 def test_a_tpu_vm_receives_the_package_without_environments_and_the_users_runs(tmp_path):
     files = ["launch/tpu_vm.sh", "pretrainax/runs/train.py", ".gitignore"]
-    for name in [*files, "runs/a/config.json", ".git/HEAD", ".venv/pyvenv.cfg", ".venv-3.13/pyvenv.cfg"]:
+    for name in [
+        *files,
+        "runs/a/config.json",
+        ".git/HEAD",
+        ".venv/pyvenv.cfg",
+        ".venv-3.13/pyvenv.cfg",
+        ".pytest_cache/x",
+    ]:
         (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "here" / name).write_bytes((LAUNCH / "tpu_vm.sh").read_bytes())
     (tmp_path / "gcloud").write_text('#!/usr/bin/env bash\n[[ $4 == ssh ]] || tar -tzf "$5" | grep -v /$\n')
