@@ -92,6 +92,15 @@ def problems(modules, folder):
 # --- honest records
 
 
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in (ROOT / "records").glob("*/result.json")))
+def test_a_published_record_passes_and_the_table_has_its_score(modules, name):
+    folder = ROOT / "records" / name
+    assert not problems(modules, folder)
+    scores = [seed.bits_per_byte for seed in modules.result.read_result(str(folder)).seeds]
+    row = f"({name}/config.py) | {np.mean(scores):.4f} ± {np.std(scores, ddof=1):.4f} (standard deviation)"
+    assert row in (ROOT / "records" / "README.md").read_text()
+
+
 def test_an_improvement_is_accepted(modules, record, tmp_path, monkeypatch, capsys):
     write_record(modules, tmp_path / "two", mean=2.0)
     assert problems(modules, record) == []
