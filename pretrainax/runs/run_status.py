@@ -70,8 +70,8 @@ def _state(run: RunLines, folder: str, is_complete: bool) -> str:
     if is_complete and _changed(folder, "config.json") <= _changed(folder, GOODPUT_FILE):
         return "complete"
     silent = time.time() - max(_changed(folder, METRICS_FILE), _changed(folder, "config.json"))
-    *_, before, last = 0, 0, *(line["step"] for line in run.lines if line["split"] == "train")
-    log_seconds = (run.last("train", "step_seconds") or 0.0) * (last - before)
+    steps = [0, *(line["step"] for line in run.lines if line["split"] == "train")][-2:]
+    log_seconds = (run.last("train", "step_seconds") or 0.0) * (steps[-1] - steps[0])
     return "running" if silent < max(_SILENT_SECONDS, _SILENT_LOGS * log_seconds) else f"no line for {elapsed(silent)}"
 
 

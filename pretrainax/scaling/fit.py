@@ -146,8 +146,9 @@ def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
 def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric) -> Fit:
     """Fits the law to runs, with a term for repeated text if the runs determine it.
 
-    If a law of all runs has the wrong form, the first of `law_checks.smaller_windows` with a law of the right form is
-    used, and the other runs are left out. Without such a window, the result is the law of all runs, as unidentified.
+    If the law of all runs has the wrong form, fits the law to the first of `law_checks.smaller_windows` where it has
+    the right form, and leaves out the other runs. If there is no such window, returns the law of all runs as
+    unidentified.
 
     Args:
       source: where the runs are; other arguments as in `law_fit.fit`.
