@@ -63,6 +63,24 @@ def test_slurm_numbers_the_processes_of_all_nodes_and_gives_each_its_gpu(tmp_pat
     assert out.returncode == 2 and "one process for each, set --ntasks-per-node=2" in out.stderr
 
 
+@pytest.mark.parametrize(
+    "code, state, restarts, requeues",
+    [(75, "RUNNING", 0, 1), (1, "RUNNING", 9, 1), (75, "CANCELLED", 0, 0), (75, "COMPLETING", 0, 0), (75, "", 0, 1)]
+    + [(2, "RUNNING", 0, 0), (0, "RUNNING", 0, 0), (1, "RUNNING", 10, 0)],
+)
+def test_slurm_requeues_what_may_end_otherwise_and_nothing_that_scancel_stopped(
+    code, state, restarts, requeues, tmp_path
+):
+    stubs = {"scontrol": "echo $1", "srun": f"exit {code}", "squeue": f"echo {state}"}
+    for name, text in stubs.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_NTASKS_PER_NODE": "2"}
+    slurm |= {"SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_RESTART_COUNT": str(restarts)}
+    out = run("bash", "launch/slurm.sbatch", *RUN, **slurm, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert out.returncode == code and out.stdout.splitlines().count("requeue") == requeues, out.stderr
+
+
 def test_slurm_is_not_run_without_sbatch():
     out = run("bash", "launch/slurm.sbatch", *RUN, SLURM_JOB_ID="")
     assert out.returncode == 2 and "sbatch" in out.stderr

@@ -4,7 +4,7 @@ Other packages define the subclasses, which implement the alternatives. These ba
 the types of field values without importing the implementations, and therefore without JAX or NumPy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Optional
 
 from pretrainax.config.choice import Choice
@@ -22,6 +22,10 @@ Use = Literal["generation", "distillation", "virtual tokens", "sequence parallel
 
 class TokenizerConfig(Choice):
     """Trains or loads a tokenizer; pretrainax.tokenization has the subclasses."""
+
+    def vocabulary_problems(self, experiment: "Experiment") -> Iterator[str]:
+        """Yields an error message for each objective that needs special tokens which a trained tokenizer will lack."""
+        yield from ()
 
 
 class Source(Choice):

@@ -60,7 +60,8 @@ class Phase(Choice):
     sequence_length: Optional[int] = None
     global_batch_size: Optional[int] = None  # examples per update
     accumulate: Optional[int] = None  # microbatches per update
-    learning_rate: Optional[float] = None  # peak of the schedule
+    # peak of the schedule; multiplies adam_learning_rate, the second rate of some optimizers, by the same factor
+    learning_rate: Optional[float] = None
     dropout_rate: Optional[float] = None  # dropout of the output of each sublayer, not of attention weights
     attention_dropout_rate: Optional[float] = None  # dropout of attention weights
     theta: Optional[float] = None  # base of the rotary positions
@@ -250,6 +251,10 @@ def _phase_config(run: "Experiment", i: int) -> "Experiment":
         if name == "weights":
             for field, default in _RESET_WITH_WEIGHTS.items():
                 plain = _replace_field(plain, f"data.source.{field}", default)
+    adam_rate = getattr(run.optimizer, "adam_learning_rate", None)
+    if phase.learning_rate is not None and adam_rate is not None:
+        factor = phase.learning_rate / run.optimizer.learning_rate
+        plain = _replace_field(plain, "optimizer.adam_learning_rate", adam_rate * factor)
     if phase.source is not None:
         plain.data.source = copy.copy(plain.data.source)
         vars(plain.data.source)["config_path"] = f"config.phases[{i}].source"  # the path in error messages

@@ -102,7 +102,7 @@ def complete(experiment: Experiment) -> None:
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
     problems = list(type_problems(e)) or list(_problems_of_values(e, files)) or list(e.objective.validation_problems(e))
-    yield from problems or _phase_problems(e, files)
+    yield from problems or list(e.tokenizer.vocabulary_problems(e)) or _phase_problems(e, files)
 
 
 def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
@@ -129,7 +129,8 @@ def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
     problems = list(problems_of_phases(e))
     yield from problems
     for phase in phases_of(e) if e.phases and not problems else ():
-        for line in _problems_of_values(phase.experiment, files):
+        lines = list(_problems_of_values(phase.experiment, files))
+        for line in lines or e.tokenizer.vocabulary_problems(phase.experiment):
             yield f"phase {phase.number} of config.phases ({phase.changes or 'as the config says'}): {line}"
 
 

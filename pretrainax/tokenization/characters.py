@@ -57,6 +57,7 @@ class Characters(TokenizerConfig):
 
     kind = CharacterTokenizer
     train_bytes = None
+    specials = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 
     def build(self, texts: Iterator[str]) -> Tokenizer:
         characters = set()
@@ -67,6 +68,6 @@ class Characters(TokenizerConfig):
         return self._read(json.dumps(sorted(characters)).encode())
 
     def _read(self, model: bytes) -> Tokenizer:
-        pieces = {0: "<pad>", 1: "</s>", 2: "<unk>"}
+        pieces = dict(enumerate(self.specials.values()))
         vocabulary = Vocabulary(len(pieces) + len(json.loads(model)), pad=0, eos=1, unk=2)
         return CharacterTokenizer(model, vocabulary, pieces)

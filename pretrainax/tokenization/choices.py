@@ -1,5 +1,6 @@
 """Defines the base class of tokenizer configs, which train a tokenizer on text or load a saved tokenizer."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
@@ -8,7 +9,7 @@ from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.files.paths import is_hub, is_url
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import local_path
-from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
+from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
@@ -28,6 +29,9 @@ class TokenizerConfig(kinds.TokenizerConfig):
     kind: ClassVar[type[Tokenizer]]  # class of the tokenizer that the config trains or loads
     path: Optional[str]  # a saved tokenizer to load; None: trains a tokenizer
     train_bytes: Optional[int]  # number of bytes of text for `build`; None: all text
+    # Vocabulary field -> special piece of a trained tokenizer, in the order of the ids; empty: unknown before training
+    specials: Mapping[str, str] = {}
+    num_sentinels: int = 0
 
     @property
     def size(self) -> Optional[int]:
@@ -75,6 +79,19 @@ class TokenizerConfig(kinds.TokenizerConfig):
                 f"config.model.vocab_size is {embedding_rows}, but the tokenizer will have {self.size} ids: "
                 "increase it, or decrease config.tokenizer.vocab_size"
             )
+
+    def vocabulary_problems(self, experiment):
+        if self.path is not None or not self.specials:
+            return
+        ids = {field: i for i, field in enumerate(self.specials)}
+        sentinels = tuple(len(ids) + i for i in range(self.num_sentinels))
+        vocabulary = dataclasses.replace(Vocabulary(self.size or len(ids)), sentinels=sentinels, **ids)
+        for objective in (experiment.objective, experiment.evaluate.objective):
+            try:
+                if objective is not None:
+                    objective.check_vocabulary(vocabulary, experiment.data.sequence_length)
+            except UserError as error:
+                yield str(error)
 
     def _read(self, model: bytes) -> Tokenizer:
         """Builds the tokenizer from the content of its model file."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
 import numpy as np
@@ -126,9 +126,8 @@ class _Subword(TokenizerConfig):
     """Base class of the configs that train a tokenizer with the `tokenizers` library."""
 
     kind = SubwordTokenizer
-    specials: dict[str, str]  # Vocabulary field -> special piece
+    specials: Mapping[str, str]
     hint: ClassVar[str] = ""  # end of the error message for missing special pieces
-    num_sentinels: int = 0
 
     @property
     def size(self) -> int:

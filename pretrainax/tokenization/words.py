@@ -63,6 +63,7 @@ class Words(TokenizerConfig):
     train_bytes: Optional[int] = 1_000_000_000  # bytes of text for the word counts; None: all text
 
     kind = WordTokenizer
+    specials = _SPECIALS
 
     @property
     def size(self) -> int:

@@ -29,10 +29,17 @@ from pretrainax.config import (
     validation,
 )
 from pretrainax.config.validation import complete
-from pretrainax.data.objectives import Objective, ObjectiveMixture, ReplacedTokenDetection
+from pretrainax.data.objectives import (
+    FillInTheMiddle,
+    MaskedLM,
+    Objective,
+    ObjectiveMixture,
+    ReplacedTokenDetection,
+    SpanCorruption,
+)
 from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
 from pretrainax.tasks import TokenClassification
-from pretrainax.tokenization import Unigram
+from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece, Words
 from tests.support import tiny
 
 
@@ -406,6 +413,38 @@ def test_validate_collects_every_problem():
     experiment.train.steps, experiment.model.norm = 0, "batch"
     with pytest.raises(UserError, match="config.model.norm is 'batch'.*config.train.steps is 0"):
         validation.validate(experiment)
+
+
+@pytest.mark.parametrize(
+    "tokenizer, objective, problem",
+    [
+        (ByteBPE(512), MaskedLM(), "no mask and no cls and no sep token, MaskedLM needs"),
+        (Characters(), MaskedLM(), "no mask and no cls and no sep token, MaskedLM needs"),
+        (Words(512), SpanCorruption(), "no pad token, SpanCorruption needs eos, pad"),
+        (Unigram(512, num_sentinels=1), SpanCorruption(), "the tokenizer has 1 sentinels, rows of .* have 2 spans"),
+        (BPE(512, special_pieces="albert"), SpanCorruption(), "no eos token, SpanCorruption needs eos, pad"),
+        (WordPiece(512), FillInTheMiddle(), "the tokenizer has 0 sentinels, FillInTheMiddle needs 3"),
+    ],
+)
+def test_special_tokens_that_a_tokenizer_will_lack_are_found_before_its_training(tokenizer, objective, problem):
+    experiment = tiny.get_config({MaskedLM: "bert", SpanCorruption: "t5"}.get(type(objective), "gpt"))
+    experiment.tokenizer, experiment.objective = tokenizer, objective
+    with pytest.raises(UserError, match=problem):
+        validation.validate(experiment, files=False)
+    experiment.tokenizer.path = "a saved tokenizer may have other special tokens"
+    validation.validate(experiment, files=False)
+
+
+def test_special_tokens_for_a_phase_or_the_validation_are_checked_too():
+    experiment = tiny.get_config("gpt")
+    experiment.phases = (config_lib.Phase(share=0.5), config_lib.Phase(objective=FillInTheMiddle()))
+    with pytest.raises(UserError, match="phase 2 of config.phases .*: the tokenizer has 0 sentinels"):
+        validation.validate(experiment, files=False)
+    experiment.phases, experiment.evaluate.objective = (), FillInTheMiddle()
+    with pytest.raises(UserError, match="^the tokenizer has 0 sentinels, FillInTheMiddle needs 3"):
+        validation.validate(experiment, files=False)
+    experiment.tokenizer.num_sentinels = 3
+    validation.validate(experiment, files=False)
 
 
 def test_every_field_of_a_run_has_a_default_in_its_dataclass():

@@ -19,6 +19,7 @@ from pretrainax.config.overrides import set_field
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import CausalLM, MaskedLM
 from pretrainax.data.sources import PythonDocs, SourceMixture
+from pretrainax.optim import Muon
 from pretrainax.scaling.small import SIZES, scale_down
 from tests.support import tiny
 
@@ -41,6 +42,16 @@ def test_a_run_without_phases_is_one_phase_and_the_very_same_config():
     (only,) = phases_of(experiment)
     assert (only.number, only.start, only.stop, only.changes) == (1, 0, 40, "")
     assert only.experiment is experiment and config_at_checkpoint(experiment, [3]) is experiment
+
+
+def test_a_phase_changes_both_learning_rates_of_muon_by_the_same_factor():
+    experiment = make(Phase(share=0.5), Phase(learning_rate=0.01))
+    experiment.optimizer = Muon(learning_rate=0.04, adam_learning_rate=0.02)
+    first, last = (part.experiment.optimizer for part in phases_of(experiment))
+    assert first == experiment.optimizer == Muon(learning_rate=0.04, adam_learning_rate=0.02)
+    assert last == Muon(learning_rate=0.01, adam_learning_rate=0.005)
+    experiment.optimizer = Muon(learning_rate=0.04, adam_learning_rate=None)  # learning_rate is both
+    assert phases_of(experiment)[1].experiment.optimizer == Muon(learning_rate=0.01, adam_learning_rate=None)
 
 
 def test_each_field_of_a_phase_is_one_of_the_config_which_stays_as_it_is():

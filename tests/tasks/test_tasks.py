@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import sklearn.metrics
 
 from pretrainax.config import Classify, UserError
 from pretrainax.config.validation import validate
@@ -198,6 +199,14 @@ def test_a_validation_with_a_single_class_has_no_warning(recwarn):
     task = Classification(labels=("no", "yes"))
     found = task.metrics(np.array([[0.0, 2.0], [0.0, 1.0]]), [{"label": 1}, {"label": 1}])
     assert found["accuracy"] == 1.0 and found["matthews"] == 0.0 and not recwarn.list
+
+
+def test_macro_f1_omits_absent_classes_as_scikit_learn_does():
+    task, rng = Classification(labels=tuple("abcde")), np.random.default_rng(0)
+    truth, said = rng.choice([0, 2, 3], 50), rng.choice([0, 2], 50)  # a record has class 3; nothing has 1 or 4
+    found = task.metrics(np.eye(5)[said], [{"label": label} for label in truth.tolist()])
+    expected = sklearn.metrics.f1_score(truth, said, average="macro", zero_division=0.0)
+    assert found["macro_f1"] == found["f1"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_figures_of_classes():
