@@ -103,6 +103,10 @@ def _define_options() -> dict[str, flags.FlagHolder]:
 
 
 _EARLY_STOPPING = {"true": True, "false": False, "never": "never"}  # flag -> value
+_EARLY_ENDS = {  # `Generated.ended` -> the reason to print
+    "context": "the context of the model is full",
+    "blocked": "the flags allow no further token",
+}
 
 
 class Generation:
@@ -220,11 +224,8 @@ class Generation:
                 _print(f"{score}{prompts[sample.prompt]}{'' if is_decoder else ' ⟶ '}{sample.text}\n")
             if self["log_probs"]:
                 self._print_tokens(model, sample)
-            if sample.ended == "context":
-                print(
-                    f"prompt {sample.prompt + 1}: the text ends here, because the context of the model is full",
-                    file=sys.stderr,
-                )
+            if reason := _EARLY_ENDS.get(sample.ended):
+                print(f"prompt {sample.prompt + 1}: the text ends here, because {reason}", file=sys.stderr)
 
     def _print_tokens(self, model: "LanguageModel", sample: "Generated") -> None:
         for i, log_prob in zip(sample.ids, sample.log_probs, strict=True):

@@ -32,7 +32,7 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.param_paths import PyTree
 
-Ended = Literal["eos", "stop", "length", "context"]
+Ended = Literal["eos", "stop", "length", "context", "blocked"]
 OnText = Callable[[int, str], None]  # called with the index of a prompt and the new text
 
 _CHUNK = 64  # tokens per chunk
@@ -50,8 +50,10 @@ class Generated:
     text: str  # without the prompt, the end token, the stop string and, in an encoder-decoder, <s> or [CLS] … [SEP]
     ids: tuple[int, ...]  # all generated ids, including the end token or the stop string
     log_probs: tuple[float, ...]  # log-probability of each id in nats, from the unprocessed logits of the model
-    ended: Ended  # eos: end token; stop: stop string; length: max_new_tokens; context: maximum length of the model
-    score: Optional[float] = None  # score in beam search; None: no beam search
+    # eos: end token; stop: stop string; length: max_new_tokens; context: maximum length of the model; blocked: the
+    # options allowed no further token or, in beam search, no text
+    ended: Ended
+    score: Optional[float] = None  # score in beam search; None: no beam search, or no text
 
 
 @dataclasses.dataclass
@@ -239,11 +241,11 @@ class _Job:
         for index in range(len(self.prompts)):
             for rank in range(sampling.num_return):
                 length = int(finished.lengths[index, rank])
-                if length == 0:
+                if length == 0 and rank > 0:
                     continue  # the constraints allow fewer sequences than num_return
                 text = _Text(self, index, on_text if rank == 0 else None)
                 text.read(finished.tokens[index, rank, :length].tolist(), True)
-                score = float(finished.scores[index, rank])
+                score = float(finished.scores[index, rank]) if length else None
                 texts.append(
                     text.generated(np.asarray(finished.log_probs[index, rank]), int(self.limits[index]), score)
                 )
@@ -297,7 +299,9 @@ class _Text:
         ended: Ended = "context" if limit < job.max_lengths[self.number - job.first] else "length"
         if self.stopped:
             ended = "stop"
-        elif len(self.ids) < limit or self.ids[-1] in job.ends and not job.sampling.forced_eos_token_id:
+        elif len(self.ids) < limit:
+            ended = "eos" if self.ids and self.ids[-1] in job.ends else "blocked"
+        elif self.ids[-1] in job.ends and not job.sampling.forced_eos_token_id:
             ended = "eos"
         ids_log_probs = tuple(log_probs[: len(self.ids)].tolist())
         return Generated(self.number, self.text, tuple(self.ids), ids_log_probs, ended, score)

@@ -18,7 +18,7 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.optim import AdamW, WarmupCosine
 from pretrainax.tokenization import Unigram
 
-STEPS = {"": 4300, "short": 60}  # an estimate from pilot runs
+STEPS = {"": 4800, "short": 60}  # an estimate from pilot runs
 
 
 def get_config(variant: str = "") -> Experiment:

@@ -101,6 +101,18 @@ def test_a_text_of_bart_omits_the_tokens_around_its_target():
     assert text.ids == (bos,) * 3 and text.text == ""
 
 
+@pytest.mark.parametrize("beams, blocked", [(1, "c"), (2, "")])  # beam search finds no text that ends
+def test_a_text_without_an_allowed_token_is_blocked(alphabet, beams, blocked):
+    eos, options = alphabet.tokenizer.vocabulary.eos, {"max_new_tokens": 5, "num_beams": beams}
+    sampling = Sampling(
+        **options, allowed_tokens=("c", "d"), banned_tokens=(eos,), banned_strings=("cd", "dc", "dd", "cc")
+    )
+    (text,) = generate(alphabet, ["ab"], sampling)
+    assert (text.text, text.ended, text.score) == (blocked, "blocked", None)
+    (text,) = generate(alphabet, ["ab"], Sampling(**options, allowed_tokens=("c",), banned_strings=("cc",)))
+    assert (text.text, text.ended) == ("c", "eos")  # the end token is always allowed
+
+
 def test_lengths_count_the_prompt_where_they_are_asked_to(alphabet):
     def texts(**options):
         return [(x.text, x.ended) for x in generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=9, **options))]
