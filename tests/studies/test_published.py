@@ -145,6 +145,8 @@ def test_the_grid_on_little_text_is_of_its_runs():
         return sum(losses) / 4
 
     planned, best = mean(1.0, None, None), mean(1.0, 0.1, 0.0)
+    guide = " ".join((DOCS / "how-to" / "choose-a-size.md").read_text().split())
+    assert f"the planned run was {planned - best:.3f} nats above that of the best of 27 other runs" in guide
     assert f"the planned run has {planned:.3f}. It is {planned - best:.3f} nats above the best" in " ".join(
         page.split()
     )
@@ -154,7 +156,8 @@ def test_the_grid_on_little_text_is_of_its_runs():
 def test_the_score_of_a_ladder_is_of_its_report(family):
     score = report(f"ladder-{family.lower()}")["score"]
     _, _, predicted, measured = cells((DOCS / "studies" / "index.md").read_text(), f"A ladder of a {family}")
-    assert score["prediction_sha256"][:8] == predicted[0].partition("`")[2][:8]
+    first, last = re.search(r"`(\w{8})…(\w+)`", predicted[0]).groups()
+    assert score["prediction_sha256"].startswith(first) and score["prediction_sha256"].endswith(last)
     found = [*re.findall(r"\d+\.\d+", predicted[1]), *re.findall(r"-?\d+\.\d+", measured[1])]
     exact = [score["predicted"], *score["interval"], score["measured"], 100 * score["error"]]
     assert len(found) == 5 and all(same(a, b) for a, b in zip(found, exact, strict=True)), (found, exact)
