@@ -10,7 +10,7 @@ Imports and exports never load the whole model into memory. RUN selects the para
     RUN           the newest checkpoint of a run
     RUN@2000      step 2000; equivalent to --step=2000
     RUN@best      the best checkpoint
-    RUN@average   the mean of all saved checkpoints; RUN@average5: of the newest 5
+    RUN@average   the mean of the last checkpoints; RUN@average5: of the newest 5
     RUN@ema       the moving average of the parameters
     RUN@trained   the trained parameters
 

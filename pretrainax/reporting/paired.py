@@ -118,10 +118,10 @@ def _reason(metric: str, labels: Sequence[str], closest: Difference, values: Seq
       labels, values: of the leader and of the setting that is closest to it.
     """
     if closest.seeds < 2:
-        sizes = " and ".join(f"{count} distinguish {_visible(count):.1f}" for count in _WITHOUT_SEEDS)
+        sizes = ", and ".join(f"{_visible(count):.1f} with {count} seeds" for count in _WITHOUT_SEEDS)
         return (
             f"{labels[0]} and {labels[1]} share {'one seed' if closest.seeds else 'no seed'}, a verdict takes at least "
-            f"two; of the standard deviation over seeds, {sizes}"
+            f"two; the smallest visible difference, in standard deviations over seeds, is {sizes}"
         )
     difference = f"{closest.text(metric)} over {closest.seeds} seeds"
     if closest.is_distinguishable:

@@ -19,7 +19,8 @@ The metric is the sum of the bits divided by the UTF-8 bytes of the original spa
   unknown  A word that contains the tokenizer's unk id adds 8 bits for each of its bytes.
 
 These terms include all information that is needed to encode the ids. No model gets information about the span for free.
-Over many spans, no model can have a cost below the entropy of the text. The metric has three limitations:
+Over many spans, no model can have a cost below the entropy of the spans, given the context that it reads. The metric
+has three limitations:
 
 - The metric is an upper bound of the cost of the text. Many id sequences decode to the same span, but the metric counts
   only the sequence that the tokenizer returns. The left context, the span and the right context are tokenized

@@ -152,6 +152,27 @@ def test_the_grid_on_little_text_is_of_its_runs():
     )
 
 
+def test_the_tables_of_transfer_are_of_their_runs():
+    runs = {
+        (r["family"], r["width"], r["depth"], "transferred" if r["transferred"] else "standard", r["rate"]): r["loss"]
+        for r in report("transfer")
+    }
+    columns, found = [], 0
+    for row in cells((DOCS / "studies" / "index.md").read_text(), "Transfer of learning rates"):
+        columns = row if "width" in row else columns
+        size = {"family": "GPT", "layers": "2"} | dict(zip(columns, row, strict=True))
+        for column, loss in zip(columns[2:], row[2:], strict=True):
+            if re.fullmatch(NUMBER, loss):
+                kind, _, rate = column.partition(", ")
+                of = size["family"].lower(), int(size["width"]), int(size["layers"]), kind, float(rate)
+                assert same(loss, runs[of])
+                found += 1
+    assert found == 49
+    guide = " ".join((DOCS / "how-to" / "transfer.md").read_text().split())
+    assert f"of {runs['gpt', 128, 2, 'transferred', 0.004]:.3f} with 8" in guide
+    assert f"at the best rate was {runs['gpt', 128, 2, 'standard', 0.004]:.3f}" in guide
+
+
 @pytest.mark.parametrize("family", ["GPT", "BERT", "T5"])
 def test_the_score_of_a_ladder_is_of_its_report(family):
     score = report(f"ladder-{family.lower()}")["score"]
