@@ -3,6 +3,7 @@
 import codecs
 import concurrent.futures
 import contextlib
+import functools
 import glob
 import gzip
 import hashlib
@@ -48,7 +49,8 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     """Returns the sorted paths of the files in `source.path` (split "train") or `source.valid_path` (other splits).
 
     The field may be a file, a folder or a glob. A folder selects all files in it and its subfolders whose name ends in
-    one of `endings`. If some files of a folder or glob are also in `source.valid_path`, they are not training files.
+    one of `endings`. If some files of a folder or glob are also in `source.valid_path`, they are not training files. A
+    file that a glob or links to folders reach by several paths is returned once.
 
     Raises:
       UserError: no file matches the field.
@@ -60,7 +62,9 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
         pattern = os.path.join(glob.escape(path), "**", "*")
     elif os.path.exists(path):
         return [path]
-    matches = [f for f in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(f)]
+    real_folder = functools.cache(os.path.realpath)
+    found = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)), reverse=True)
+    matches = sorted({(real_folder(os.path.dirname(f)), os.path.basename(f)): f for f in found}.values())
     if pattern != path:
         matches = [f for f in matches if f.endswith(endings)]
     if not matches:

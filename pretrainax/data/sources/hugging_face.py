@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -62,6 +63,12 @@ class HuggingFace(RecordSets, Source):
                 return f.read()
         data_files = builder.config.data_files or {}
         names = {str(split): list(map(str, names)) for split, names in data_files.items()}
+        counts = collections.Counter(itertools.chain(*names.values()))
+        if self.data_files and (repeated := [name for name, count in counts.items() if count > 1]):
+            raise UserError(
+                f"{self.config_path}.data_files and valid_data_files select {repeated[0]} {counts[repeated[0]]} times, "
+                "it must be once: name the files, or use patterns that do not overlap"
+            )
         contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
         remote = {split: [n for n in names[split] if not os.path.exists(n)] for split in names}
         settings = {

@@ -46,6 +46,16 @@ def test_files_for_validation_are_no_training_files(tmp_path, path, valid_path):
     assert (texts(source, "train"), texts(source, "valid")) == (["train"], ["valid"])
 
 
+@pytest.mark.parametrize("path", ["**/en/**/*.txt", ""])
+def test_file_that_several_paths_reach_is_read_once(tmp_path, path):
+    (tmp_path / "en" / "en").mkdir(parents=True)
+    for folder in ("en", "en/en"):
+        (tmp_path / folder / "a.txt").write_text(folder)
+    (tmp_path / "en" / "loop").symlink_to(tmp_path)
+    source = TextFiles(str(tmp_path / path), valid_path=str(tmp_path / "en" / "en" / "a.txt"))
+    assert texts(source, "train") == ["en"]
+
+
 def test_text_folder_is_read_in_depth_and_order(tmp_path):
     (tmp_path / "z").mkdir()
     for name in ("b.txt", "a.txt", "z/c.txt", "notes.md"):

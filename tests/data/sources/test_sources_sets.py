@@ -202,6 +202,18 @@ def test_hugging_face_files_for_validation(tmp_path, streaming):
     assert (texts(source, "train"), texts(source, "valid")) == (["a"], ["b"])
 
 
+@pytest.mark.parametrize(
+    "data_files, valid_data_files",
+    [(("*.jsonl", "a.*"), ()), (("*.jsonl",), ("a.jsonl",)), (("b.jsonl",), ("a*", "a*"))],
+)
+def test_hugging_face_file_that_two_patterns_select_is_an_error(tmp_path, data_files, valid_data_files):
+    for name in ("a", "b"):
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": name}])
+    source = HuggingFace(str(tmp_path), data_files=data_files, valid_data_files=valid_data_files)
+    with pytest.raises(UserError, match=r"data_files and valid_data_files select .*/a\.jsonl 2 times, it must be once"):
+        source.fingerprint()
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hugging_face_gives_pairs_in_a_field_of_a_field(tmp_path, streaming):
     path = write_lines(tmp_path / "a.jsonl", [{"translation": {"en": "a", "de": "x"}}] * 3)
