@@ -60,6 +60,8 @@ def test_alpacas_fields_are_a_conversation_of_one_turn():
     assert read.texts == ("Say\n\nit", "rains") and read.note["roles"] == ["user", "assistant"]
     for record in ({"instruction": "Say", "input": "", "output": "rains"}, {"instruction": "Say", "output": "rains"}):
         assert task.read(record).texts == ("Say", "rains")
+    nested = adapted(messages_field=None, input_field="task.input")
+    assert nested.read({"instruction": "Say", "task": {"input": "it"}, "output": "rains"}).texts == read.texts
     assert task.fields == ("instruction", "input", "output") and adapted().fields == ("messages",)
 
 

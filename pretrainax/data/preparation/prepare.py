@@ -257,7 +257,7 @@ def _open_corpus(split: str, recipe: Recipe, workers: Workers, task_runner: Task
                     report(f"the index of {directory} is damaged and will be rebuilt")
                 workers.worked = True
                 count = _tokenize_split(split, recipe, task_runner, report)
-                if recipe.drops:
+                if recipe.drops and count:
                     _drop_duplicates(split, recipe, count, workers, report)
                 shards.write_index(directory, count, recipe.vocabulary_size, fingerprint, recipe.parts)
     if recipe.drops:

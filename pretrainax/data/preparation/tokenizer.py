@@ -26,7 +26,7 @@ from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
 _CHECKSUM_FILE = "checksums.json"  # file with the checksums of all other files in a tokenizer's folder
-_MAX_SAMPLED_SHARDS = 256  # maximum number of shards per component from which text is sampled
+_MAX_SAMPLED_SHARDS = 256  # maximum number of shards per component from which text is sampled, unless they are short
 
 
 def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print_progress) -> Tokenizer:
@@ -39,8 +39,7 @@ def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = pr
 def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
     """Samples about `limit` bytes of text from a split, as a list of strings.
 
-    Components contribute in proportion to their mixture weights. Each sampled shard of a component contributes the same
-    number of bytes.
+    Components contribute in proportion to their mixture weights.
     """
     with open_cache(experiment.data) as (_, workers):
         return list(sample_texts(_sampled_source(experiment), limit, workers, split))
@@ -152,9 +151,9 @@ def component_weights(source: Source) -> np.ndarray:
 def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
     """Samples about `limit` bytes of text from a split, or returns all of its text if `limit` is None.
 
-    Components contribute in proportion to their mixture weights. Each sampled shard of a component contributes the same
-    number of bytes. If the training split is empty and the source can hold out a document, the text comes from the
-    validation split, which data preparation later replaces with a held-out document.
+    Components contribute in proportion to their mixture weights. If the training split is empty and the source can hold
+    out a document, the text comes from the validation split, which data preparation later replaces with a held-out
+    document.
 
     Raises:
       UserError: there is no text, and `limit` is not None.
@@ -182,28 +181,37 @@ def _read_texts(source: Source, limit: Optional[int], workers: Workers, split: s
             for document in component.read(shard, collections.Counter())
         )
         return (piece for document in documents for text in texts_of(document) for piece in shards.split_text(text))
-    tasks = []
-    for component, weight in zip(components, component_weights(source), strict=True):
-        sampled_shards = component.shards(split)
-        sampled_shards = sampled_shards[:: -(-len(sampled_shards) // _MAX_SAMPLED_SHARDS) or 1]
-        bytes_per_shard = int(np.ceil(limit * weight / max(len(sampled_shards), 1)))
-        tasks += [
-            (len(tasks) + i, component, shard, bytes_per_shard)
-            for i, shard in enumerate(sampled_shards)
-            if bytes_per_shard
-        ]
-    samples = dict(workers.run(_sample_shard, tasks))
-    return [text for i in range(len(tasks)) for text in samples[i]]
+    samples = zip(components, component_weights(source), strict=True)
+    return [text for component, weight in samples for text in _sample(component, limit * weight, workers, split)]
 
 
-def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str]]:
-    """Reads roughly the first `limit` bytes of text from a shard; returns `i` and the text as a list of strings."""
-    sample = []
+def _sample(source: Source, limit: float, workers: Workers, split: str) -> list[str]:
+    """Samples about `limit` bytes of text from a split of a single source.
+
+    Each sampled shard contributes the same number of bytes. If many shards are so short that they contribute less than
+    half of `limit` together, more shards are sampled, or more bytes of the long ones.
+    """
+    shards, factor = source.shards(split) if limit else [], 1
+    while True:
+        stride = -(-len(shards) // (factor * _MAX_SAMPLED_SHARDS)) or 1
+        sampled_shards = shards[::stride]
+        bytes_per_shard = int(np.ceil(factor * limit / max(len(sampled_shards), 1)))
+        tasks = [(i, source, shard, bytes_per_shard) for i, shard in enumerate(sampled_shards)]
+        samples = {i: (texts, size) for i, texts, size in workers.run(_sample_shard, tasks)}
+        sizes = [size for _, size in samples.values()]
+        if sum(sizes) >= limit / 2 or (stride == 1 and max(sizes, default=0) < bytes_per_shard):
+            return [text for i in range(len(tasks)) for text in samples[i][0]]
+        factor *= 2
+
+
+def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str], int]:
+    """Reads roughly the first `limit` bytes of text from a shard; returns `i`, the text as strings, and its size."""
+    sample, remaining = [], limit
     for document in until_stopped(source.read(shard, collections.Counter())):
         for text in texts_of(document):
-            text = text[:limit] if isinstance(text, bytearray) else text[:limit].encode()[:limit]
+            text = text[:remaining] if isinstance(text, bytearray) else text[:remaining].encode()[:remaining]
             sample.append(text.decode(errors="ignore"))
-            limit -= len(text)
-        if limit <= 0:
+            remaining -= len(text)
+        if remaining <= 0:
             break
-    return i, sample
+    return i, sample, limit - remaining

@@ -17,6 +17,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data import corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, SentenceOrderPrediction
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.preparation.tokenizer import sample_texts
 from pretrainax.data.preparation.workers import Workers
 from pretrainax.data.sources import JsonLines, PythonDocs, SourceMixture, TextFiles
 from pretrainax.tokenization import ByteBPE, Characters, WordPiece
@@ -134,6 +135,16 @@ def test_tokenizer_learns_from_each_source(tmp_path, mixture):
     prepared = run(tmp_path, mixture, WordPiece(vocab_size=60), objective=MaskedLM())
     greek = prepared.train[1].tokens(0, prepared.train[1].num_tokens)
     assert prepared.tokenizer.vocabulary.unk not in greek
+
+
+@pytest.mark.parametrize("sizes", [[100_000, *[50] * 99], [100] * 1000], ids=["one long file", "many short files"])
+def test_tokenizer_learns_from_half_of_its_bytes_or_more(tmp_path, sizes):
+    for i, size in enumerate(sizes):
+        (tmp_path / f"{i:04}.txt").write_text("x" * size)
+    source = TextFiles(str(tmp_path), valid_path=str(tmp_path / "0001.txt"))
+    with Workers(1) as workers:
+        sampled = {limit: sum(map(len, sample_texts(source, limit, workers))) for limit in (60_000, 10**6)}
+    assert 30_000 <= sampled[60_000] <= 60_000 and sampled[10**6] == sum(sizes) - sizes[1]
 
 
 def test_corpus_of_a_source_serves_each_mixture_with_it(tmp_path, mixture):
@@ -329,6 +340,14 @@ def test_source_without_validation_documents_says_what_to_set(tmp_path, lines):
     (tmp_path / "blank.jsonl").write_text('{"text": " "}\n')
     with pytest.raises(UserError, match=r"no document for valid; set config\.data\.source\.valid_path, or a larger"):
         run(tmp_path, JsonLines(str(lines), valid_path=str(tmp_path / "blank.jsonl")))
+
+
+def test_empty_file_for_validation_is_named_if_duplicates_are_dropped(tmp_path, lines):
+    (tmp_path / "empty.jsonl").write_text("")
+    made = experiment(tmp_path, JsonLines(str(lines), valid_path=str(tmp_path / "empty.jsonl")))
+    made.data.drop_duplicates = True
+    with pytest.raises(UserError, match=r"no document for valid; set config\.data\.source\.valid_path"):
+        prepare(made, report=quietly)
 
 
 def test_tokenizer_that_does_not_fit_the_model_is_an_error(tmp_path, lines):
