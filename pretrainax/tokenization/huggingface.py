@@ -69,6 +69,7 @@ _OVERRIDES = (
     ("tokenize_chinese_chars", "normalizer", "BertNormalizer", "handle_chinese_chars", "vocab.txt", True),
     ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space", "merges.txt", False),
 )
+_ADDING_SPACE = ("Llama", "CodeLlama")  # classes in which add_prefix_space, by default true, overrides tokenizer.model
 # model_type -> the tokenizer class that transformers uses if no file names one; only classes of `_CLASS_FRAMES`
 _CLASS_OF_MODEL = {
     **dict.fromkeys(("bert", "distilbert", "electra", "big_bird"), "Bert"),
@@ -182,7 +183,11 @@ class _Directory:
                 f"{name} does not define how {class_name}Tokenizer splits text: tokenizer.json is required"
             )
         if name.endswith(".model"):
-            return self.with_model_tokens(self._load_sentencepiece(name), name)
+            tokenizer = self._load_sentencepiece(name)
+            theirs, ours = self._config.get("add_prefix_space") is not False, tokenizer.text_table.adds_space
+            if class_name in _ADDING_SPACE and theirs != ours:
+                raise self._override_error("add_prefix_space", theirs, ours, name)
+            return self.with_model_tokens(tokenizer, name)
         loaders = {
             "tokenizer.json": self._load_tokenizer_json,
             "vocab.txt": self._load_wordpiece,
@@ -244,11 +249,13 @@ class _Directory:
             theirs = self._config.get(key, default if class_name in _CLASSES_OF_FILE[file] else ours)
             without_accents = component.get("lowercase")  # what null means for strip_accents
             if (without_accents if theirs is None else theirs) != (without_accents if ours is None else ours):
-                absent = "" if key in self._config else f", the default of {class_name}Tokenizer"
-                raise self._error(
-                    f"tokenizer_config.json has {key} {theirs}{absent}, but tokenizer.json {ours}: set {key} to the "
-                    "value of the model's training"
-                )
+                raise self._override_error(key, theirs, ours, "tokenizer.json")
+
+    def _override_error(self, key: str, theirs: object, ours: object, file: str) -> UserError:
+        """Returns the error if transformers uses another value of a setting than `ours`, the value of `file`."""
+        absent = "" if key in self._config else f", the default of {self._class_name()}Tokenizer"
+        problem = f"tokenizer_config.json has {key} {theirs}{absent}, but {file} {ours}"
+        return self._error(f"{problem}: set {key} to the value of the model's training")
 
     def _load_wordpiece(self) -> SubwordTokenizer:
         """Loads a WordPiece tokenizer (BERT) from vocab.txt, which has one piece per line."""

@@ -22,8 +22,10 @@ from tests.support.huggingface_directories import (
     assert_places,
     auto,
     directory,
+    gemma_spiece,
     lines,
     llama3,
+    llama_spiece,
     new,
     old,
     same_ids,
@@ -223,6 +225,7 @@ def changed(edit) -> str:
     return json.dumps(described)
 
 
+LLAMA_CLASS = {"tokenizer_class": "LlamaTokenizer"}
 BAD = {
     "broken JSON": ({"tokenizer__json": "{"}, "cannot load tokenizer.json"),
     "broken config": ({"tokenizer__json": "{}", "tokenizer_config__json": "{"}, "tokenizer_config.json is not a JSON"),
@@ -279,6 +282,14 @@ BAD = {
         {"tokenizer__json": "CASED", "config__json": {"model_type": "electra"}},
         "has do_lower_case True, the default of BertTokenizer, but tokenizer.json False",
     ),
+    "space of a text": (
+        {"tokenizer__model": "LLAMA", "tokenizer_config__json": LLAMA_CLASS | {"add_prefix_space": False}},
+        "has add_prefix_space False, but tokenizer.model True: set add_prefix_space",
+    ),
+    "no space of a text": (
+        {"tokenizer__model": "GEMMA", "tokenizer_config__json": LLAMA_CLASS},
+        "has add_prefix_space True, the default of LlamaTokenizer, but tokenizer.model False",
+    ),
 }
 
 
@@ -290,6 +301,8 @@ def test_bad_input_gives_one_line(name, tmp_path):
         "HOLE": lambda: {c: i for i, c in enumerate(alphabet)} | {"ab": 257},
         "BYTES": lambda: {c: i for i, c in enumerate(alphabet)},
         "LLAMA3": llama3,
+        "LLAMA": llama_spiece,
+        "GEMMA": gemma_spiece,
         "ALBERT": lambda: spiece(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols="[CLS],[SEP]"),
         "RANDOM": lambda: changed(lambda described: described["model"].update(dropout=0.1)),
         "UNCASED": lambda: WordPiece(vocab_size=400).build(iter(lines())).model,
