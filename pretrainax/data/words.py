@@ -81,10 +81,11 @@ class SimilarWords:
         """
         self._similar: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for word, similar_words in _read_table(path).items():
-            for ids, *candidates in zip(*(spellings(tokenizer, w) for w in (word, *similar_words)), strict=True):
+            rows = zip(*(spellings(tokenizer, w) for w in (word, *similar_words)), strict=True)
+            for ids, *candidates in dict.fromkeys(rows):  # both spellings of a word may be the same
                 same_length = [other for other in candidates if len(other) == len(ids) and other != ids]
                 if ids and same_length:
-                    self._similar[ids] = same_length
+                    self._similar.setdefault(ids, []).extend(same_length)
         if not self._similar:
             raise UserError(
                 f"config.objective.similar_words: no word of {path} has a similar word with an equal number of "

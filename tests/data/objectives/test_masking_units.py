@@ -254,6 +254,14 @@ def test_similar_words_keep_the_places_of_all_others(kind, tokenizers_of_all_kin
     assert not [s for s in objective.statistics(found, vocabulary) if s.is_off]
 
 
+def test_words_with_the_same_tokens_share_their_similar_words(tokenizers_of_all_kinds, tmp_path):
+    tokenizer = tokenizers_of_all_kinds["WordPiece"]
+    (tmp_path / "similar.json").write_text(json.dumps({"Meal": ["store"], "meal": ["game", "chef"]}))
+    objective = MaskedLM(mask_unit=WholeWords(), similar_words=str(tmp_path / "similar.json")).bind(tokenizer)
+    meal, *others = (tuple(tokenizer.encode(word).tolist()) for word in ("meal", "store", "game", "chef"))
+    assert objective._similar_words.similar_to(meal) == others
+
+
 class FourWords(Spans):
     """Chooses four words of four tokens, each as a span of its own."""
 
