@@ -105,12 +105,13 @@ class Instructions(WritingTask):
 
     def _alpaca_messages(self, record: Mapping) -> list[Message]:
         instruction = text_in(record, self.instruction_field, "instruction_field")
-        try:
-            has_input = self.input_field is not None and not _is_empty(value_of(record, self.input_field, ""))
-        except ValueError:  # the record has no such field
-            has_input = False
-        if has_input:
-            instruction += "\n\n" + text_in(record, self.input_field, "input_field")
+        if self.input_field is not None:
+            try:
+                has_input = not _is_empty(value_of(record, self.input_field, ""))
+            except ValueError:  # the record has no such field
+                has_input = False
+            if has_input:
+                instruction += "\n\n" + text_in(record, self.input_field, "input_field")
         answer = text_in(record, self.output_field, "output_field")
         return [{"role": "user", "content": instruction}, {"role": "assistant", "content": answer}]
 
