@@ -119,8 +119,10 @@ class LanguageModel(LoadedModel):
           batch_size: maximum number of rows per batch.
 
         Raises:
-          UserError: the model has no task head, or a record lacks a field.
+          UserError: the model has no task head, a record lacks a field, or `records` is a single record.
         """
+        if isinstance(records, (str, Mapping)):
+            raise UserError("records is one record, it must be a list of records: write [record]")
         task = task_of(self)
         fields = ({task.fields[0]: record} if isinstance(record, str) else record for record in records)
         try:

@@ -167,6 +167,9 @@ def test_longer_rows_leave_room_for_what_a_tuning_puts_before_the_text(loaded, t
 def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
     with pytest.raises(UserError, match="a record is invalid: no field 'text', did you mean 'txt'"):
         loaded.predict([{"txt": "a"}])
+    for record in ("a text", {"text": "a"}):  # not a record for each character or field
+        with pytest.raises(UserError, match=r"records is one record, it must be a list of records: write \[record\]"):
+            loaded.predict(record)
     language_model = pretrainax.load(write_directory(tmp_path / "bert", "bert"))
     with pytest.raises(UserError, match="has no head of a task.*--config=finetune:TASK"):
         language_model.predict(["a"])
