@@ -180,15 +180,14 @@ def _mask_prompts(loaded: LoadedModel, holes: Holes, objective: Denoising) -> As
 def _middle_prompts(loaded: LoadedModel, holes: Holes, objective: FillInTheMiddle) -> Ask:
     """Returns the input builder for fill-in-the-middle decoders.
 
-    These decoders read `<PRE> A <SUF> D <MID>` and generate `B C <eot>`.
+    They read `<PRE> A <SUF> D <MID>`, or `<PRE> <SUF> D <MID> A` if trained only so, and generate `B C <eot>`.
     """
     vocabulary = loaded.tokenizer.vocabulary
     holes.sentinels()  # raises UserError if the holes do not match the sentinels of training
     if len(holes) > 1:
         raise UserError(f"the text has {len(holes)} holes, {loaded.origin} fills one hole between two texts: leave one")
-    (before, after), (first, second, third) = holes.ids(), vocabulary.sentinels[:3]
     start = leading_token_ids(loaded.experiment, vocabulary, is_needed=False)
-    tokens = np.concatenate([start, [first], before, [second], after, [third]]).astype(np.int32)
+    tokens = np.concatenate([start, objective.context(*holes.ids(), vocabulary)]).astype(np.int32)
     return lambda _: SpanPrompt(objective.prompt(tokens, vocabulary), vocabulary.separator)
 
 

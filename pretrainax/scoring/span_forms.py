@@ -39,7 +39,7 @@ LEFT, BOTH = "the left side", "both sides"
 class Ids(NamedTuple):
     """The token ids of a span and of its left and right context, int32 [n] each.
 
-    `left` and `span` have at least one id; `right` may be empty.
+    `left` has at least one id. `right` may be empty, and `span` if the tokenizer drops all of its characters.
     """
 
     left: np.ndarray
@@ -136,7 +136,7 @@ def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[Span
     elif isinstance(objective, Denoising) and objective.infilling_rate:
         yield SpanFormat(BOTH, 3, True, lambda ids: [_denoising_example(ids, component, vocabulary)])
     elif isinstance(objective, FillInTheMiddle):
-        yield SpanFormat(BOTH, 4, True, lambda ids: [_fill_in_middle_example(ids, objective.spm_rate == 1, vocabulary)])
+        yield SpanFormat(BOTH, 4, True, lambda ids: [_fill_in_middle_example(ids, objective, vocabulary)])
         if objective.fim_rate < 1:
             yield _causal_form(loaded)
     elif isinstance(objective, CausalLM) or isinstance(objective, WritingTask) and is_decoder:
@@ -172,17 +172,9 @@ def _masked_examples(ids: Ids, frame: SpecialTokenFrame, vocabulary: Vocabulary)
     return [masked_example(row, position, end, vocabulary.mask) for position in range(start, end)]
 
 
-def _fill_in_middle_example(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:
-    """Builds a fill-in-the-middle example: it predicts the span, followed by the vocabulary's separator token.
-
-    Args:
-      suffix_first: whether the right context precedes the left context in the input (suffix-prefix-middle).
-    """
-    prefix_mark, suffix_mark, middle_mark = ([i] for i in vocabulary.sentinels[:3])
-    if suffix_first:
-        context = _concatenate(prefix_mark, suffix_mark, ids.right, middle_mark, ids.left)
-    else:
-        context = _concatenate(prefix_mark, ids.left, suffix_mark, ids.right, middle_mark)
+def _fill_in_middle_example(ids: Ids, objective: FillInTheMiddle, vocabulary: Vocabulary) -> Example:
+    """Builds a fill-in-the-middle example: it predicts the span, followed by the vocabulary's separator token."""
+    context = objective.context(ids.left, ids.right, vocabulary)
     return causal_example(context, _concatenate(ids.span, [vocabulary.separator]))
 
 

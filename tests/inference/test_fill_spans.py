@@ -138,6 +138,14 @@ def test_a_hole_that_ends_a_text_is_over_at_the_end_of_the_targets(models):
     assert question(models["bart"], "a[MASK]")[1] == v.eos
 
 
+@pytest.mark.parametrize("spm_rate, order", [(0.5, "<PRE> a <SUF> b <MID>"), (1.0, "<PRE> <SUF> b <MID> a")])
+def test_a_middle_is_asked_for_in_an_order_of_training(spm_rate, order):
+    loaded = trained("gpt2", FillInTheMiddle(spm_rate=spm_rate))
+    v, encode = loaded.tokenizer.vocabulary, loaded.tokenizer.encode
+    ids = dict(zip(("<PRE>", "<SUF>", "<MID>"), v.sentinels, strict=True)) | {c: encode(c)[0] for c in "ab"}
+    assert question(loaded, "a[MASK]b")[0]["tokens"] == [v.bos, *map(ids.get, order.split())]
+
+
 @pytest.mark.parametrize("objective", [UL2R(), MixtureOfDenoisers(), TextToText(), SpanCorruption(mode="b")])
 def test_of_a_mixture_the_first_part_that_takes_out_spans_is_asked_for(objective):
     loaded, both = trained("t5_1_1", objective), trained("gpt2", DecoderOnly(objective=objective))

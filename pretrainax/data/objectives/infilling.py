@@ -152,12 +152,12 @@ class FillInTheMiddle(CausalLM):
         prefix, middle, suffix = self._split_between_characters(document, rng) or np.split(
             document, _draw_split_positions(length, rng)
         )
-        prefix_token, suffix_token, middle_token = np.array(vocabulary.sentinels[:3], np.int32)[:, None]
-        if rng.random() < self.spm_rate:
-            parts = prefix_token, suffix_token, suffix, middle_token, prefix, middle, end
-        else:
-            parts = prefix_token, prefix, suffix_token, suffix, middle_token, middle, end
-        return np.concatenate(parts)
+        context = _context(prefix, suffix, rng.random() < self.spm_rate, vocabulary)
+        return np.concatenate([context, middle, end])
+
+    def context(self, prefix: np.ndarray, suffix: np.ndarray, vocabulary) -> np.ndarray:
+        """Returns the tokens before the middle, [n] int32: in PSM order, or in SPM order if training has no other."""
+        return _context(prefix, suffix, self.spm_rate == 1, vocabulary)
 
     def _split_between_characters(self, document: np.ndarray, rng: np.random.Generator) -> Optional[list[np.ndarray]]:
         """Splits a document between characters, and returns the tokens of its prefix, middle and suffix.
@@ -279,3 +279,11 @@ class FillInTheMiddle(CausalLM):
 def _draw_split_positions(length: int, rng: np.random.Generator) -> list[int]:
     """Draws two positions uniformly from 0 to `length`, both inclusive; returns them sorted."""
     return sorted(rng.integers(0, length + 1, 2).tolist())
+
+
+def _context(prefix: np.ndarray, suffix: np.ndarray, suffix_first: bool, vocabulary) -> np.ndarray:
+    """Returns the tokens of a split document before its middle, in PSM or SPM order, with sentinels."""
+    prefix_token, suffix_token, middle_token = np.array(vocabulary.sentinels[:3], np.int32)[:, None]
+    if suffix_first:
+        return np.concatenate([prefix_token, suffix_token, suffix, middle_token, prefix])
+    return np.concatenate([prefix_token, prefix, suffix_token, suffix, middle_token])
