@@ -236,7 +236,8 @@ def _score_form(loaded: LoadedModel, form: SpanFormat, spans: list[Span], ids: l
     )
     for score in score_examples(loaded, numbered_examples):
         token_bits[score.number] += score.nats / math.log(2)
-    numbers = np.array([len(span_ids.span) for span_ids in ids])
+    # A span that the tokenizer drops, such as a zero-width space in WordPiece, has the length cost of one id.
+    numbers = np.array([max(len(span_ids.span), 1) for span_ids in ids])
     documents = np.array([span.document for span in spans])
     full_lengths = [len(full.left) + len(full.right) * (form.given == BOTH) for full in ids]
     return SpanScores(

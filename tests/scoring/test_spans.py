@@ -9,8 +9,8 @@ import pytest
 
 from pretrainax.config import UserError
 from pretrainax.scoring.results import results_table, with_verdicts
-from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.spans import difference, difference_results, encode, length_bits, score_spans
+from pretrainax.scoring.span_choice import Span, SpanChoice
+from pretrainax.scoring.spans import difference, difference_results, encode, length_bits, score_chosen, score_spans
 from pretrainax.tokenization import BPE, ByteBPE, Characters, PretrainedTokenizer, Unigram, WordPiece
 from tests.support import chain
 from tests.support import huggingface_directories as directories
@@ -126,6 +126,14 @@ def test_a_word_that_the_tokenizer_does_not_know_is_paid_for_in_full():
         "span_bits_per_byte_for_unknown_words",
         "span_share_changed",
     ]
+
+
+def test_a_word_that_the_tokenizer_drops_has_the_length_cost_of_one_id():
+    """WordPiece drops U+FFFD, which stands for bytes that are no UTF-8, and zero-width spaces."""
+    loaded, spans = chain.knowing("encoder"), [Span(i, "ka", " lo", " tu", True) for i in range(3)]
+    dropped = score_chosen(loaded, [spans[0]._replace(text=" \ufffd"), *spans[1:]])[0]
+    assert dropped.token_bits[0] == 0 and dropped.is_changed.tolist() == [True, False, False]
+    np.testing.assert_array_equal(dropped.length, score_chosen(loaded, spans)[0].length)
 
 
 def test_surroundings_that_are_longer_than_the_model_reads_are_cut_and_counted():
