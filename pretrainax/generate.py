@@ -209,7 +209,7 @@ class Generation:
 
         is_streamed = len(prompts) == 1 and sampling.num_return == 1
         is_decoder = model.config.family == "decoder"
-        pending_prompt = [prompts[0]] if is_streamed and is_decoder else []  # printed with the first text
+        pending_prompt = [prompts[0]] if is_streamed and is_decoder else []  # printed with the first text, if any
 
         def print_text(number: int, text: str) -> None:
             _print(f"{pending_prompt.pop() if pending_prompt else ''}{text}")
@@ -217,7 +217,7 @@ class Generation:
         on_text = print_text if is_streamed else None
         samples = generate(model, prompts, sampling, on_text, batch_size=self["batch_size"], rates=rates)
         if is_streamed:
-            _print("\n")
+            _print(f"{''.join(pending_prompt)}\n")
         for sample in samples:
             if not is_streamed:
                 score = f"[score {sample.score:.3f}] " if sample.score is not None else ""

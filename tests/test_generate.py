@@ -3,12 +3,16 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import pretrainax
 from pretrainax.config import UserError
-from pretrainax.inference.decoding import Generated
+from pretrainax.generate import Generation
+from pretrainax.inference.decoding import Generated, Rates
 from pretrainax.inference.prompt_files import Outputs, read_prompts
+from pretrainax.inference.request import Sampling
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import run
 
@@ -38,6 +42,15 @@ def test_a_prompt_goes_on_and_the_rates_are_told(model):
     written = "".join(token.split("'")[1] for token in tokens)
     assert text == f"the cat{written}" and all(float(token.split()[0]) < 0 for token in tokens)
     assert "prefill: 8 tokens in" in out.stderr and "steps: 5 tokens in" in out.stderr and "ms per step" in out.stderr
+
+
+def test_a_prompt_without_a_continuation_is_printed(model, capsys):
+    loaded, flags = (
+        pretrainax.load(model),
+        {"log_probs": SimpleNamespace(value=False), "batch_size": SimpleNamespace(value=1)},
+    )
+    Generation(flags, {})._show(loaded, Sampling(allowed_tokens=loaded.end_tokens), ["a cat"], Rates())
+    assert capsys.readouterr().out == "a cat\n"
 
 
 @pytest.mark.slow

@@ -125,28 +125,36 @@ class Output:
           UserError: the record has a field with the name of an output field. For CSV, also if the fields of the records
             differ.
         """
+        if self._format == "csv":
+            said = _columns_of(said)
         if duplicates := [name for name in said if name in asked.fields]:
             raise UserError(
                 f"{asked.where}: the record has a field {duplicates[0]!r} already, which is an output field: rename it"
             )
-        line = self._csv_line(asked, said) if self._format == "csv" else _format_json(asked.fields | said)
+        fields = asked.fields | said
+        line = self._csv_line(asked.where, fields) if self._format == "csv" else _format_json(fields)
         self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # escapes unpaired surrogates, as in JSON
 
-    def _csv_line(self, record: InputRecord, prediction: JsonObject) -> str:
-        """Formats a CSV line with a record and its prediction; writes the header before the first line."""
-        fields = {name: value for name, value in record.fields.items()}
-        for name, value in prediction.items():
-            fields |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
+    def _csv_line(self, where: str, fields: JsonObject) -> str:
+        """Formats a CSV line of a record and its prediction; writes the header before the first line."""
         if self._columns is None:
             self._columns = list(fields)
             self._file.write(f"{_format_csv_line(self._columns)}\n".encode())
         if sorted(fields) != sorted(self._columns):
             missing = sorted(set(fields) ^ set(self._columns))[0]
             raise UserError(
-                f"{record.where}: the field {missing!r} is not in all records, but all lines of a table have the same "
+                f"{where}: the field {missing!r} is not in all records, but all lines of a table have the same "
                 "columns: set --format=jsonl"
             )
         return _format_csv_line([_format_cell(fields[name]) for name in self._columns])
+
+
+def _columns_of(prediction: JsonObject) -> JsonObject:
+    """Returns the columns of a prediction; a dict, such as the probabilities, has a column for each of its keys."""
+    columns = {}
+    for name, value in prediction.items():
+        columns |= {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
+    return columns
 
 
 _ENDINGS = {"jsonl": (".jsonl", ".ndjson", ".json"), "csv": (".csv",)}  # format -> file endings

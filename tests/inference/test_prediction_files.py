@@ -142,6 +142,11 @@ def test_an_output_is_there_as_a_whole_or_not_at_all(tmp_path):
     "rows, format, said",
     [
         ([{"text": "a", "prediction": "x"}], "jsonl", "asked.jsonl:1: the record has a field 'prediction' already"),
+        (
+            [{"text": "a", "probabilities.b": 1}],
+            "csv",
+            "asked.jsonl:1: the record has a field 'probabilities.b' already",
+        ),
         ([{"text": "a"}, {"text": "a", "id": 1}], "csv", "asked.jsonl:2: the field 'id' is not in all records"),
         ([{"text": "a", "id": 1}, {"text": "a"}], "csv", "asked.jsonl:2: the field 'id' is not in all records"),
     ],
