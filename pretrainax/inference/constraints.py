@@ -112,15 +112,26 @@ def without_strings(
     return Automaton(automaton.moves.at[:, jnp.array(sorted(special), jnp.int32)].set(0))
 
 
-def stopping(stops: Sequence[str], tokenizer: Tokenizer, rows: int, ends: Sequence[int]) -> Automaton:
+def stopping(
+    stops: Sequence[str], tokenizer: Tokenizer, rows: int, ends: Sequence[int], is_continuation: bool
+) -> Automaton:
     """Builds the automaton whose forbidden moves complete one of the `stops` strings in a decoded text.
 
     Unlike in `without_strings`, a special token is spelled as in the decoded text, such as <|im_end|>.
+
+    Args:
+      is_continuation: whether the text is decoded after a prompt. If False, decoding drops the space that a tokenizer
+        adds before a text.
     """
     spellings = list(tokenizer.spellings())
     for i, piece in tokenizer.special_pieces.items():
         spellings[i] = b"" if i in ends else piece.encode()
-    return _completing(stops, spellings, rows)
+    automaton = _completing(stops, spellings, rows)
+    if is_continuation or not tokenizer.text_table.adds_space:
+        return automaton
+    first = _completing(stops, [spelling.removeprefix(b" ") for spelling in spellings], rows)
+    moves = jnp.concatenate([first.moves[:1], automaton.moves])  # a new state 0, for the first token
+    return Automaton(jnp.where(moves == FORBIDDEN, FORBIDDEN, moves + 1))
 
 
 def _completing(strings: Sequence[str], spellings: Sequence[bytes], rows: int) -> Automaton:

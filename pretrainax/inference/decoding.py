@@ -375,6 +375,7 @@ def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
     mask = lambda option, ids: jnp.asarray(mask_of(option, ids, tokenizer, rows))  # noqa: E731
     allowed = jnp.asarray(allowed) & ~mask("banned_sequences", [s[0] for s in sequences if len(s) == 1])
     lengths = sorted({len(sequence) for sequence in sequences if len(sequence) > 1})
+    searches, is_decoder = sampling.num_beams > 1, loaded.experiment.model.family == "decoder"
     return Rules(
         allowed=allowed,
         ends=jnp.array(ends, jnp.int32),
@@ -384,7 +385,7 @@ def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
         allowed_first=~mask("banned_first_tokens", no_first) if no_first else None,
         forced_first=None if first is None else mask("forced_bos_token_id", [first]),
         forced_last=mask("forced_eos_token_id", last) if last else None,
-        stops=stopping(sampling.stop, tokenizer, rows, ends) if sampling.stop and sampling.num_beams > 1 else None,
+        stops=stopping(sampling.stop, tokenizer, rows, ends, is_decoder) if searches and sampling.stop else None,
         renormalizes=sampling.renormalize_logits or None,
         stops_when_full=True if sampling.early_stopping is True else None,
         stops_at_best=True if sampling.early_stopping == "never" else None,

@@ -3,13 +3,14 @@
 import importlib.util
 import itertools
 import re
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pretrainax.config import UserError
-from pretrainax.inference.constraints import allowed_next, matching, over_tokens, without_strings
+from pretrainax.inference.constraints import allowed_next, matching, over_tokens, stopping, without_strings
 
 PIECES = [b"", b"a", b"ab", b"b", b"ba", b"c", b"\xc3", b"\xa9", b"abcab"]
 SPECIAL, ROWS = 0, 11
@@ -30,6 +31,23 @@ def test_no_text_has_a_banned_string_and_every_other_text_is_allowed(banned):
 def _parted(tokens):
     """The runs of tokens between special ones."""
     return [list(run) for is_special, run in itertools.groupby(tokens, lambda i: i == SPECIAL) if not is_special]
+
+
+@pytest.mark.parametrize("is_continuation", [False, True])
+@pytest.mark.parametrize("stop", [" ", " a", "b a"])
+def test_a_text_stops_where_its_decoded_text_has_a_stop_string(stop, is_continuation):
+    """Decoding drops the space before a text, but not before a continuation."""
+    pieces = [b"", b" a", b"b", b" "]
+    spelled = {"spellings": lambda: pieces, "special_pieces": {}, "text_table": SimpleNamespace(adds_space=True)}
+    moves = np.asarray(stopping([stop], SimpleNamespace(**spelled), 4, [0], is_continuation).moves)
+    for tokens in itertools.product(range(1, 4), repeat=3):
+        state = 0
+        for count, token in enumerate(tokens, 1):
+            text = b"".join(pieces[i] for i in tokens[:count]).decode()
+            state = moves[state, token]
+            assert (state < 0) == (stop in (text if is_continuation else text.removeprefix(" "))), text
+            if state < 0:
+                break
 
 
 def test_ids_past_the_vocabulary_are_forbidden_in_every_state():
