@@ -11,9 +11,11 @@ import pytest
 from pretrainax import load
 from pretrainax.config import UserError
 from pretrainax.data.sources import JsonLines
+from pretrainax.evaluation import text_scores
 from pretrainax.evaluation.command import Evaluation
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import documents_of_source, score_spans
+from tests.support import chain
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import run
 
@@ -86,6 +88,19 @@ def test_a_flag_that_changes_nothing_is_refused(given, message):
     asked["source"] = Flag("TextFiles(path='other')", True)
     with pytest.raises(UserError, match=re.escape(message)):
         Evaluation(asked)._check_flags()
+
+
+def test_the_other_model_is_scored_once_for_all_checkpoints(monkeypatch):
+    loaded, transcripts = [], []
+    monkeypatch.setattr(text_scores, "find_origin", str)
+    monkeypatch.setattr(text_scores, "_load", lambda name: loaded.append(name) or chain.knowing("encoder"))
+    asked = {"compare-with": "runs/other", "bytes-of-spans": True, "source": "x"}
+    reference = text_scores._Reference(asked, [], transcripts.append)
+    first, second = (reference.span_scores("x", chain.texts(3, 60), SpanChoice(share=0.2)) for _ in range(2))
+    assert first is second and loaded == ["runs/other"] and len(transcripts) == len(first[0].spans)
+    assert (
+        text_scores._Reference(asked | {"compare-with": None}, [], transcripts.append).span_scores("x", [], None) == []
+    )
 
 
 @pytest.mark.parametrize("flag", ["compare-with", "transcripts"])

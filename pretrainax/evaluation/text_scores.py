@@ -1,9 +1,9 @@
 """Scores models on any text, on labeled records of the model's task, and on zero-shot and few-shot tasks."""
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Optional
 
 from tqdm import tqdm
 
@@ -22,7 +22,7 @@ from pretrainax.scoring.record_scores import score_records
 from pretrainax.scoring.results import SPLITS, Result
 from pretrainax.scoring.scoring_examples import Scoring
 from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.spans import difference_results, documents_of_source, score_spans
+from pretrainax.scoring.spans import SpanScores, difference_results, documents_of_source, score_spans
 from pretrainax.scoring.tasks.run import LoadedTask, run_tasks
 from pretrainax.scoring.transcripts import Record
 from pretrainax.sharding.mesh import make_mesh
@@ -53,7 +53,7 @@ def score_texts(
         loaded = _load(origin)
         if previous is not None:
             loaded.share_compiled(previous)
-        results, transcripts = _scored(loaded, asked, tasks, of_task)
+        results, transcripts = _scored(loaded, asked, tasks, of_task, reference)
         for transcript in transcripts:
             record({"model": origin.description, **transcript})  # spans name their model
         yield origin, results + reference.differences(transcripts, results)
@@ -61,13 +61,24 @@ def score_texts(
 
 
 class _Reference:
-    """The model of --compare-with, which is scored once on texts and tasks; `_span_results` compares spans."""
+    """The model of --compare-with, which is scored once on texts, tasks and spans."""
 
     def __init__(self, asked: FlagValues, tasks: Sequence[LoadedTask], record: Record):
+        self._span_model = asked["compare-with"]
         if asked["bytes-of-spans"]:
             asked = {**asked, "bytes-of-spans": False, "source": None}
         self._name = asked["compare-with"] if tasks or asked["source"] else None
         self._arguments, self._record, self._scored = (asked, tasks, False), record, None
+        self._spans: Optional[list[SpanScores]] = None
+
+    def span_scores(self, source: str, documents: Sequence[str], choice: SpanChoice) -> list[SpanScores]:
+        """Returns the scores on the spans of a source, and records them once; [] without --compare-with."""
+        if self._span_model is None:
+            return []
+        if self._spans is None:
+            self._spans = score_spans(_load(find_origin(self._span_model)), documents, choice, _show_spans)
+            _record_spans(self._record, self._spans, source)
+        return self._spans
 
     def differences(self, transcripts: Sequence[JsonObject], results: Sequence[Result]) -> list[Result]:
         """Computes the paired differences of a model from this model."""
@@ -83,11 +94,15 @@ class _Reference:
 
 
 def _scored(
-    loaded: LoadedModel, asked: FlagValues, tasks: Sequence[LoadedTask], of_task: bool
+    loaded: LoadedModel,
+    asked: FlagValues,
+    tasks: Sequence[LoadedTask],
+    of_task: bool,
+    reference: Optional[_Reference] = None,
 ) -> tuple[list[Result], list[JsonObject]]:
     """Scores a model on everything that the flags select; returns the results and the transcripts."""
     transcripts: list[JsonObject] = []
-    return _model_results(loaded, asked, tasks, of_task, transcripts.append), transcripts
+    return _model_results(loaded, asked, tasks, of_task, transcripts.append, reference), transcripts
 
 
 def _load(origin: Origin) -> LoadedModel:
@@ -105,7 +120,12 @@ def _load(origin: Origin) -> LoadedModel:
 
 
 def _model_results(
-    loaded: LoadedModel, flag_values: FlagValues, tasks: Sequence[LoadedTask], of_task: bool, record: Record
+    loaded: LoadedModel,
+    flag_values: FlagValues,
+    tasks: Sequence[LoadedTask],
+    of_task: bool,
+    record: Record,
+    reference: Optional[_Reference],
 ) -> list[Result]:
     """Scores a model on everything that the flags select."""
     results = []
@@ -114,8 +134,8 @@ def _model_results(
         source = read_source(flag_values["source"], experiment)
         split, documents = flag_values["split"], flag_values["documents"]
         return score_records(loaded, experiment, source, split, documents, _show_progress, record)
-    if flag_values["bytes-of-spans"]:
-        results += _span_results(loaded, flag_values, record)
+    if flag_values["bytes-of-spans"] and reference is not None:
+        results += _span_results(loaded, flag_values, record, reference)
     elif flag_values["source"] is not None:
         source = read_source(flag_values["source"], loaded.experiment)
         scoring = Scoring(flag_values["context"], flag_values["stride"], flag_values["by-word"], flag_values["seed"])
@@ -126,27 +146,29 @@ def _model_results(
     return results
 
 
-def _span_results(loaded: LoadedModel, flag_values: FlagValues, record: Record) -> list[Result]:
+def _span_results(loaded: LoadedModel, flag_values: FlagValues, record: Record, reference: _Reference) -> list[Result]:
     """Scores a model on spans. With --compare-with, also computes the differences from another model's scores."""
     choice = SpanChoice(
         flag_values["span-share"], flag_values["span-bytes"], flag_values["span-context"], flag_values["seed"] or 0
     )
-    source, show_progress = (
-        read_source(flag_values["source"], loaded.experiment),
-        functools.partial(_show_progress, unit=" spans"),
-    )
+    source = read_source(flag_values["source"], loaded.experiment)
     documents = list(documents_of_source(source, flag_values["split"], flag_values["documents"]))
-    name, scores = f"{source}, {SPLITS[flag_values['split']]}", score_spans(loaded, documents, choice, show_progress)
-    others = []
-    if flag_values["compare-with"]:
-        others = score_spans(_load(find_origin(flag_values["compare-with"])), documents, choice, show_progress)
-    for score in (*scores, *others):
-        for transcript in score.transcripts(name):
-            record({"model": score.origin, **transcript})
-    if others:
+    name, scores = f"{source}, {SPLITS[flag_values['split']]}", score_spans(loaded, documents, choice, _show_spans)
+    _record_spans(record, scores, name)
+    if others := reference.span_scores(name, documents, choice):
         for caveat in filter(None, dict.fromkeys(score.caveat for score in (*scores, *others))):
             print(visible(f"WARNING: {caveat}. Compare models whose tokenizers keep the text."), file=sys.stderr)
     return [result for score in scores for result in score.results(name)] + difference_results(scores, others, name)
+
+
+def _record_spans(record: Record, scores: Sequence[SpanScores], source: str) -> None:
+    for score in scores:
+        for transcript in score.transcripts(source):
+            record({"model": score.origin, **transcript})
+
+
+def _show_spans(items: Iterable) -> Iterable:
+    return _show_progress(items, " spans")
 
 
 def _show_progress(items: Iterable, unit: str = " documents") -> Iterable:
