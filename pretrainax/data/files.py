@@ -53,12 +53,14 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     file that a glob or links to folders reach by several paths is returned once.
 
     Raises:
-      UserError: no file matches the field.
+      UserError: no file matches the field, or it is a folder and there are no `endings`.
     """
     field = "path" if split == "train" else "valid_path"
     path = local_path(os.path.expanduser(getattr(source, field)))
     pattern = path
     if os.path.isdir(path):
+        if not endings:
+            raise UserError(f"{source.config_path}.{field} is the folder {path!r}, it must be a file or a glob")
         pattern = os.path.join(glob.escape(path), "**", "*")
     elif os.path.exists(path):
         return [path]

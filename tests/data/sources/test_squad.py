@@ -36,6 +36,12 @@ def test_each_question_is_a_record(opened, tmp_path):
     assert [record.note["answers"] for record in found] == [["cold"], [], ["Or"]]
 
 
+def test_a_folder_is_one_line(tmp_path):
+    (tmp_path / "a.json").write_text(file_of([ANSWER]))
+    with pytest.raises(UserError, match=r"\.path is the folder '.*', it must be a file or a glob"):
+        read(tmp_path, ExtractiveQA())
+
+
 def test_a_broken_question_is_named(tmp_path):
     (tmp_path / "a.json").write_text(file_of([ANSWER], [ANSWER]))
     with pytest.raises(UserError, match=r"a.json, question 'q1': the answer 'cold' is not at character 7 .* at 3"):
