@@ -86,7 +86,7 @@ class _Reference:
             return []
         origin = find_origin(self._name)
         if self._scored is None:
-            self._scored = _scored(_load(origin), *self._arguments)
+            self._scored = _scored(_load(origin), *self._arguments, self)
             for transcript in self._scored[1]:
                 self._record({"model": origin.description, **transcript})
         others = [result for result in results if not result.measure.startswith("span_")]
@@ -98,7 +98,7 @@ def _scored(
     asked: FlagValues,
     tasks: Sequence[LoadedTask],
     of_task: bool,
-    reference: Optional[_Reference] = None,
+    reference: _Reference,
 ) -> tuple[list[Result], list[JsonObject]]:
     """Scores a model on everything that the flags select; returns the results and the transcripts."""
     transcripts: list[JsonObject] = []
@@ -125,7 +125,7 @@ def _model_results(
     tasks: Sequence[LoadedTask],
     of_task: bool,
     record: Record,
-    reference: Optional[_Reference],
+    reference: _Reference,
 ) -> list[Result]:
     """Scores a model on everything that the flags select."""
     results = []
@@ -134,7 +134,7 @@ def _model_results(
         source = read_source(flag_values["source"], experiment)
         split, documents = flag_values["split"], flag_values["documents"]
         return score_records(loaded, experiment, source, split, documents, _show_progress, record)
-    if flag_values["bytes-of-spans"] and reference is not None:
+    if flag_values["bytes-of-spans"]:
         results += _span_results(loaded, flag_values, record, reference)
     elif flag_values["source"] is not None:
         source = read_source(flag_values["source"], loaded.experiment)

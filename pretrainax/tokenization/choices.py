@@ -19,8 +19,18 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
         raise UserError(
             f"the tokenizer has {size} ids, config.model.vocab_size is {embedding_rows}: it must be at least {size}"
         )
-    for objective in (experiment.objective, experiment.validation_objective):
-        objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
+    for problem in _missing_tokens(tokenizer.vocabulary, experiment):
+        raise UserError(problem)
+
+
+def _missing_tokens(vocabulary: Vocabulary, experiment: Experiment) -> Iterator[str]:
+    """Yields an error message for each objective of a run that needs special ids which the vocabulary lacks."""
+    for objective in (experiment.objective, experiment.evaluate.objective):
+        try:
+            if objective is not None:
+                objective.check_vocabulary(vocabulary, experiment.data.sequence_length)
+        except UserError as error:
+            yield str(error)
 
 
 class TokenizerConfig(kinds.TokenizerConfig):
@@ -86,12 +96,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
         ids = {field: i for i, field in enumerate(self.specials)}
         sentinels = tuple(len(ids) + i for i in range(self.num_sentinels))
         vocabulary = dataclasses.replace(Vocabulary(self.size or len(ids)), sentinels=sentinels, **ids)
-        for objective in (experiment.objective, experiment.evaluate.objective):
-            try:
-                if objective is not None:
-                    objective.check_vocabulary(vocabulary, experiment.data.sequence_length)
-            except UserError as error:
-                yield str(error)
+        yield from _missing_tokens(vocabulary, experiment)
 
     def _read(self, model: bytes) -> Tokenizer:
         """Builds the tokenizer from the content of its model file."""
