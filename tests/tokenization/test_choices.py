@@ -388,7 +388,7 @@ def experiment(vocab_size, objective=None):
         model=types.SimpleNamespace(vocab_size=vocab_size),
         data=types.SimpleNamespace(sequence_length=64),
         objective=objective or accepts,
-        validation_objective=accepts,
+        evaluate=types.SimpleNamespace(objective=None),
     )
 
 
