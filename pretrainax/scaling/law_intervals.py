@@ -18,8 +18,8 @@ import numpy as np
 from scipy import stats
 
 from pretrainax.reporting.units import large_number
-from pretrainax.scaling.law_fit import DELTA, EXPONENTS, REPETITIONS, Problem, Pull
-from pretrainax.scaling.power_laws import REPETITION, LossLaw
+from pretrainax.scaling.law_fit import DELTA, EXPONENTS, OPTIONAL, Problem, Pull
+from pretrainax.scaling.power_laws import CONSTANTS, KAPPA, LossLaw
 
 COVERAGE = 0.95  # coverage of the intervals of the law's constants
 PREDICTION_COVERAGE = 0.9  # coverage of prediction intervals
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
 class Intervals(NamedTuple):
     """The intervals of a law's constants, the laws at their ends, and what the runs do not determine."""
 
-    of: dict[str, Interval]  # by CONSTANTS, REPETITION if the law has it, and "exponent"
+    of: dict[str, Interval]  # by the law's names, and "exponent"
     extremes: list[LossLaw]  # the best laws with a constant at an end of its interval
     noise: float  # standard deviation of a run's log L
     unidentified: tuple[str, ...]  # one line per constant whose interval is not bounded
@@ -67,7 +67,7 @@ def scale(problem: Problem, t: np.ndarray) -> float:
 
 def best_fit(law: LossLaw) -> tuple[Problem, np.ndarray, float]:
     """Returns the problem of a fitted law, its best variables [constants], and the noise variance of log L."""
-    problem = Problem(law.runs, law.repetition is not None, law.correlation)
+    problem = Problem(law.runs, law.names, law.correlation)
     (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
     return problem, t, scale(problem, t)
 
@@ -132,7 +132,8 @@ def _search(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the values at which the cost exceeds the lowest cost by `threshold`, for many searches at once.
 
-    The square root of the excess cost is nearly linear in the value, so that regula falsi converges fast.
+    The square root of the excess cost is nearly linear in the value, so that regula falsi converges fast. It does not
+    if the cost is flat at first, as over log E near E = 0; therefore, after a few trials every second one bisects.
 
     Args:
       trial: (indices of the searches, their values, initial variables) -> (costs, best variables).
@@ -147,7 +148,7 @@ def _search(
     outer, at_outer = np.full_like(start, np.nan), np.full_like(start, np.nan)
     value, found = start + sign * np.clip(np.abs(first - start), 1e-9, reach), t.copy()
     live, lowest = np.arange(len(start)), trial(np.arange(len(start)), start, t)[0]
-    for _ in range(_MAX_TRIALS):
+    for trials in range(_MAX_TRIALS):
         cost, found[live] = trial(live, value[live], inner_t[live])
         excess = np.sqrt(np.maximum(cost - lowest[live], 0) / threshold) - 1
         inside, outside = live[excess < 0], live[excess >= 0]
@@ -158,7 +159,8 @@ def _search(
         if not len(live):
             break
         farther = start + sign * np.minimum(np.abs(inner - start) * np.where(at_inner > -0.3, 1.5, 4.0), reach)
-        fraction = np.clip(-at_inner / (at_outer - at_inner), 0.05, 0.95)
+        is_flat = trials >= 6 and trials % 2
+        fraction = 0.5 if is_flat else np.clip(-at_inner / (at_outer - at_inner), 0.05, 0.95)
         value[live] = np.where(np.isnan(outer), farther, inner + fraction * (outer - inner))[live]
     is_bounded = ~np.isnan(outer) | (at_inner > -1e-3)
     return value, found, is_bounded
@@ -166,7 +168,7 @@ def _search(
 
 def _quantities(problem: Problem, t: np.ndarray, variance: float) -> dict[str, _Quantity]:
     """Returns the constants of the law as functions of the variables."""
-    e, a, alpha, b, beta, *repetition = np.eye(problem.size)
+    e, a, alpha, b, beta, *optional = np.eye(problem.size)
     smallest = float(problem.log_loss.min())
     log_a, log_b = a + problem.n_mean * alpha, b + problem.d_mean * beta
     share = float(t[4] / (t[2] + t[4]))
@@ -192,8 +194,8 @@ def _quantities(problem: Problem, t: np.ndarray, variance: float) -> dict[str, _
         "B": linear(log_b, around(log_b), exp),
         "beta": linear(beta, EXPONENTS),
     }
-    if repetition:
-        found[REPETITION] = linear(repetition[0], tuple(np.log(REPETITIONS).tolist()), exp)
+    for name, direction in zip(problem.names[len(CONSTANTS) :], optional, strict=True):
+        found[name] = linear(direction, tuple(np.log(OPTIONAL[name]).tolist()), exp)
     error = min(float(slope @ cov @ slope) ** 0.5, 0.1)
     found["exponent"] = _Quantity(share, error, (0.004, 0.996), lambda v: ((1 - v) * beta - v * alpha, 0.0))
     return found
@@ -229,4 +231,6 @@ def _unidentified(law: LossLaw, of: dict[str, Interval]) -> tuple[str, ...]:
             f"{large_number(min(values))} to {large_number(max(values))} {name}: add runs below and above, {wanted}, "
             "or more seeds"
         )
+    if KAPPA in of and not of[KAPPA].is_bounded:
+        lines.append(f"kappa: its interval is {of[KAPPA]}; add small models with much text and large ones with little")
     return tuple(lines)
