@@ -307,12 +307,25 @@ def _write_tensors(files: Writer, rows: Rows, parameters: _Parameters, part: Opt
         if stacked_axes(row):
             for name, (layer, *rest) in tensor_locations(row, shape):
                 if start <= layer < start + len(block):
-                    as_ours(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
+                    values = block[(layer - start, *rest)]
+                    _assign(as_ours(row, files[name], shape[1 + len(rest) :]), values, name)
         else:
             target = as_ours(row, files[row.name], shape)[start : start + len(block)]
             # The discriminator's table is the sum of two parameters, which are read in any order. The tensor is
             # initially zero.
-            target[...] = target + block if part != "generator" and path in difference_paths else block
+            is_sum = part != "generator" and path in difference_paths
+            _assign(target, target + block if is_sum else block, row.name)
+
+
+def _assign(target: np.ndarray, values: np.ndarray, name: str) -> None:
+    """Writes values to the tensor `name`; raises UserError if the dtype of `target` cannot represent them."""
+    with np.errstate(over="ignore"):
+        target[...] = values
+    if not np.isfinite(target).all():
+        raise UserError(
+            f"{name} has values up to {np.abs(values).max():g}, which are not finite in {target.dtype}: set "
+            "--dtype=bfloat16 or float32, or export another checkpoint"
+        )
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:

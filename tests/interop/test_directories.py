@@ -155,6 +155,19 @@ def test_bfloat16_is_kept(tmp_path):
     assert all(a[key].astype(np.float32).tobytes() == x.tobytes() for key, x in stored(tmp_path / "wide").items())
 
 
+@pytest.mark.parametrize("name", ["cls.predictions.bias", "bert.encoder.layer.1.output.dense.weight"])
+def test_values_that_float16_cannot_represent_are_an_error(name, source, tmp_path):
+    """They became infinite, so that the directory could not be loaded."""
+    state = stored(source)
+    state[name] = np.full_like(state[name], -7e4)
+    safetensors.numpy.save_file(state, source / "model.safetensors")
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    with pytest.raises(UserError, match=f"{name} has values up to 70000, which are not finite in float16: set --dtype"):
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), dtype="float16")
+    assert not (tmp_path / "out").exists()
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), dtype="bfloat16")
+
+
 def test_two_exports_are_the_same_files(source, tmp_path):
     directories.import_directory(str(source), str(tmp_path / "run"))
     for name in ("a", "b"):
