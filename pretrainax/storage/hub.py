@@ -46,6 +46,13 @@ _SMALL_FILE = re.compile(
 )
 _SINGLE_FILE, _INDEX, _ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
+# The files of an earlier push, which would change the model of a later one: more shards, an adapter, a chat template.
+_EXPORTED = (
+    *("model*.safetensors", _INDEX, _ADAPTER, "adapter_config.json", "config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "spiece.model"),
+    *("vocabulary.json", "characters.json", "chat_template.jinja", "modules.json", "[0-9]_*/config.json"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json", "manifest.sha256", "curves.png"),
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PICKLE_FILE = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
 
@@ -308,7 +315,7 @@ def check_push(repository: str) -> None:
 def push(folder: str, repository: str, is_private: bool) -> str:
     """Uploads a folder's files to the hub as one commit; returns a message with the URL and the commit.
 
-    Creates the repository org/name if it does not exist. The commit also deletes the weights of earlier commits.
+    Creates the repository org/name if it does not exist. The commit also deletes the other files of earlier exports.
 
     is_private: whether to create the repository as private. If True, an existing repository must be private.
 
@@ -322,9 +329,7 @@ def push(folder: str, repository: str, is_private: bool) -> str:
     api = library.HfApi()
     if not sys.stderr.isatty():  # for downloads, huggingface_hub itself disables the progress bars
         library.utils.disable_progress_bars()
-    # Delete the weights of earlier commits: an earlier model may have more shards.
-    stale_files = ["model*.safetensors", _INDEX]
-    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": stale_files}
+    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": [*_EXPORTED]}
     try:
         with show_client_log():
             _request(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))

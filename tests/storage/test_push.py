@@ -45,6 +45,15 @@ def test_weights_that_were_there_before_are_taken_away(logged_in, folder):
     assert set(there(logged_in, "me/model")) == {*FILES, "notes.md"}
 
 
+def test_a_push_replaces_an_adapter_or_an_embedding_model(logged_in, folder):
+    names = ("adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.model")
+    names += ("modules.json", "1_Pooling/config.json", "generation_config.json", "manifest.sha256")
+    own = {"results.json": b"{}", "plots/config.json": b"{}"}
+    logged_in.repository("me/model").commit({name: b"{}" for name in names} | own)
+    hub.push(folder, "me/model", is_private=False)
+    assert set(there(logged_in, "me/model")) == {*FILES, *own}
+
+
 def test_a_private_push_is_never_seen_by_others(logged_in, folder):
     hub.push(folder, "me/model", is_private=True)
     assert logged_in.repositories["me/model"].private

@@ -160,7 +160,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if (commit := repository.find(revision)) is None:
                 self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             elif what == "tree":
-                self._answer(200, self._tree(repository, commit, folder, query.get("recursive") == "True"))
+                self._answer(200, self._tree(repository, commit, folder, query.get("recursive", "").lower() == "true"))
             else:
                 self._answer(200, self._described(name, repository, commit))
         elif match := re.fullmatch(
