@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional, cast
+from typing import NamedTuple, Optional
 
 import pretrainax
 from pretrainax.checkpoints.params import EMA, TRAINED
@@ -64,7 +64,8 @@ class _Card(NamedTuple):
     origin: Origin
     folder: str  # folder of the export
     name: str  # "org/name", or the name of the export folder
-    model_config: JsonObject  # config.json of the model
+    model_config: JsonObject  # config.json of the model, or of the base model of an adapter
+    architecture: str  # name of the transformers class, for example "GPT2LMHeadModel"
     base_model: Optional[HubName]  # base model on the hub of an adapter; None: the export is a model
     parameters: int
     license: Optional[str]
@@ -74,12 +75,6 @@ class _Card(NamedTuple):
     @property
     def steps(self) -> list[int]:
         return list(map(step_of, self.origin.steps))
-
-    @property
-    def architecture(self) -> str:
-        """Returns the name of the transformers class, for example "GPT2LMHeadModel"."""
-        (architecture,) = cast(list[str], self.model_config["architectures"])
-        return architecture
 
 
 def write_card(
@@ -102,6 +97,8 @@ def write_card(
     """
     experiment = experiment_of(origin)
     model_config = read_config_json(base.directory if base else folder)
+    family = described_model(model_config)[0]
+    architecture = family.class_of(experiment.model) if base else model_config["architectures"][0]
     tensors = Reader(folder, adapters.WEIGHTS) if base else Reader(folder)
     parameters = sum(math.prod(shape) for shape in tensors.shapes.values())
     lines = _read_lines(origin.directory)
@@ -110,7 +107,8 @@ def write_card(
     ]
     train_line = up_to_checkpoint[-1] if up_to_checkpoint else {}
     base_model = hub_name(base.hub) if base and base.hub else None
-    card = _Card(experiment, origin, folder, name, model_config, base_model, parameters, license, recipe, train_line)
+    model = (model_config, architecture, base_model, parameters)
+    card = _Card(experiment, origin, folder, name, *model, license, recipe, train_line)
     has_curves = bool(lines) and os.path.exists(os.path.join(origin.directory, CURVES))
     if has_curves:
         shutil.copyfile(os.path.join(origin.directory, CURVES), os.path.join(folder, CURVES))
@@ -231,12 +229,13 @@ def _usage(card: _Card) -> str:
 
 def _usage_of_adapter(card: _Card, base: HubName) -> str:
     theirs = f'"{base.repository}", revision="{base.revision}"'
+    labels = ", ".join(filter(None, (theirs, adapters.label_arguments(card.experiment))))
     ours = f"--from=hf:{card.name} --base=hf:{base.repository}@{base.revision} --workdir=DIR"
     return (
         "## Use\n\n```python\n"
         f"from peft import PeftModel\nfrom transformers import AutoTokenizer, {card.architecture}\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({theirs})\n"
-        f"model = {card.architecture}.from_pretrained({theirs})\n"
+        f"model = {card.architecture}.from_pretrained({labels})\n"
         f'model = PeftModel.from_pretrained(model, "{card.name}")\n{_generation_example(card)}```\n\n'
         f"With PretrainAX: `pretrainax huggingface import {ours}`.\n"
     )

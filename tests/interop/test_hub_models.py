@@ -195,6 +195,29 @@ def test_an_adapter_goes_to_the_hub_as_peft_reads_it_and_comes_back(hub_server, 
         np.testing.assert_allclose(again[path], x, atol=1e-6, err_msg=path)
 
 
+def test_the_card_of_an_adapter_of_a_classifier_names_its_class_and_labels(hub_server, tmp_path, monkeypatch):
+    """The base model is a BertForPreTraining, in which peft would not find the classifier."""
+    import huggingface_hub
+    import safetensors.numpy
+
+    write_directory(tmp_path / "source", "bert")
+    base = hub_server.repository("org/tiny").commit(files(tmp_path / "source"))
+    write_adapter(tmp_path / "adapter", "bert", LoRA(rank=2), task_type="SEQ_CLS", modules_to_save=["classifier"])
+    weights_file = tmp_path / "adapter" / adapters.WEIGHTS
+    width = json.loads((tmp_path / "source" / "config.json").read_text())["hidden_size"]
+    head = {"weight": np.ones((3, width), np.float32), "bias": np.zeros(3, np.float32)}
+    tensors = {f"base_model.model.classifier.{name}": x for name, x in head.items()}
+    safetensors.numpy.save_file(safetensors.numpy.load_file(weights_file) | tensors, weights_file)
+    adapters.import_adapter(str(tmp_path / "adapter"), NAME, str(tmp_path / "run"))
+    monkeypatch.setenv("HF_TOKEN", "hf_known")
+    exchange(monkeypatch, "export", tmp_path / "run", adapter=True, push="me/small")
+    repository = hub_server.repositories["me/small"]
+    card = huggingface_hub.ModelCard(repository.commits[repository.references["main"]]["README.md"].decode())
+    labels = "num_labels=3, id2label={0: '0', 1: '1', 2: '2'}"
+    loading = f'BertForSequenceClassification.from_pretrained("org/tiny", revision="{base}", {labels})'
+    assert card.data.pipeline_tag == "text-classification" and loading in card.text
+
+
 def test_an_adapter_for_a_model_that_others_do_not_have_is_not_pushed(hub_server, tmp_path, monkeypatch):
     write_directory(tmp_path / "source", "gpt2")
     write_adapter(tmp_path / "adapter", "gpt2", LoRA(rank=2))

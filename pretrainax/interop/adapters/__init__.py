@@ -5,7 +5,7 @@ model families in the zoo, also with task heads. Prompt tuning and prefix tuning
 PEFT and PretrainAX compute in equivalent ways.
 """
 
-from pretrainax.interop.adapters.directories import export_adapter, import_adapter, is_adapter
+from pretrainax.interop.adapters.directories import export_adapter, import_adapter, is_adapter, label_arguments
 from pretrainax.interop.adapters.fields import CONFIG, WEIGHTS
 
-__all__ = ["CONFIG", "WEIGHTS", "export_adapter", "import_adapter", "is_adapter"]
+__all__ = ["CONFIG", "WEIGHTS", "export_adapter", "import_adapter", "is_adapter", "label_arguments"]

@@ -86,7 +86,9 @@ def export_adapter(
     if len(start.steps) == 1:
         run = f"{start.directory}@{AS_TRAINED if start.folder == TRAINED else EMA}{step_of(start.steps[0])}"
         base = f"the output of python -m pretrainax.huggingface export {shlex.quote(f'--workdir={run}')} --to=DIR"
-    return f"{len(tensors):,} tensors exported to {to} for peft; base model: {base}{_labels_note(experiment)}"
+    arguments = label_arguments(experiment)
+    note = f"; the format has no labels, so load the base model with {arguments}" if arguments else ""
+    return f"{len(tensors):,} tensors exported to {to} for peft; base model: {base}{note}"
 
 
 def _to_peft(workdir: str, experiment: Experiment, start: Origin, trained: State) -> Adapter:
@@ -122,15 +124,15 @@ def _to_peft(workdir: str, experiment: Experiment, start: Origin, trained: State
     )
 
 
-def _labels_note(experiment: Experiment) -> str:
-    """Describes the label names of a run, which a PEFT directory does not contain."""
-    labels = getattr(experiment.objective, "labels", ()) if isinstance(experiment.model.head, (Classify, Tag)) else ()
-    if not labels:
+def label_arguments(experiment: Experiment) -> str:
+    """Returns the arguments with which from_pretrained loads the base model for the labels of a run, or "".
+
+    A PEFT directory does not contain the labels.
+    """
+    head, labels = experiment.model.head, getattr(experiment.objective, "labels", ())
+    if not isinstance(head, (Classify, Tag)) or head.kind == "choice":
         return ""
-    return (
-        f"; the format has no labels, so load the base model with num_labels={len(labels)}, "
-        f"id2label={dict(enumerate(labels))}"
-    )
+    return f"num_labels={head.num_labels}" + (f", id2label={dict(enumerate(labels))}" if labels else "")
 
 
 def _read_trained(step: str, folder: str) -> dict[str, np.ndarray]:
