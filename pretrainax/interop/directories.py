@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional, cast
@@ -28,7 +27,6 @@ from pretrainax.config import (
     Experiment,
     Extract,
     ModelConfig,
-    RunFailed,
     Tag,
     TrainConfig,
     UserError,
@@ -51,6 +49,7 @@ from pretrainax.files.paths import is_hub
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
 from pretrainax.interop.export_dtypes import EXPORT_DTYPES
+from pretrainax.interop.export_folder import new_directory, run_to_export
 from pretrainax.interop.generation import GENERATION, ORIGINAL, read_generation_file
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
@@ -145,7 +144,7 @@ def export_workdir(
       finish: called with the path of the temporary directory before it is renamed to `to`; may add files to it.
     """
     started = time.perf_counter()
-    config_path = _run_to_export(workdir, to)
+    config_path = run_to_export(workdir, to)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
     experiment = _read_run(config_path, steps)
     for step in steps:
@@ -158,9 +157,7 @@ def export_workdir(
     dtypes = {dtype.name for dtype, _ in tensors.values()}
     # New and old name of the field. transformers loads all tensors in one dtype; float32 can represent all others.
     config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
-    staging = f"{os.path.abspath(to)}.exporting"
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with new_directory(to) as staging:
         template = read_template(os.path.join(workdir, "tokenizer"))
         write_tokenizer(tokenizer, staging, model, template, decoder_frame(experiment, tokenizer.vocabulary))
         files = Writer(staging, tensors, shard_bytes)
@@ -173,26 +170,9 @@ def export_workdir(
         copy_modules(os.path.join(workdir, "tokenizer"), staging)  # of an imported embedding model
         manifest.write_manifest(staging)
         finish(staging)
-        if os.path.isdir(to):
-            os.rmdir(to)
-        os.rename(staging, to)
-    except OSError as e:
-        raise RunFailed(f"could not write --to={to}: {e.strerror or e}") from e
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     left_out = "" if experiment.model.multi_token is None else ", without config.model.multi_token"
     summary = f"{to} as {config_json['architectures'][0]}{left_out} in {time.perf_counter() - started:.1f} s"
     return f"{len(tensors):,} tensors exported to {summary}"
-
-
-def _run_to_export(workdir: str, to: str) -> str:
-    """Returns the path of a run's config file; raises UserError if this file is missing or `to` is not empty."""
-    config_path = os.path.join(workdir, "config.json")
-    if not os.path.exists(config_path):
-        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
-    if os.path.isdir(to) and os.listdir(to):
-        raise UserError(f"--to={to} is not empty: set another directory")
-    return config_path
 
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:

@@ -1,7 +1,9 @@
 """Adapters of peft and runs under tuning: the same logits there and back."""
 
+import errno
 import importlib.util
 import json
+import os
 import shlex
 import zlib
 
@@ -13,7 +15,7 @@ import pretrainax
 from pretrainax import config as config_lib
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import matching, matrices_of
-from pretrainax.config import UserError
+from pretrainax.config import RunFailed, UserError
 from pretrainax.interop import adapters, directories
 from pretrainax.interop.adapters import lora
 from pretrainax.interop.adapters.directories import _read_trained as read_trained
@@ -128,6 +130,23 @@ def test_the_command_that_exports_the_base_model_can_be_pasted(tmp_path):
     adapters.import_adapter(str(tmp_path / "adapter"), str(tmp_path / "my base"), str(tmp_path / "run"))
     command = export(tmp_path / "run", tmp_path / "out").partition("the output of ")[2]
     assert shlex.split(command)[-2:] == [f"--workdir={tmp_path}/my base@trained0", "--to=DIR"]
+
+
+def test_an_adapter_that_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    write_adapter(tmp_path / "adapter", "bert_masked_lm", LoRA(3))
+    base = str(write_directory(tmp_path / "base", "bert_masked_lm"))
+    adapters.import_adapter(str(tmp_path / "adapter"), base, str(tmp_path / "run"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFailed, match="could not write --to=.*file/out: "):
+        export(tmp_path / "run", tmp_path / "file" / "out")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunFailed, match="could not write --to=.*No space left on device"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["adapter", "base", "file", "run"]
 
 
 def test_an_adapter_has_every_bit_of_what_was_trained(tmp_path):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -35,6 +34,7 @@ from pretrainax.interop.adapters.virtual_tokens import (
 )
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.directories import describe_export
+from pretrainax.interop.export_folder import new_directory, run_to_export
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
 from pretrainax.interop.start import load_recorded_start, record_start
@@ -63,25 +63,18 @@ def export_adapter(
       folder: folder in the checkpoint: TRAINED or EMA parameters.
       finish: called with the path of the temporary directory before it is renamed to `to`; may add files to it.
     """
-    experiment = config.load(os.path.join(workdir, "config.json"))
-    if os.path.isdir(to) and os.listdir(to):
-        raise UserError(f"--to={to} is not empty: set another directory")
+    experiment = config.load(run_to_export(workdir, to))
     start = load_recorded_start(workdir)
     adapter_config, tensors = _to_peft(workdir, experiment, start, _read_trained(step, folder))
     adapter_config |= {"inference_mode": True, "base_model_name_or_path": None if start.steps else start.directory}
     if start.hub and (name := hub_name(start.hub)):
         adapter_config |= {"base_model_name_or_path": name.repository, "revision": name.revision}
-    staging = f"{os.path.abspath(to)}.exporting"
-    shutil.rmtree(staging, ignore_errors=True)
-    os.makedirs(staging)
-    files = Writer(staging, {name: (x.dtype, x.shape) for name, x in tensors.items()}, 1 << 62, WEIGHTS)
-    for name, x in tensors.items():
-        files[name][...] = x
-    write_atomically(os.path.join(staging, CONFIG), json.dumps(adapter_config, indent=2, sort_keys=True) + "\n")
-    finish(staging)
-    if os.path.isdir(to):
-        os.rmdir(to)
-    os.rename(staging, to)
+    with new_directory(to) as staging:
+        files = Writer(staging, {name: (x.dtype, x.shape) for name, x in tensors.items()}, 1 << 62, WEIGHTS)
+        for name, x in tensors.items():
+            files[name][...] = x
+        write_atomically(os.path.join(staging, CONFIG), json.dumps(adapter_config, indent=2, sort_keys=True) + "\n")
+        finish(staging)
     base = start.description
     if len(start.steps) == 1:
         run = f"{start.directory}@{AS_TRAINED if start.folder == TRAINED else EMA}{step_of(start.steps[0])}"
