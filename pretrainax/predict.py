@@ -123,7 +123,7 @@ class Prediction:
         pending: collections.deque[InputRecord] = collections.deque()
 
         def task_records():
-            for input_record in records.records(task):
+            for input_record in records.records(task, loaded.tokenizer):
                 pending.append(input_record)
                 yield input_record.record
 

@@ -19,9 +19,10 @@ from pretrainax.data.sources.records import RecordLines
 from pretrainax.files.atomic_files import replacing
 from pretrainax.files.json_files import JsonObject
 from pretrainax.files.regular_files import check_regular
-from pretrainax.inference.predictions import read_unlabeled
+from pretrainax.inference.predictions import check_tokens, read_unlabeled
 from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
+from pretrainax.tokenization.base import Tokenizer
 
 STANDARD = files.STANDARD_INPUT  # path that means standard input or standard output
 _MAX_LOGGED = 20  # maximum number of invalid records that are logged
@@ -54,8 +55,8 @@ class Input:
                 raise UserError(problems[0])
             self._paths = files.find_files(self._source, "train", self._source.endings)
 
-    def records(self, task: Task) -> Iterator[InputRecord]:
-        """Yields the records of all files, parsed for `task`.
+    def records(self, task: Task, tokenizer: Tokenizer) -> Iterator[InputRecord]:
+        """Yields the records of all files, parsed for `task`, which is bound to `tokenizer`.
 
         With --skip_bad, invalid records are logged, skipped and counted in `bad`.
 
@@ -70,6 +71,7 @@ class Input:
                     fields = self._source.parse(row)
                     record = read_unlabeled(task, fields)
                     "".join(record.texts).encode()  # raises ValueError for an unpaired surrogate
+                    check_tokens(task, record, tokenizer)
                 except (ValueError, RecursionError) as e:
                     if not self._skip_bad:
                         raise UserError(f"{where}: {e}; --skip_bad leaves out and counts bad records") from e

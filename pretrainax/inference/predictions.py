@@ -24,6 +24,7 @@ from pretrainax.models.heads.base import HEADS
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tasks import Task, WritingTask
+from pretrainax.tokenization.base import Tokenizer
 
 _SORTED_BATCHES = 16  # number of batches whose records are sorted by length together, to reduce padding
 
@@ -107,6 +108,12 @@ def read_unlabeled(task: Task, fields: Mapping) -> Record:
     """
     record = task.read_unlabeled(fields)
     return Record(tuple(normalize_line_ends(text, collections.Counter()) for text in record.texts), record.note)
+
+
+def check_tokens(task: Task, record: Record, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if a model would read no token of a record; `task` is bound to `tokenizer`."""
+    if not task.measure(0).inputs and not any(map(len, tokenizer.encode_batch(list(record.texts)))):
+        raise ValueError(f"the texts {record.texts!r:.80} have no tokens, and no special tokens are added")
 
 
 def task_outputs(

@@ -14,16 +14,18 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.inference.prediction_files import Input, InputRecord, check_output, output_format, writing
 from pretrainax.tasks import Classification
+from pretrainax.tokenization import Characters
 from tests.support import tiny
 
-TASK = Classification(labels=("a", "b"))
+TASK = Classification(labels=("a", "b"))  # without special tokens, as of a GPT-2 from the hub
+TOKENIZER = Characters().build(iter(["abcx"]))
 ROWS = [{"id": "1", "text": "one, two"}, {"id": "2", "text": 'says "no"'}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
 
 
 def read(given, skip_bad=False):
     records = Input(str(given), tiny.get_config("bert"), skip_bad)
-    return [(asked.where, asked.fields, asked.record.texts) for asked in records.records(TASK)], records
+    return [(asked.where, asked.fields, asked.record.texts) for asked in records.records(TASK, TOKENIZER)], records
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,14 @@ def test_bad_records_end_it_or_are_named_and_counted(tmp_path, capsys):
     assert said[-1] == "left out: more records; the end of the output has their number"
 
 
+def test_a_record_without_a_token_is_a_bad_record(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": ""}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl:2: the texts \(''.* have no tokens.*--skip_bad leaves out"):
+        read(tmp_path / "a.jsonl")
+    found, records = read(tmp_path / "a.jsonl", skip_bad=True)
+    assert len(found) == 1 and records.bad == 1
+
+
 @pytest.mark.parametrize(
     "given, said",
     [
@@ -95,7 +105,7 @@ def test_what_is_not_read_is_one_line(given, said):
 def asked(tmp_path, rows=ROWS):
     path = tmp_path / "asked.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return list(Input(str(path), tiny.get_config("bert"), False).records(TASK))
+    return list(Input(str(path), tiny.get_config("bert"), False).records(TASK, TOKENIZER))
 
 
 SAID = {"prediction": ["a", "b"], "probabilities": {"a": 0.75, "b": 0.5}}
