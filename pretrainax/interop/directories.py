@@ -74,7 +74,7 @@ from pretrainax.tasks import (
 )
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Tokenizer, Vocabulary, load_tokenizer
-from pretrainax.tokenization.chat import read_template, write_template
+from pretrainax.tokenization.chat import copy_templates, read_templates
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_locations, their_shape
@@ -158,8 +158,11 @@ def export_workdir(
     # New and old name of the field. transformers loads all tensors in one dtype; float32 can represent all others.
     config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     with new_directory(to) as staging:
-        template = read_template(os.path.join(workdir, "tokenizer"))
-        write_tokenizer(tokenizer, staging, model, template, decoder_frame(experiment, tokenizer.vocabulary))
+        templates = read_templates(os.path.join(workdir, "tokenizer"))
+        frame = decoder_frame(experiment, tokenizer.vocabulary)
+        write_tokenizer(tokenizer, staging, model, templates.get("default"), frame)
+        if templates.keys() - {"default"}:  # which tokenizer_config.json cannot contain
+            copy_templates(os.path.join(workdir, "tokenizer"), staging)
         files = Writer(staging, tensors, shard_bytes)
         _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), part)
         _write_json(os.path.join(staging, "config.json"), config_json)
@@ -311,8 +314,7 @@ def _assign(target: np.ndarray, values: np.ndarray, name: str) -> None:
 def _save_original(source: DirectoryWeights, workdir: str) -> None:
     """Saves what an imported directory has besides weights and tokenizer: templates, JSON configs, tensor dtypes."""
     copy_modules(source.directory, os.path.join(workdir, "tokenizer"))
-    if template := read_template(source.directory):
-        write_template(os.path.join(workdir, "tokenizer"), template)
+    copy_templates(source.directory, os.path.join(workdir, "tokenizer"))
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
     for name in ("config.json", GENERATION):
         if os.path.exists(os.path.join(source.directory, name)):

@@ -50,8 +50,9 @@ _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
 _EXPORTED = (
     *("model*.safetensors", _INDEX, _ADAPTER, "adapter_config.json", "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "spiece.model"),
-    *("vocabulary.json", "characters.json", "chat_template.jinja", "modules.json", "[0-9]_*/config.json"),
-    *("sentence_bert_config.json", "config_sentence_transformers.json", "manifest.sha256", "curves.png"),
+    *("vocabulary.json", "characters.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+    *("modules.json", "[0-9]_*/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("manifest.sha256", "curves.png"),
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PICKLE_FILE = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")

@@ -12,6 +12,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
+from pretrainax.files.object_names import path_below
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization import chat_templates
@@ -227,6 +228,21 @@ def read_templates(directory: str) -> dict[str, str]:
 def write_template(directory: str, template: str) -> None:
     """Writes a chat template to a tokenizer's directory, from which `read_template` can read it."""
     write_atomically(os.path.join(directory, _TEMPLATE_FILE), template)
+
+
+def copy_templates(directory: str, to: str) -> None:
+    """Copies all chat templates of a directory as files to another directory; both are as in `read_templates`.
+
+    Raises:
+      UserError: the name of a template is no file name.
+    """
+    for name, template in read_templates(directory).items():
+        if name == "default":
+            write_template(to, template)
+        else:
+            path = path_below(to, f"{_TEMPLATE_FOLDER}/{name}.jinja")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomically(path, template)
 
 
 def _parse_marks(text: str) -> Rendered:

@@ -185,6 +185,26 @@ def test_config_and_tokenizer_travel_along(source, tmp_path):
     assert read_tokenizer(str(source)).fingerprint == read_tokenizer(str(tmp_path / "out")).fingerprint
 
 
+@needs_transformers
+@pytest.mark.parametrize("has_files", [True, False])
+def test_named_chat_templates_travel_along(has_files, source, tmp_path):
+    """In files, and in the list of tokenizer_config.json that transformers wrote before version 4.52."""
+    import transformers
+
+    templates = {"default": "{{ messages }}", "rag": "{{ documents }}"}
+    if has_files:
+        (source / "chat_template.jinja").write_text(templates["default"])
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates" / "rag.jinja").write_text(templates["rag"])
+    else:
+        path = source / "tokenizer_config.json"
+        listed = [{"name": name, "template": template} for name, template in templates.items()]
+        path.write_text(json.dumps(json.loads(path.read_text() if path.exists() else "{}") | {"chat_template": listed}))
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == templates
+
+
 def test_pooling_and_inputs_of_an_embedding_model_travel_along(source, tmp_path):
     head = Embed(pooling="cls", normalize=True)
     sentence_transformers.write_modules(str(source), dataclasses.replace(CASES["bert"].config, head=head))

@@ -48,6 +48,7 @@ def test_weights_that_were_there_before_are_taken_away(logged_in, folder):
 def test_a_push_replaces_an_adapter_or_an_embedding_model(logged_in, folder):
     names = ("adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "tokenizer.model")
     names += ("modules.json", "1_Pooling/config.json", "generation_config.json", "manifest.sha256")
+    names += ("additional_chat_templates/rag.jinja",)
     own = {"results.json": b"{}", "plots/config.json": b"{}"}
     logged_in.repository("me/model").commit({name: b"{}" for name in names} | own)
     hub.push(folder, "me/model", is_private=False)
