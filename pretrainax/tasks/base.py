@@ -65,6 +65,7 @@ class Task(Objective):
     shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
     packages: ClassVar[tuple[str, ...]] = ()  # packages of the extra `metrics` that metrics and baselines import
+    optional_fields: ClassVar[tuple[str, ...]] = ()  # the `fields` that records may lack
     has_head: ClassVar[bool] = True  # True if the task adds a head; False: the model keeps its vocabulary head
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`

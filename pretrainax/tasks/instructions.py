@@ -72,6 +72,10 @@ class Instructions(WritingTask):
             return (self.messages_field,)
         return tuple(filter(None, (self.instruction_field, self.input_field, self.output_field)))
 
+    @property
+    def optional_fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return () if self.input_field is None else (self.input_field,)
+
     def complete(self, experiment) -> None:
         super().complete(experiment)
         path = getattr(experiment.tokenizer, "path", None)

@@ -91,6 +91,8 @@ def uneven_selection(default: str, metric: str, labels: Iterable[str]) -> tuple[
 class _LabelReader:
     """Reads only the labels of records; see `data.sources.base.Reader`."""
 
+    optional_fields = ()
+
     def __init__(self, field: str, values: Callable[[Mapping], Iterable[object]]):
         self.fields, self._field, self._values = (field,), field, values
 

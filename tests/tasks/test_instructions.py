@@ -1,12 +1,16 @@
 """Instruction tuning: the example of a conversation, what is cut of it, broken records, the template of a start."""
 
+import collections
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pretrainax.config import UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import ObjectiveInput
-from pretrainax.data.sources import JsonLines
+from pretrainax.data.sources import JsonLines, Parquet
 from pretrainax.tasks import Instructions
 from pretrainax.tokenization import ByteBPE, PretrainedTokenizer
 from pretrainax.tokenization.chat import PLAIN, write_template
@@ -52,6 +56,20 @@ def test_what_is_read_before_the_last_answer_is_that_of_training():
 def test_windows_line_ends_of_an_answer_do_not_make_it_wrong():
     record = {"messages": [USER, {"role": "assistant", "content": "it\r\nrains"}]}
     assert adapted().metrics(["it\nrains"], [text_of(adapted(), record).note]) == {"exact_match": 1.0}
+
+
+def test_a_table_may_lack_the_input_but_not_the_output(tmp_path):
+    table = {"instruction": ["Hi", "you"], "output": ["hello", "rain"]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+
+    def texts(**fields):
+        source = Parquet(str(tmp_path), valid_path=str(tmp_path)).reading(Instructions(messages_field=None, **fields))
+        (shard,) = source.shards("train")
+        return [record.texts for record in source.read(shard, collections.Counter())]
+
+    assert texts() == texts(input_field="task.input") == [("Hi", "hello"), ("you", "rain")]
+    with pytest.raises(UserError, match="a field of config.objective Instructions is 'answer'"):
+        texts(output_field="answer")
 
 
 def test_alpacas_fields_are_a_conversation_of_one_turn():

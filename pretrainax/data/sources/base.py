@@ -47,6 +47,11 @@ class Reader(Protocol):
         """Returns the names of the fields that `read` uses; a name such as "translation.de" is a nested field."""
         ...
 
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """Returns the names of those `fields` that a table or an entry may lack."""
+        ...
+
     def read(self, record: Mapping, /) -> Record:
         """Converts an entry (field name -> value) to a `Record`; raises ValueError if the entry is invalid."""
         ...

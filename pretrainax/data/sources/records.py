@@ -164,7 +164,7 @@ class Records:
         Raises:
           UserError: the table lacks a required column.
         """
-        columns, names = {}, list(names)
+        columns, names, optional = {}, list(names), () if self._task is None else self._task.optional_fields
         fields = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
         if self._task is not None:
             fields = [
@@ -173,6 +173,8 @@ class Records:
         for setting, field in fields:
             if field is not None:
                 column = field if field in names else field.partition(".")[0]
+                if column not in names and field in optional:
+                    continue
                 if column not in names:
                     raise UserError(f"{setting} is {field!r}, {nearest(field, names)}")
                 columns[column] = None
