@@ -61,7 +61,11 @@ class TextToText(Objective):
         return SequenceToSequence(self.target_length)
 
     def components(self, pairs=False):
-        return [(1.0, self.supervised)] if pairs else self.unsupervised.components()
+        if pairs:
+            return [(1.0, self.supervised)]
+        components = self.unsupervised.components()
+        total = sum(weight for weight, _ in components)  # not 1 for most mixtures, such as 7 for UL2's
+        return [(weight / total, objective) for weight, objective in components]
 
     def lengths(self, sequence_length):
         lengths = (objective.lengths(sequence_length) for objective in (self.supervised, self.unsupervised))

@@ -19,6 +19,7 @@ from pretrainax.data.objectives import (
     Lengths,
     MixtureOfDenoisers,
     ObjectiveInput,
+    ObjectiveMixture,
     SequenceToSequence,
     SpanCorruption,
     TextToText,
@@ -91,6 +92,18 @@ def test_it_survives_json():
 def lines(path, records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
+
+
+@pytest.mark.parametrize(
+    "unsupervised",
+    [SpanCorruption(), ObjectiveMixture((SpanCorruption(), SpanCorruption(0.5)), (3.0, 1.0)), MixtureOfDenoisers()],
+)
+def test_texts_have_the_weight_of_their_source_for_any_weights_of_a_mixture_of_objectives(unsupervised):
+    components = TextToText(unsupervised).components()
+    assert sum(weight for weight, _ in components) == pytest.approx(1.0)
+    expected = unsupervised.components()
+    assert [part for _, part in components] == [part for _, part in expected]
+    assert [weight / components[0][0] for weight, _ in components] == [weight / expected[0][0] for weight, _ in expected]
 
 
 def test_a_run_mixes_the_tasks_by_weight(tmp_path):
