@@ -101,6 +101,11 @@ class Objective(kinds.Objective):
         """Returns True if all tokens in an example belong to one segment, so that they may attend to each other."""
         return not self.separates_rows
 
+    @property
+    def needs_documents(self) -> bool:
+        """Returns True if the input cannot be a pair, whose source and target both end with a separator."""
+        return self.unit == "sentences"
+
     def lengths(self, sequence_length: int) -> Lengths:
         """Returns the maximum numbers of corpus, input and target tokens for examples with `sequence_length` inputs."""
         raise NotImplementedError
@@ -278,7 +283,7 @@ class Objective(kinds.Objective):
             yield f"config.data.sequence_length is {length}, {name} needs at least {self.shortest}"
             return
         for source in getattr(experiment.data.source, "components", tuple)():  # another check reports invalid sources
-            if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
+            if source.pairs and any(part.needs_documents for _, part in self.components(pairs=True)):
                 yield f"config.objective is {name}, which needs documents, but {type(source).__name__} has pairs"
         longest, limit = self.adapted(experiment).max_positions(length), experiment.model.position.max_length
         if limit not in (None, AUTO) and longest > limit:

@@ -82,6 +82,10 @@ class FillInTheMiddle(CausalLM):
     is_likelihood: ClassVar[bool] = False  # documents are reordered and contain sentinels
     shortest: ClassVar[int] = 4  # inputs of two tokens and three sentinels; the last token is only a target
 
+    @property
+    def needs_documents(self):
+        return True  # `restore` finds the documents of a sequence by their separators
+
     def field_problems(self):
         for name in ("fim_rate", "spm_rate"):
             if not 0 <= getattr(self, name) <= 1:

@@ -10,8 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.objectives import CausalLM, FillInTheMiddle, Lengths, ObjectiveInput
-from pretrainax.data.sources import TextFiles
+from pretrainax.data.objectives import (
+    CausalLM,
+    FillInTheMiddle,
+    Lengths,
+    NextSentencePrediction,
+    ObjectiveInput,
+    ObjectiveMixture,
+)
+from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.runs.train import train
 from pretrainax.tokenization import ByteBPE
 from pretrainax.tokenization.base import Vocabulary
@@ -347,6 +354,18 @@ def test_fields_out_of_range_are_a_line(fields, line):
     objective = FillInTheMiddle(**fields)
     model = ModelConfig(family="decoder")
     assert list(objective.problems(Experiment(model, None, DataConfig(None, 64), objective, None, None))) == [line]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [FillInTheMiddle(), NextSentencePrediction(), ObjectiveMixture((CausalLM(), FillInTheMiddle()), (1.0, 1.0))],
+)
+def test_an_objective_of_documents_refuses_pairs(objective):
+    """The source of a pair ends with the separator, too, so the parts of a document would have separators inside."""
+    source = JsonLines(path="pairs.jsonl", target_field="target")
+    model = ModelConfig(family=objective.families[0], pair_head=True)
+    lines = list(objective.problems(Experiment(model, None, DataConfig(source, 64), objective, None, None)))
+    assert any("which needs documents, but JsonLines has pairs" in line for line in lines)
 
 
 def test_too_few_sentinels_are_an_error():

@@ -103,7 +103,9 @@ def test_texts_have_the_weight_of_their_source_for_any_weights_of_a_mixture_of_o
     assert sum(weight for weight, _ in components) == pytest.approx(1.0)
     expected = unsupervised.components()
     assert [part for _, part in components] == [part for _, part in expected]
-    assert [weight / components[0][0] for weight, _ in components] == [weight / expected[0][0] for weight, _ in expected]
+    assert [weight / components[0][0] for weight, _ in components] == [
+        weight / expected[0][0] for weight, _ in expected
+    ]
 
 
 def test_a_run_mixes_the_tasks_by_weight(tmp_path):
