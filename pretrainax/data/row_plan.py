@@ -176,14 +176,13 @@ def make_row_plan(
     Raises:
       UserError: the corpus does not fill a single row.
     """
-    longest = objective.lengths(sequence_length).raw
+    longest, is_valid = objective.lengths(sequence_length).raw, os.path.basename(corpus.directory) == "valid"
+    name, advice = ("the validation text", ", or set a larger valid_fraction") if is_valid else ("the corpus", "")
     if not packing.cuts:
         if corpus.num_tokens < longest:
-            is_valid = os.path.basename(corpus.directory) == "valid"
             raise UserError(
-                f"{'the validation text' if is_valid else 'the corpus'} has {corpus.num_tokens} tokens, but one row of "
-                f"config.data.sequence_length {sequence_length} takes {longest}: set a smaller length, or add text "
-                f"in config.data.source{', or set a larger valid_fraction' if is_valid else ''}"
+                f"{name} has {corpus.num_tokens} tokens, but one row of config.data.sequence_length {sequence_length} "
+                f"takes {longest}: set a smaller length, or add text in config.data.source{advice}"
             )
         if shuffle and isinstance(packing, Windows) and packing.shuffle_documents:
             return ShuffledWindowPlan(corpus, longest)
@@ -196,10 +195,13 @@ def make_row_plan(
     buckets = isinstance(packing, OneEach) and packing.buckets
     plan = BucketPlan(directory, batch_size) if buckets else TablePlan(directory)
     if not plan.rows_per_epoch:
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.statistics.items() if count)
+        counts = {reason: n for reason, n in plan.statistics.items() if n and reason != "fill"}
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+        batch_advice = ", or set a smaller batch size or fewer buckets" if buckets else ""
         raise UserError(
-            f"the corpus has no row for {type(objective).__name__} with {type(packing).__name__} and "
-            f"config.train.global_batch_size {batch_size}: {dropped or 'it has no document'}; add text"
+            f"{name} has no row for {type(objective).__name__} with {type(packing).__name__} and "
+            f"config.train.global_batch_size {batch_size}: {dropped or 'it has no document'}; add text in "
+            f"config.data.source{advice}{batch_advice}"
         )
     return plan
 

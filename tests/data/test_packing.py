@@ -235,9 +235,26 @@ def test_a_plan_is_made_once(corpus, monkeypatch):
     np.testing.assert_array_equal(make(corpus, BestFit(), sequence_length=20)[0]["tokens"], first["tokens"])
 
 
-def test_a_corpus_without_a_row_is_refused(corpus):
-    with pytest.raises(UserError, match="no row for CausalLM with OneEach and config.train.global_batch_size 4096"):
+@pytest.mark.parametrize(
+    "split, begin, end",
+    [
+        ("train", "the corpus", "config.data.source, or set a smaller batch size or fewer buckets"),
+        (
+            "valid",
+            "the validation text",
+            "or set a larger valid_fraction, or set a smaller batch size or fewer buckets",
+        ),
+    ],
+)
+def test_a_corpus_without_a_row_is_refused(split, begin, end, tmp_path):
+    (tmp_path / split).mkdir()
+    corpus = corpus_of(str(tmp_path / split), [9] * 20)
+    with pytest.raises(UserError) as e:
         make(corpus, OneEach(buckets=(8,)), global_batch_size=4096)
+    what = (
+        "has no row for CausalLM with OneEach and config.train.global_batch_size 4096: 20 pieces left out of each epoch"
+    )
+    assert str(e.value).startswith(f"{begin} {what}; add text") and str(e.value).endswith(end)
 
 
 # --- documents in a new order in each epoch
