@@ -192,12 +192,30 @@ def _length_problems(e: Experiment) -> Iterator[str]:
         RunBudget.parse("1 epoch" if budget is None else budget)
     except ValueError as error:
         yield f"config.train.budget is {budget!r}, {error}"
+    else:
+        yield from epoch_problems(e)
     if steps < 0 or (steps == 0 and budget is None):
         yield f"config.train.steps is {steps}, it must be at least 1, or config.train.budget must be set"
     if steps > 0 and budget is not None:
         yield f"config.train.steps is {steps} and config.train.budget is {budget!r}: set only one of them"
     if steps == 0 and e.phases:
         yield "config.train.budget does not support config.phases: set config.train.steps"
+
+
+def epoch_problems(e: Experiment) -> Iterator[str]:
+    """Yields an error message if steps or intervals follow from epochs, but the rows have no common epoch.
+
+    The budget must be valid.
+    """
+    has_epochs = e.train.budget is None or RunBudget.parse(e.train.budget).unit == "epochs"
+    needs_epoch = has_epochs and 0 in (e.train.steps, e.evaluate.every, e.checkpoint.every)
+    sources = e.data.source.components() if needs_epoch else ()
+    if sum(len(e.objective.components(source.pairs)) for source in sources) > 1:
+        yield (
+            "config.train.budget in epochs, and evaluate.every or checkpoint.every 0, need an epoch, but "
+            "config.data.source and config.objective mix several streams of rows: set config.train.steps and both "
+            "intervals"
+        )
 
 
 def _average_problems(e: Experiment) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.budget import RunBudget
-from pretrainax.config.validation import validate
+from pretrainax.config.validation import epoch_problems, validate
 from pretrainax.data.pipeline import batches_of
 
 if TYPE_CHECKING:
@@ -36,14 +36,9 @@ def resolve_steps(experiment: Experiment, prepared: "Prepared") -> None:
         return
     train, sections, schedule = experiment.train, (experiment.evaluate, experiment.checkpoint), experiment.schedule
     if not train.steps or not all(section.every for section in sections):
-        batches = batches_of(experiment, prepared, "train")
-        if len(batches.streams) > 1:
-            raise UserError(
-                "config.train.budget in epochs, and evaluate.every or checkpoint.every 0, need an epoch, but "
-                "config.data.source and config.objective mix several streams of rows: set config.train.steps and both "
-                "intervals"
-            )
-        epoch = batches.rows_per_epoch / train.global_batch_size  # in steps
+        if problems := list(epoch_problems(experiment)):  # the caller may not have validated the config
+            raise UserError("; ".join(problems))
+        epoch = batches_of(experiment, prepared, "train").rows_per_epoch / train.global_batch_size  # in steps
         if budget:
             train.steps, train.budget = max(int(round(budget.amount * epoch, 6)), 1), None
         for section in sections:

@@ -193,8 +193,11 @@ def test_a_mixture_has_no_epoch(tmp_path):
     experiment.objective, experiment.tokenizer, experiment.model.vocab_size = CausalLM(), Characters(), AUTO
     experiment.data.cache_dir = str(tmp_path / "cache")
     set_field(experiment, "config.train.budget", "2 epochs")
-    with pytest.raises(UserError, match="config.train.budget in epochs, .* mix several streams of rows"):
-        prepare(experiment, report=lambda message: None)
+    for check in (validate, lambda experiment: prepare(experiment, report=lambda message: None)):
+        with pytest.raises(UserError, match="config.train.budget in epochs, .* mix several streams of rows"):
+            check(experiment)
+    set_field(experiment, "config.train.budget", "1e9 flops")
+    validate(experiment)  # the intervals are fractions of the run
 
 
 # --- schedules, grids, configs ----------------------------------------------------------------------------------------
