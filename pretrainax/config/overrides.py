@@ -183,6 +183,8 @@ def _parse_int(text: str) -> int:
 def _parse_tuple(text: str, kind: Any) -> tuple:
     """Parses a tuple from a string such as "(1, 2)", "1", "local,global" or "(Name(), Name())".
 
+    A string with white space that is no Python literal, such as a prompt, is one item.
+
     kind: type annotation of the tuple.
 
     Raises:
@@ -193,7 +195,7 @@ def _parse_tuple(text: str, kind: Any) -> tuple:
         is_choice = isinstance(item_type, type) and issubclass(item_type, Choice)
         value = item_type.parse_several(text) if is_choice else ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        value = tuple(text.split(","))
+        value = (text,) if any(map(str.isspace, text)) else tuple(text.split(","))  # a prompt may have commas
     value = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not fits(value, kind):
         raise ValueError

@@ -37,6 +37,9 @@ from tests.support import tiny
         ("[1, 2]", tuple[int, ...], (1, 2)),
         ("3", tuple[int, ...], (3,)),
         ("local,global", tuple[Literal["local", "global"], ...], ("local", "global")),
+        ("grammar,arc", tuple[str, ...], ("grammar", "arc")),
+        ("In 1492, Columbus", tuple[str, ...], ("In 1492, Columbus",)),
+        ("('In 1492, Columbus', 'we')", tuple[str, ...], ("In 1492, Columbus", "we")),
     ],
 )
 def test_a_text_is_read_as_the_type_of_its_field(text, hint, value):
