@@ -7,6 +7,7 @@ from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.planning.topologies import Topology
 from pretrainax.studies.arms import configured, rate_fields, tunable
 from pretrainax.studies.measures import ValidationLoss
+from pretrainax.studies.sequential import look_seeds
 from pretrainax.studies.study import AMOUNTS, Arm, Contrast, Study
 from pretrainax.studies.study_file import raise_problems
 
@@ -80,8 +81,7 @@ def _seed_problems(study: Study) -> Iterator[str]:
         yield f"final.downstream_seeds is {final.downstream_seeds}, it must be at least 1"
     if not final.vary:
         yield "final.vary is empty, it must have at least one of 'init', 'order', 'dropout' and 'mask'"
-    if study.stop.looks < 1:
-        yield f"stop.looks is {study.stop.looks}, it must be at least 1"
+    yield from _look_problems(study)
     for name in ("margin", "spread"):
         if (value := getattr(study, name)) is not None and not 0 < value < float("inf"):
             yield f"{name} is {value}, it must be above 0 and finite"
@@ -94,6 +94,20 @@ def _seed_problems(study: Study) -> Iterator[str]:
             f"tuning has the seeds {tuning.seed} to {tuning.seed + tuning.seeds - 1} and final {final.seed} to "
             f"{final.seed + final.seeds - 1}: they must differ; set tuning.seed"
         )
+
+
+def _look_problems(study: Study) -> Iterator[str]:
+    """Yields a line if the rule that ends the study does not use `stop.looks`, or cannot have as many looks."""
+    looks, seeds = study.stop.looks, study.final.seeds
+    if study.stop.rule == "fixed" and looks != 1:
+        yield f"stop.looks is {looks}, which only the rule 'group_sequential' uses: set stop.rule, or leave looks out"
+    elif study.stop.rule == "group_sequential" and looks < 2:
+        yield f"stop.looks is {looks}; it must be at least 2 with stop.rule = 'group_sequential'"
+    else:
+        try:
+            look_seeds(seeds, looks)
+        except UserError as e:
+            yield str(e)
 
 
 def _contrast_problems(study: Study) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pretrainax.config import UserError, to_json
 from pretrainax.studies.checks import check_study
 from pretrainax.studies.ladder.ladder import read_ladder
 from pretrainax.studies.measures import ValidationLoss
-from pretrainax.studies.study import Arm, Budget, Contrast, Final, Study, Tuning
+from pretrainax.studies.study import Arm, Budget, Contrast, Final, Stop, Study, Tuning
 from pretrainax.studies.study_file import read_study, study_from
 from tests.studies.fake_study import LastLoss
 from tests.support.runs import ROOT, TINY, write_text
@@ -121,6 +121,9 @@ def test_all_mistakes_of_form_are_listed(tmp_path):
         ({"primary": Contrast("loss", "gpt", "gpt")}, "primary compares 'gpt' with itself"),
         ({"measures": (LastLoss("loss"), LastLoss("loss"))}, "measures[1].name is 'loss', and so is measures[0].name"),
         ({"margin": 0.0}, "margin is 0.0, it must be above 0"),
+        ({"stop": Stop(looks=3)}, "stop.looks is 3, which only the rule 'group_sequential' uses"),
+        ({"stop": Stop("group_sequential")}, "stop.looks is 1; it must be at least 2 with stop.rule"),
+        ({"stop": Stop("group_sequential", 5)}, "stop.looks is 5; it must be at most 4 for 5 seeds"),
     ],
 )
 def test_mistakes_of_values(change, message, text):
