@@ -29,6 +29,7 @@ class Difference(NamedTuple):
     mean: float
     half_width: Optional[float]  # None: unknown, because there are less than two seeds or all differences are equal
     seeds: int
+    level: float = ALPHA  # of the interval
 
     @property
     def is_distinguishable(self) -> bool:
@@ -107,7 +108,8 @@ def _differences(settings: Sequence[Values], leader: Values) -> list[Difference]
     p_values = [p_value(float(np.mean(x)) if x else 0.0, _standard_error(x), len(x) - 1) for x in pairs]
     differences = []
     for values, mean, level in zip(pairs, means, holm_levels(p_values), strict=True):
-        differences.append(Difference(*(mean_interval(values, level) if values else (mean, None)), len(values)))
+        interval = mean_interval(values, level) if values else (mean, None)
+        differences.append(Difference(*interval, len(values), level))
     return differences
 
 
@@ -131,11 +133,11 @@ def _reason(metric: str, labels: Sequence[str], closest: Difference, values: Seq
     reason = f"{labels[0]} and {labels[1]} are not distinguishable ({difference})"
     deltas = [values[1][seed] - values[0][seed] for seed in values[1] if seed in values[0]]
     ratio = abs(closest.mean) / float(np.std(deltas, ddof=1))
-    needed = next((n for n in range(2, _MAX_SEEDS) if _visible(n) < ratio), None)
+    needed = next((n for n in range(2, _MAX_SEEDS) if _visible(n, closest.level) < ratio), None)
     more = f"about {needed} seeds" if needed else f"more than {_MAX_SEEDS:,} seeds"
     return f"{reason}; a difference of this size takes {more}"
 
 
-def _visible(count: int) -> float:
+def _visible(count: int, level: float = ALPHA) -> float:
     """Returns the smallest distinguishable mean of `count` differences, in standard deviations."""
-    return t_quantile(count - 1) / math.sqrt(count)
+    return t_quantile(count - 1, level) / math.sqrt(count)

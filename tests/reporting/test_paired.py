@@ -91,6 +91,17 @@ def test_the_seeds_that_a_difference_takes_are_those_of_its_t_test():
     assert stats.t.ppf(0.975, 17) * 2 / 18**0.5 < 1 < stats.t.ppf(0.975, 16) * 2 / 17**0.5
 
 
+def test_a_difference_of_several_settings_takes_more_seeds_than_it_has():
+    """With the level of a single comparison, the verdict on 5 seeds asked for 5 seeds."""
+    differences = np.array([0.4, 1.0, 1.6, 0.1, 1.9])  # p = 0.043, and there are three comparisons
+    values = np.stack([np.zeros(5), differences, differences + 1e-3, differences + 2e-3], axis=1)
+    assert stats.ttest_1samp(differences, 0).pvalue == pytest.approx(0.043, abs=1e-3)
+    found, ratio = ranked(values), differences.mean() / differences.std(ddof=1)
+    assert found.text.endswith("a difference of this size takes about 7 seeds")
+    quantiles = [stats.t.ppf(1 - 0.05 / 3 / 2, n - 1) / n**0.5 for n in (6, 7)]
+    assert quantiles[1] < ratio < quantiles[0]
+
+
 def test_seeds_that_only_one_setting_has_are_not_paired():
     found = rank("loss", ["a", "b"], [{0: 1.0, 1: 1.1}, {1: 2.0, 2: 2.5}])
     assert found.differences[1].seeds == 1 and found.best is None
