@@ -44,8 +44,12 @@ declare(
         "sum of the loss terms of the teacher below, with their weights in config.distill",
     ),
     Metric("combined_loss", "the loss that distillation trains: config.distill.hard · loss + distillation_loss"),
-    Metric("soft_loss", "T² times the KL divergence from the teacher's outputs, per target or label"),
-    Metric("soft_pair_loss", "T² times the KL divergence from the teacher's outputs for pairs of segments, per row"),
+    Metric("soft_loss", "T² times the KL divergence from the teacher's outputs, per target or label", unit="nats"),
+    Metric(
+        "soft_pair_loss",
+        "T² times the KL divergence from the teacher's outputs for pairs of segments, per row",
+        unit="nats",
+    ),
     Metric("hidden_loss", "distance of hidden states from the teacher's, per token, summed over layers"),
     Metric("embedding_loss", "mean squared difference of the first layer's input from the teacher's, per token"),
     Metric(

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Optional
 
 import matplotlib
@@ -12,7 +12,7 @@ matplotlib.use("Agg")  # a backend that needs no display
 
 from matplotlib import axes, figure, ticker  # noqa: E402
 
-from pretrainax.config.metric import STANDARD_ERRORS  # noqa: E402
+from pretrainax.config.metric import FRACTION, METRICS, STANDARD_ERRORS, declared  # noqa: E402
 from pretrainax.reporting.run_lines import thinned  # noqa: E402
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -85,7 +85,6 @@ def draw(
     """
     metrics = _main_metrics(select_by)
     main, baseline = metrics[0], baseline or {}
-    baseline_text, baseline_loss = _baseline_text(main, lines), baseline.get(main)
     train, valid = _points(lines, "train", main), _points(lines, "valid", main)
     other_metrics, part_metrics = _other_metrics(lines, metrics)
     rows = len(other_metrics) + len(part_metrics)
@@ -98,7 +97,7 @@ def draw(
         loss = picture.add_subplot(grid[0, :])
         rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
         extra_panels = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
-        _draw_losses(loss, train, valid, (baseline_text, baseline_loss), main, _errors(lines, main))
+        _draw_losses(loss, lines, main, baseline.get(main))
         _draw_rate(rate, *_points(lines, "train", "learning_rate"))
         _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
@@ -110,14 +109,13 @@ def draw(
             panel.set_xlim(0, 1.01 * last)
             panel.set_xlabel("step")
         for panel, name in zip(extra_panels, other_metrics, strict=False):
-            points = _points(lines, "train", name), _points(lines, "valid", name)
-            _draw_losses(panel, *points, (_baseline_text(name, lines), baseline.get(name)), name, _errors(lines, name))
+            _draw_losses(panel, lines, name, baseline.get(name))
         for panel, names in zip(extra_panels[len(other_metrics) :], part_metrics, strict=True):
             _draw_parts(panel, lines, names)
         title_y, subtitle_y = (1 - fraction * HEIGHT / height for fraction in (0.055, 0.1))
         picture.text(LEFT, title_y, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
         picture.text(LEFT, subtitle_y, _shorten(subtitle, 85), color=FAINT, va="center")
-        baseline_label = baseline_text.partition(":")[0], baseline_loss
+        baseline_label = _baseline_text(main, lines).partition(":")[0], baseline.get(main)
         _write_final_losses(picture, (title_y, subtitle_y), baseline_label, train[1], valid[1])
         picture.savefig(path, facecolor="white")
 
@@ -192,15 +190,24 @@ def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
     panel.set_xlim(0, 1.2 * panel.get_xlim()[1])
 
 
+def metric_title(metric: str, names: Collection[str]) -> str:
+    """Returns a metric's name with its unit; a loss that no module declares is in nats.
+
+    names: all metrics of the runs.
+    """
+    title, is_declared = _words(metric), metric.partition("/")[0] in METRICS
+    unit = declared(metric, names).unit if is_declared else "nats" * metric.endswith("loss")
+    return title if unit == FRACTION or unit in title else f"{title}, {unit}"
+
+
 def _words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def _draw_losses(panel, train, valid, baseline: tuple[str, Optional[float]], main: str, errors: np.ndarray) -> None:
+def _draw_losses(panel, lines: Sequence[dict], name: str, baseline_loss: Optional[float]) -> None:
     """Draws the training and validation curves of a metric, its baseline, and the band of the standard errors."""
-    baseline_text, baseline_loss = baseline
-    unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
-    panel.set_title(f"{_words(main)}{unit}")
+    train, valid, errors = _points(lines, "train", name), _points(lines, "valid", name), _errors(lines, name)
+    panel.set_title(metric_title(name, {field for line in lines for field in line}))
     panel.set_title(_TREND + _POINTS, loc="right", fontsize=9)
     line_with_trend(panel, *train, TRAINING, trend=trend_of(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
@@ -216,7 +223,7 @@ def _draw_losses(panel, train, valid, baseline: tuple[str, Optional[float]], mai
         is_top = not (values > baseline_loss).any()  # a label above the line would cover the title
         offset, alignment = (-4, "top") if is_top else (4, "bottom")
         panel.annotate(
-            baseline_text, (1, baseline_loss), xycoords=("axes fraction", "data"),
+            _baseline_text(name, lines), (1, baseline_loss), xycoords=("axes fraction", "data"),
             xytext=(0, offset), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va=alignment, zorder=1,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip

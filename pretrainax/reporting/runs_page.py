@@ -78,7 +78,7 @@ def _data(report: Report) -> dict:
         "by": report.by,
         "axes": [[name, axis.title] for name, axis in AXES.items() if any(run.has(axis.field) for run in runs)],
         "panels": [
-            {"metric": panel.metric, "title": panel_title(panel), "runs": panel.runs}
+            {"metric": panel.metric, "title": panel_title(report, panel), "runs": panel.runs}
             | {"isFraction": declared(panel.metric).unit == FRACTION}
             for panel in report.panels
         ],

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import figure, ticker
 
 from pretrainax.config.metric import FRACTION, declared
-from pretrainax.reporting.curves import FAINT, INK, LEFT, MOST_POINTS, STYLE, line_with_trend, trend_of
+from pretrainax.reporting.curves import FAINT, INK, LEFT, MOST_POINTS, STYLE, line_with_trend, metric_title, trend_of
 from pretrainax.reporting.line_styles import MARKERS, LineStyle, label_columns, line_styles, spread
 from pretrainax.reporting.run_groups import Panel
 from pretrainax.reporting.run_lines import AXES, RunLines
@@ -87,19 +87,17 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, _MOST_CHARACTERS, subsequent_indent="      ") or [""]
 
 
-def panel_title(panel: Panel) -> str:
+def panel_title(report: Report, panel: Panel) -> str:
     """Returns the title of a panel: the metric, its unit, and the groups that are comparable in it."""
-    unit = declared(panel.metric).unit
-    title = panel.metric.replace("_", " ")
-    if unit and unit != FRACTION and unit not in title:
-        title += f", {unit}"
+    runs = [report.runs[i] for i in panel.runs]
+    title = metric_title(panel.metric, ("labels",) if any(run.has("labels") for run in runs) else ())
     mark = "; not comparable between groups" if panel.is_mixed else ""
     return f"{title}; group {panel.groups}" if panel.groups else title + mark
 
 
 def _draw_panel(axes, report: Report, panel: Panel, styles: Sequence[LineStyle]) -> None:
     """Draws the training and validation curves of one panel, formats the axes, and labels the curves."""
-    axes.set_title(panel_title(panel), parse_math=False)
+    axes.set_title(panel_title(report, panel), parse_math=False)
     axes.grid(axis="x", visible=False)
     ends = []
     for i in panel.runs:

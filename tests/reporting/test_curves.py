@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from pretrainax.config.choice import import_built_in
 from pretrainax.reporting import curves
+
+import_built_in()  # declares the metrics
 
 
 def points(count: int, **values) -> list[dict]:
@@ -70,7 +73,7 @@ def test_every_further_loss_and_every_kind_of_parts_has_a_panel(tmp_path, monkey
     lines = [line | {"replaced_loss": 0.6} for line in points(3)] + [{"step": 3, "split": "valid", **valid}]
     panels = lines_drawn(tmp_path, monkeypatch, lines, select_by="replaced_loss")
     assert [panel.get_title(loc="left") for panel in panels[:1] + panels[3:]] == [
-        "replaced loss, nats",
+        "replaced loss, nats per token",
         "loss, nats per target",
         "validation replaced loss by source",
         "validation replaced loss by denoiser",
@@ -99,7 +102,7 @@ def test_every_further_loss_and_every_kind_of_parts_has_a_panel(tmp_path, monkey
         ),
         (
             "text_loss/source=web",
-            ["text loss, nats", "loss, nats per target", "validation text loss by source"],
+            ["text loss, nats per target", "loss, nats per target", "validation text loss by source"],
         ),
     ],
 )
@@ -111,6 +114,22 @@ def test_the_figure_that_counts_is_shown_beside_the_loss(tmp_path, monkeypatch, 
     assert [panel.get_title(loc="left") for panel in panels[:1] + panels[3:]] == titles
     drawn = [line.get_ydata().tolist() for panel in panels for line in panel.get_lines()]
     assert [valid[select_by]] in drawn and [valid["loss"]] in drawn
+
+
+@pytest.mark.parametrize(
+    "metric, names, title",
+    [
+        ("loss", ["loss"], "loss, nats per target"),
+        ("loss", ["loss", "labels"], "loss"),  # of a task: nats per label, or a squared error
+        ("balance_loss", ["loss"], "balance loss"),  # no log-likelihood
+        ("hidden_loss", ["loss"], "hidden loss"),
+        ("soft_loss", ["loss"], "soft loss, nats"),
+        ("accuracy", ["labels"], "accuracy"),
+        ("bits_per_byte", ["loss"], "bits per byte"),
+    ],
+)
+def test_a_panel_has_the_unit_of_its_metric(metric, names, title):
+    assert curves.metric_title(metric, names) == title
 
 
 def test_a_long_run_is_drawn_by_means_of_neighbours_and_its_last_point(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ class BackwardLanguageModel(Head):
             "backward_loss",
             "nats per token of the backward language model, which predicts each token from the tokens after it",
             in_total_loss=True,
+            unit="nats per token",
         ),
         Metric(
             "backward_accuracy",

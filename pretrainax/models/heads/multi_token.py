@@ -77,7 +77,7 @@ class MultiToken(Head):
 
     name, loss_name = "multi_token", "multi_token_loss"
     metrics = (
-        Metric("multi_token_loss", "nats per token after the next token"),
+        Metric("multi_token_loss", "nats per token after the next token", unit="nats per token"),
         Metric(
             "multi_token_accuracy",
             "tokens after the next token predicted correctly",

@@ -24,7 +24,7 @@ class Pairs(Head):
 
     name, loss_name = "pair", "pair_loss"
     metrics = (
-        Metric("pair_loss", "nats per pair of segments, for the label of the pair", in_total_loss=True),
+        Metric("pair_loss", "nats per pair of segments, for its label", in_total_loss=True, unit="nats per pair"),
         Metric("pair_accuracy", "pairs of segments with the correct label", larger_is_better=True, unit=FRACTION),
     )
     partition_rules = (
