@@ -122,7 +122,7 @@ def estimate(
     # before the first tick.
     max_layers = max(stack.num_layers for stack in experiment.model.stacks.values())
     gathered = sum(_gathered_bytes(tree, mesh_sizes) for tree in (state.params, *frozen.values()))
-    gathered_layer = gathered // 2 / max_layers if width == 2 and stages.count == 1 else 0
+    gathered_layer = gathered * width / 4 / max_layers if stages.count == 1 else 0
     gathered_stage = gathered if stages.count > 1 else 0
     row_fraction = stages.rows / micro_rows(experiment, mesh_sizes)  # rows of a pipeline microbatch / rows of a device
     optimizer = experiment.optimizer
