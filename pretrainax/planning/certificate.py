@@ -37,6 +37,7 @@ from pretrainax.planning.traffic import collectives
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, large_number
 from pretrainax.runtime.chips import Chip
+from pretrainax.sharding.axes import PIPELINE_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.tasks import Task
 
@@ -238,11 +239,16 @@ def _row_lengths(experiment: Experiment) -> list[int]:
 
 
 def largest_batch(experiment: Experiment, sizes: dict[str, int], chip: Chip) -> int:
-    """Returns the largest number of rows per device and microbatch with which the run fits by the memory estimate."""
-    rows = micro_rows(experiment, sizes)
+    """Returns the largest number of rows per device and microbatch with which the run fits by the memory estimate.
+
+    A pipeline divides its rows into `config.train.pipeline_microbatches` equal parts, so the result is a multiple.
+    """
+    stages = sizes[PIPELINE_AXIS]
+    parts = experiment.train.pipeline_microbatches if stages > 1 else 1
+    rows, unit = micro_rows(experiment, sizes), parts // math.gcd(parts, stages) or 1
 
     def fits(count: int) -> bool:
-        batch = round(experiment.train.global_batch_size * count / rows)
+        batch = round(experiment.train.global_batch_size * unit * count / rows)
         train = dataclasses.replace(experiment.train, global_batch_size=batch)
         return memory.estimate(dataclasses.replace(experiment, train=train), sizes, chip).fits(chip)
 
@@ -254,7 +260,7 @@ def largest_batch(experiment: Experiment, sizes: dict[str, int], chip: Chip) -> 
     while high - low > max(low // 64, 1):  # within 2 %, because each estimate takes a tenth of a second
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return unit * low
 
 
 def _loader_entry(experiment: Experiment, topology: Topology, time: Roofline) -> Entry:

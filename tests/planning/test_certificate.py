@@ -157,6 +157,13 @@ def test_one_more_batch_than_the_largest_does_not_fit():
     assert fits(rows) and not fits(round(1.02 * rows))
 
 
+def test_the_largest_batch_of_a_pipeline_divides_into_its_microbatches():
+    experiment, sizes = small(), ONE_DEVICE | {"pipeline": 2}
+    experiment.train.global_batch_size, experiment.train.pipeline_microbatches = 6, 3
+    rows = certificate.largest_batch(experiment, sizes, CHIPS["v5e"])
+    assert rows > 3 and rows % 3 == 0
+
+
 # --- compiled steps, compared with counts by hand --------------------------------------------------------------------
 
 
