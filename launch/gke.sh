@@ -23,9 +23,13 @@ dry=''
 [[ ${1-} == --dry-run ]] && dry=yes && shift
 [[ ${1-} == -- ]] && shift
 needed='NAME IMAGE ACCELERATOR TOPOLOGY HOSTS CHIPS_PER_HOST'
-case " $* " in
-  *' --workdir=/shared/'*) needed+=' CLAIM' MOUNT=/shared CACHE= VOLUME="persistentVolumeClaim: {claimName: ${CLAIM-}}" ;;
-  *' --workdir='*://*) MOUNT=/cache CACHE=/cache VOLUME='hostPath: {path: /mnt/stateful_partition/pretrainax, type: DirectoryOrCreate}' ;;
+workdir=''
+for argument in "$@"; do
+  [[ $argument != --workdir=* ]] || workdir=${argument#*=}
+done
+case $workdir in
+  /shared/*) needed+=' CLAIM' MOUNT=/shared CACHE= VOLUME="persistentVolumeClaim: {claimName: ${CLAIM-}}" ;;
+  *://*) MOUNT=/cache CACHE=/cache VOLUME='hostPath: {path: /mnt/stateful_partition/pretrainax, type: DirectoryOrCreate}' ;;
   *) MOUNT='' ;;
 esac
 [[ " $* " == *' --config='* && $MOUNT ]] ||

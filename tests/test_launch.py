@@ -186,8 +186,9 @@ def test_gke_takes_a_bucket_of_which_nodes_keep_their_part():
     assert main["volumeMounts"] == [{"name": volume["name"], "mountPath": "/cache"}] and "hostPath" in volume
 
 
-def test_gke_refuses_a_workdir_that_pods_lose():
-    out = run("launch/gke.sh", "--dry-run", "--", RUN[0], "--workdir=runs/a", **GKE)
+@pytest.mark.parametrize("other", ["--config.train.steps=1", "--config.data.cache_dir=gs://mine/cache"])
+def test_gke_refuses_a_workdir_that_pods_lose(other):
+    out = run("launch/gke.sh", "--dry-run", "--", RUN[0], "--workdir=runs/a", other, **GKE)
     assert out.returncode == 2 and "--workdir=gs://... or /shared/" in out.stderr
 
 
