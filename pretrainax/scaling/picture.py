@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib import ticker
 
-from pretrainax.reporting.curves import FAINT, INK, NORM, RATE, STYLE, TRAINING, VALIDATION, two_panels
+from pretrainax.reporting.curves import FAINT, INK, NORM, RATE, STYLE, TRAINING, VALIDATION, metric_title, two_panels
 from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.scaling.prediction import Prediction
 
@@ -64,7 +64,8 @@ def draw_law(
 def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, token_grid) -> None:
     """Draws the loss over tokens: the law as a curve and the runs as points, one color per model size."""
     shows_asymptote = law.E > losses.min() / 2  # a lower line would compress the curves
-    panel.set_title(f"validation loss, nats per target{'; dashed: E' if shows_asymptote else ''}")
+    notes = "; dashed: E" * bool(shows_asymptote) + "; curves: text without repetition" * (law.repetition is not None)
+    panel.set_title(f"validation {metric_title(law.metric, ())}{notes}")
     for i, size in enumerate(sorted(set(sizes))):
         color, is_size = _COLORS[i % len(_COLORS)], sizes == size
         panel.plot(token_grid, law.loss(size, token_grid), color=color, linewidth=1.5)

@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from pretrainax.config import UserError
+from pretrainax.config.choice import import_built_in
 from pretrainax.scaling.fit import MIN_RUNS, check_enough, fit_law
 from pretrainax.scaling.law_fit import Problem, Pull, fit
 from pretrainax.scaling.law_intervals import best_fit, intervals, prediction_interval
@@ -15,6 +17,8 @@ from pretrainax.scaling.picture import draw_law
 from pretrainax.scaling.power_laws import CONSTANTS, KAPPA, REPETITION, LossLaw, Run, kaplan_loss
 from pretrainax.scaling.prediction import Prediction
 from tests.support.runs import ROOT
+
+import_built_in()  # declares the metrics
 
 
 def ladder(rng, count, noise, sizes=None):
@@ -257,6 +261,23 @@ def test_an_asymptote_that_may_be_0_is_not_identified():
     sizes, tokens = np.repeat([1e4, 2e4, 4e4], 3), np.tile([1e6, 2e6, 4e6], 3)  # losses from 20 to 30, and E is 1.7
     (line,) = [line for line in unidentified(planted(sizes, tokens, 0.003)) if line.startswith("E")]
     assert "not bounded by the runs" in line and "add larger runs" in line
+
+
+@pytest.mark.parametrize(
+    "metric, repetition, title",
+    [
+        ("loss", None, "validation loss, nats per target; dashed: E"),
+        ("bits_per_byte", None, "validation bits per byte; dashed: E"),
+        ("bits_per_byte", 15.0, "validation bits per byte; dashed: E; curves: text without repetition"),
+    ],
+)
+def test_the_picture_of_a_law_has_its_metric_and_its_unit(tmp_path, monkeypatch, metric, repetition, title):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda picture, *args, **kwargs: drawn.append(picture))
+    runs = [Run("", n, d, 2.0) for n in (10**7, 10**8) for d in (1e9, 1e10)]
+    law = LossLaw(1.7, 400.0, 0.34, 900.0, 0.33, "", metric=metric, repetition=repetition, runs=tuple(runs))
+    draw_law(str(tmp_path / "law.png"), law, [law])
+    assert drawn[0].axes[0].get_title(loc="left") == title
 
 
 def test_the_picture_of_a_law_without_evidence_is_drawn(tmp_path):
