@@ -95,7 +95,7 @@ class Worker:
         """Sends a request and waits for its reply (see `worker`).
 
         Raises:
-          UserError: the worker replied with an error.
+          UserError: the worker replied with an error; RunFailed if it is one.
           WorkerEnded: the process ended without a reply.
         """
         if self._process is None or self._process.poll() is not None:
@@ -113,7 +113,8 @@ class Worker:
             raise WorkerEnded(f"the worker ended with {name}; its output is in {request['log']}")
         reply = json.loads(line)
         if "error" in reply:
-            raise UserError(reply["error"])
+            kind = RunFailed if reply["exit_code"] == RunFailed.exit_code else UserError
+            raise kind(reply["error"])
         return reply
 
     def _started(self) -> subprocess.Popen:

@@ -3,8 +3,8 @@
 Requests are {"job": fields of `Job`, "log": path}, {"rung": fields of `LadderJob`, "log": path}, and {"speed": name of
 an arm, "study": contents of the study file, "twin": speed of an arm with the same measures or null, "validations":
 number of validations of a run, "log": path}.
-Replies are {"code": exit code}, {"speed": result of `perform.measure_speed`}, and {"error": message} for an invalid
-config or input. All other output goes to the log file of the request.
+Replies are {"code": exit code}, {"speed": result of `perform.measure_speed`}, and {"error": message, "exit_code": 2 for
+an invalid config or input, 1 for a failed run}. All other output goes to the log file of the request.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Optional
 
 from absl import flags
 
-from pretrainax.config import RunFailed, UserError
+from pretrainax.config import UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.runtime import host
 from pretrainax.runtime.signals import PREEMPTED, end_with_parent
@@ -63,5 +63,5 @@ def _reply(request: JsonObject, workdir: str, train_run: Train) -> JsonObject:
         plan, job = read_plan(workdir), Job(**request["job"])
         host.start_jax(configured(plan.arm(job.arm)))
         return {"code": perform(plan, workdir, job, train_run)}
-    except (UserError, RunFailed) as e:
-        return {"error": str(e)}
+    except UserError as e:
+        return {"error": str(e), "exit_code": e.exit_code}

@@ -1,6 +1,7 @@
 """The queue of a study: the same findings after kills, with other numbers of processes, and without a run's folder."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import random
@@ -15,10 +16,11 @@ from typing import cast
 
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import RunFailed, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.files.json_files import read_object
 from pretrainax.storage import places
+from pretrainax.studies import queue, worker
 from pretrainax.studies.command import local_workdir
 from pretrainax.studies.jobs import Results
 from pretrainax.studies.measures import BitsPerByte
@@ -183,6 +185,22 @@ def test_a_run_that_crashes_twice_fails_and_the_study_goes_on(tmp_path):
 
 
 # --- changes of the file ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [UserError, RunFailed])
+def test_an_error_of_the_worker_keeps_its_exit_code(kind, tmp_path, monkeypatch):
+    """A full disk is no invalid config."""
+
+    def fail(*_):
+        raise kind("no space left")
+
+    monkeypatch.setattr(worker, "study_from", fail)
+    reply = json.dumps(worker._reply({"speed": "one", "study": {}}, "", fail))
+    program = f"import sys; sys.stdin.readline(); print({reply!r})"
+    monkeypatch.setattr(queue, "_PROGRAM", (sys.executable, "-c", program))
+    with Worker(str(tmp_path)) as asked, pytest.raises(UserError, match="no space left") as raised:
+        asked.ask({"log": ""})
+    assert raised.value.exit_code == kind.exit_code
 
 
 def test_seeds_and_arms_may_be_added(tmp_path):
