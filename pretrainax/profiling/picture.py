@@ -8,7 +8,7 @@ from matplotlib import figure
 
 from pretrainax.planning.hlo.memory_traffic import KINDS
 from pretrainax.profiling.kernels import UNKNOWN, Work
-from pretrainax.profiling.report import idle_seconds
+from pretrainax.profiling.report import idle_seconds, steps_of
 from pretrainax.profiling.trace import Trace
 from pretrainax.reporting.curves import FAINT, INK, PART_COLORS, STYLE
 
@@ -47,9 +47,7 @@ def draw(path: str, trace: Trace, work: Sequence[Work]) -> None:
         _bars(panel, trace, rows)
         title = f"Time of a step by module, {1e3 * trace.seconds:.1f} ms in total"
         picture.text(0.02, 1 - 0.35 / height, title, fontsize=16, fontweight="bold", va="center")
-        steps = (
-            f"steps {trace.steps[0]} to {trace.steps[-1]} on {trace.platform}, by module of the model; in % of a step"
-        )
+        steps = f"{steps_of(trace)} on {trace.platform}, by module of the model; in % of a step"
         picture.text(0.02, 1 - 0.7 / height, steps, color=FAINT, va="center")
         picture.savefig(path, facecolor="white")
 

@@ -52,12 +52,16 @@ def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[To
     expected = None
     if experiment is not None and topology is not None:
         expected = expectation(trace, experiment, topology)
-    steps = f"step {trace.steps[0]}" if len(trace.steps) == 1 else f"steps {trace.steps[0]} to {trace.steps[-1]}"
     devices = "1 device" if trace.devices == 1 else f"mean of {trace.devices} devices of this process"
-    header = f"{steps}, {1e3 * trace.seconds:.2f} ms per step on {trace.platform}, {devices}"
+    header = f"{steps_of(trace)}, {1e3 * trace.seconds:.2f} ms per step on {trace.platform}, {devices}"
     if topology is None:
         header += f"; without a plan: {_reason_without_plan(trace)}"
     return "\n".join([header, kernel_table(trace, work), "", step_table(trace, work, expected), ""])
+
+
+def steps_of(trace: Trace) -> str:
+    """Returns the steps of a trace: "step 7", or "steps 7 to 9"."""
+    return f"step {trace.steps[0]}" if len(trace.steps) == 1 else f"steps {trace.steps[0]} to {trace.steps[-1]}"
 
 
 def _reason_without_plan(trace: Trace) -> str:

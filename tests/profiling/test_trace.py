@@ -5,13 +5,14 @@ import re
 
 import pytest
 from jaxlib import xla_client
+from matplotlib.figure import Figure
 
 from pretrainax.config import UserError
 from pretrainax.planning.roofline import ATTAINABLE
 from pretrainax.planning.topologies import Topology
-from pretrainax.profiling import report
-from pretrainax.profiling.kernels import kernel_work
-from pretrainax.profiling.trace import Op, ProgramId, Run, exclusive_times, read_trace
+from pretrainax.profiling import picture, report
+from pretrainax.profiling.kernels import UNKNOWN, Work, kernel_work
+from pretrainax.profiling.trace import Op, ProgramId, Run, Trace, exclusive_times, read_trace
 from pretrainax.runtime.chips import CHIPS
 from tests.support import tiny
 from tests.support.xspace import Event, xspace
@@ -178,3 +179,11 @@ def test_what_is_no_trace_is_refused_in_a_line(tmp_path, content):
     (tmp_path / "x.xplane.pb").write_bytes(content)
     with pytest.raises(UserError, match="xplane|trace"):
         read_trace(str(tmp_path / "x.xplane.pb"))
+
+
+@pytest.mark.parametrize("steps, text", [([7], "step 7 on cpu, by"), ([7, 8], "steps 7 to 8 on cpu, by")])
+def test_the_picture_names_its_steps(steps, text, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda picture, *_, **__: drawn.append(picture))
+    picture.draw("", Trace("cpu", 1, steps, 0.01, {}, {}), [Work("decoder", UNKNOWN, 0.005, 0.0, None)])
+    assert drawn[0].texts[1].get_text().startswith(text)
