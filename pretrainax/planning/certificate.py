@@ -35,7 +35,7 @@ from pretrainax.planning.roofline import ALIGNMENT, Roofline, estimate_time, lea
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import collectives
 from pretrainax.reporting.tables import text_table
-from pretrainax.reporting.units import byte_size, large_number
+from pretrainax.reporting.units import byte_size, large_number, percent
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.axes import PIPELINE_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
@@ -117,7 +117,7 @@ def _number(entry: Entry) -> str:
     if entry.value is None:
         return "unknown"
     if entry.unit == "%":
-        return f"{entry.value:.1%}"
+        return percent(entry.value, 1)
     if entry.unit == "bytes":
         return byte_size(entry.value)
     number = f"{entry.value:,}" if isinstance(entry.value, int) else f"{entry.value:.3g}"

@@ -13,7 +13,7 @@ from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
-from pretrainax.reporting.units import byte_size, short_time, with_decimals
+from pretrainax.reporting.units import byte_size, percent, short_time, with_decimals
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.stages import describe_stages
 
@@ -85,7 +85,7 @@ def _summary(
     )
     if time.executed_flops < time.flops:
         ratio = time.executed_flops / time.flops
-        yield "", f"{time.executed_flops:.3g} per step ({ratio:.0%}) executed: attention skips masked positions"
+        yield "", f"{time.executed_flops:.3g} per step ({percent(ratio)}) executed: attention skips masked positions"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
     least, most = time.spread
@@ -181,7 +181,7 @@ def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tup
     for (axis, kind), (estimated, measured, overlapped) in sorted(
         bytes_by_collective.items(), key=lambda item: -max(item[1])
     ):
-        overlap = f"{overlapped / measured:.0%}" if measured else ""
+        overlap = percent(overlapped / measured) if measured else ""
         yield axis, kind, byte_size(estimated), *((byte_size(measured), overlap) if compiled else ())
 
 

@@ -8,7 +8,7 @@ from pretrainax.layers.attention import choose_backend
 from pretrainax.layers.feed_forward import describe_routing
 from pretrainax.models.active import describe_experts
 from pretrainax.optim.layers import count_trained
-from pretrainax.reporting.units import byte_size
+from pretrainax.reporting.units import byte_size, percent
 from pretrainax.sharding.mesh import GPUS, platform
 from pretrainax.sharding.optimizer_state import replicated_bytes
 from pretrainax.sharding.stages import describe_stages
@@ -79,7 +79,7 @@ def _batch(run: Run) -> str:
 def _flops(run: Run) -> str:
     work = run.work
     fraction_done = work.flops_done_per_step / work.flops_per_step
-    skipped = f"; {fraction_done:.0%} done: attention skips masked positions" if fraction_done < 1 else ""
+    skipped = f"; {percent(fraction_done)} done: attention skips masked positions" if fraction_done < 1 else ""
     return f"{work.flops_per_step:.3g} per step, {work.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
 
 

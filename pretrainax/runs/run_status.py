@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pretrainax.config.metric import reported
 from pretrainax.reporting.run_lines import RunLines
 from pretrainax.reporting.runs_table import Report, Table
-from pretrainax.reporting.units import elapsed
+from pretrainax.reporting.units import elapsed, percent
 from pretrainax.runs.health import collapses, health_line
 from pretrainax.runs.run_reports import METRICS_FILE, SAMPLES_FILE
 from pretrainax.runtime.goodput import GOODPUT_FILE, read_goodput
@@ -57,7 +57,7 @@ def _cells(run: RunLines, folder: str, steps: int | None) -> list[str]:
         f"{step:,} of {steps:,}" if steps else f"{step:,}",
         *("none" if loss is None else reported("loss", loss) for loss in losses),
         remaining,
-        "unknown" if goodput is None else f"{goodput:.1%}",
+        "unknown" if goodput is None else percent(goodput, 1),
         _health(run, step / steps if steps else 0.0),
     ]
 

@@ -27,6 +27,7 @@ from pretrainax.inference.inherited import ends_of_answers
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.models import AnyModel
+from pretrainax.reporting.units import percent
 from pretrainax.runs.current_model import current_model
 from pretrainax.runs.run_reports import SAMPLES_FILE
 from pretrainax.runs.sample_text import MAX_TOKENS, Cell, SampleText, one_line
@@ -180,8 +181,8 @@ def samples(
     if predictor.ranks:
         ranks = np.array(predictor.ranks)
         yield (
-            f"{len(ranks):,} predicted tokens in {len(excerpts)} rows: {(ranks == 1).mean():.0%} are correct; the true "
-            f"token is among the {_TOP} most likely for {(ranks <= _TOP).mean():.0%}"
+            f"{len(ranks):,} predicted tokens in {len(excerpts)} rows: {percent((ranks == 1).mean())} are correct; the "
+            f"true token is among the {_TOP} most likely for {percent((ranks <= _TOP).mean())}"
         )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.tables import text_table
-from pretrainax.reporting.units import elapsed
+from pretrainax.reporting.units import elapsed, percent
 from pretrainax.storage import places
 
 GOODPUT_FILE = "goodput.json"
@@ -112,9 +112,10 @@ class Goodput:
         rows = [(PARTS.get(part, part), part_seconds) for part, part_seconds in seconds.items() if part_seconds >= 0.05]
         num_starts = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
         upload_status = f", {places.upload_status(self.path)}" if places.is_working_copy(self.path) else ""
+        share = percent(seconds["steps"] / all_seconds, 1)
         return "\n".join(
             [
-                f"goodput {seconds['steps'] / all_seconds:.1%} of {elapsed(all_seconds)}, {num_starts}{upload_status}",
+                f"goodput {share} of {elapsed(all_seconds)}, {num_starts}{upload_status}",
                 text_table([(label, f"{elapsed(s):>10}", f"{s / all_seconds:6.1%}") for label, s in rows], indent="  "),
                 "",
             ]

@@ -15,6 +15,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.streams import print_progress
 from pretrainax.reporting.tables import markdown
+from pretrainax.reporting.units import percent
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.sentencepiece import BPE, Unigram
@@ -122,8 +123,8 @@ def table(results: JsonObject) -> str:
             f"{row['bytes_per_token']:.3f}",
             f"{row['tokens_per_word']:.3f}",
             f"{row['unknown_share']:.3%}",
-            f"{row['restored_share']:.0%}",
-            f"{row['pieces_used'] / row['pieces']:.1%}",
+            percent(row["restored_share"]),
+            percent(row["pieces_used"] / row["pieces"], 1),
             f"{row['pieces_below_10']:,}",
             f"{row['embedding_parameters'] / 1e6:.2f}",
             f"{row['flops_per_byte'] / 1e6:.3g}",

@@ -11,6 +11,7 @@ import numpy as np
 from pretrainax.data.inspection import check
 from pretrainax.data.inspection.row_view import KINDS, Piece, View
 from pretrainax.data.objectives import Statistic
+from pretrainax.reporting.units import percent
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f5f1; --card: #fffefb; --ink: #22252b; --soft: #6c717c; --line: #e2dfd6;
@@ -122,12 +123,13 @@ def _histogram(fill: np.ndarray) -> str:
         for i, count in enumerate(counts.tolist())
         if count
     )
+    mean = percent(float(fill.mean()), 1)
     return (
         f'<svg viewBox="0 0 240 116" role="img" aria-label="Histogram of the fill of the rows">{bars}'
         '<line x1="0" x2="240" y1="97" y2="97" stroke="var(--line)"/>'
         '<text x="0" y="112">0 %</text><text x="120" y="112" text-anchor="middle">50 %</text>'
         '<text x="240" y="112" text-anchor="end">100 %</text></svg>'
-        f"<p class=soft>{fill.mean():.1%} of the inputs are not padding, on average; {len(fill)} rows.</p>"
+        f"<p class=soft>{mean} of the inputs are not padding, on average; {len(fill)} rows.</p>"
     )
 
 
