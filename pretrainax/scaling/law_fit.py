@@ -107,10 +107,11 @@ class Problem:
     def slope(self, t: np.ndarray) -> np.ndarray:
         """Computes the derivatives [..., runs, constants] of the predicted log L with respect to the variables `t`."""
         (of_size, of_text, both), kappa = self._terms(t), self._optional(t, KAPPA)
-        reducible = np.exp(both - np.logaddexp(t[..., :1], both))  # d log L / d `both`
+        log_loss = np.logaddexp(t[..., :1], both)
+        reducible = np.exp(both - log_loss)  # d log L / d `both`
         share = np.exp(kappa * (of_size - both))  # of the term of N in the sum
         a, b = reducible * share, reducible * (1 - share)
-        columns = [1 - reducible, a, -a * self.n, b, -b * self._log_data(t)]
+        columns = [np.exp(t[..., :1] - log_loss), a, -a * self.n, b, -b * self._log_data(t)]
         if KAPPA in self.names:
             columns.append(a * of_size + b * of_text - reducible * both)
         if REPETITION in self.names:

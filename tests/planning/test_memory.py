@@ -234,7 +234,6 @@ def test_parts_that_go_back_one_by_one_keep_one_of_them_and_the_inputs_of_a_few(
     assert more.activations - found.activations < 8 * around + 8 * 4 * 32 * 32 * 4  # no layer keeps more
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype, width", [("float32", 4), ("bfloat16", 2)])
 def test_a_layer_is_gathered_in_the_compute_dtype(dtype, width):
     """Only the matrices of a layer are sharded, and not its vectors."""
@@ -244,6 +243,7 @@ def test_a_layer_is_gathered_in_the_compute_dtype(dtype, width):
     assert gathered - whole == width * (4 * d * d + 2 * d * f)
 
 
+@pytest.mark.slow
 def test_a_classifier_has_no_logits_of_a_vocabulary():
     """Of BERT-base and rows of 512 they were 36 of the 57 MB of a batch."""
     experiment = tiny.get_config("bert")
