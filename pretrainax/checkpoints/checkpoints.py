@@ -37,6 +37,10 @@ from pretrainax.checkpoints.steps import UNFINISHED, list_steps, newest_valid_st
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree
 
+# Orbax divides the writing of a replicated array among its replicas, and compiles a program for each shape and slice:
+# 80 programs (1.5 s) for the first save of a tiny model on 8 devices. Arrays with slices below 1 MiB are not divided.
+_ARRAYS = ocp.options.ArrayOptions(saving=ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20))
+
 
 class Checkpoints:
     """Saves and restores one run's checkpoints; keeps the `keep` newest, the best, and the permanent ones.
@@ -96,7 +100,8 @@ class Checkpoints:
                 # Written before Orbax starts, because the caller may change `extra` later. Fails at once if the folder
                 # is not writable; Orbax would wait 300 s.
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
-            response = ocp.save_checkpointables_async(exact_path(staging), parts)
+            with ocp.Context(array_options=_ARRAYS):
+                response = ocp.save_checkpointables_async(exact_path(staging), parts)
         self.progress()
         self._pending = step, self._writer.submit(self._finish, step, staging, response)
 

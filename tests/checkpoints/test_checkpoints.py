@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import logging
 import os
 import random
 import re
@@ -60,6 +61,16 @@ def test_each_stage_of_a_save_is_progress(tmp_path):
     checkpoints.save(7, make_state(7), {})
     checkpoints.close()
     assert [name.partition("_")[0] for name in calls] == ["MainThread", "checkpoint", "checkpoint"]
+
+
+def test_a_save_of_small_replicated_arrays_compiles_nothing(tmp_path, caplog):
+    state = make_state(1)
+    state = state.replace(params=jax.device_put({"scale": np.ones(24, np.float32)}, state.step.sharding))
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        checkpoints.save(1, state, {})
+        checkpoints.close()
+    assert "Compiling" not in caplog.text
 
 
 @pytest.mark.parametrize("devices", [1, 4])

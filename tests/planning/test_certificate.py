@@ -141,7 +141,6 @@ def test_a_run_compiles_the_programs_that_are_counted(tmp_path, caplog):
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         assert train(experiment, str(tmp_path / "run")) == 0
     programs = re.findall(r"Compiling jit\((\w+)\) with global", caplog.text)
-    programs = [name for name in programs if name != "slice"]  # Orbax slices replicated arrays for a checkpoint
     assert len(programs) == certificate.compiled_programs(experiment), programs
 
 
