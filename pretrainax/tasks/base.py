@@ -65,7 +65,6 @@ class Task(Objective):
     shortest: ClassVar[int] = _MAX_SPECIAL_TOKENS + 2
     static: bool = True
     packages: ClassVar[tuple[str, ...]] = ()  # packages of the extra `metrics` that metrics and baselines import
-    optional_fields: ClassVar[tuple[str, ...]] = ()  # the `fields` that records may lack
     has_head: ClassVar[bool] = True  # True if the task adds a head; False: the model keeps its vocabulary head
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # set by `adapted`
@@ -76,6 +75,11 @@ class Task(Objective):
     def fields(self) -> tuple[str, ...]:
         """Returns the names of the record fields that the task reads; "answers.text" is a nested field."""
         raise NotImplementedError
+
+    @property
+    def optional_fields(self) -> tuple[str, ...]:
+        """Returns those `fields` that records may lack."""
+        return ()
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -119,10 +123,7 @@ class Task(Objective):
         yield from ()
 
     def evaluated(self) -> "Task":
-        """Returns the task with the settings for the `evaluate` command, which may take longer than validation.
-
-        By default, returns this task unchanged.
-        """
+        """Returns the task as the `evaluate` command needs it, which may take longer; by default, this task."""
         return self
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
@@ -144,9 +145,7 @@ class Task(Objective):
           ValueError: the entry is invalid.
           UserError: the task does not support predictions.
         """
-        raise UserError(
-            f"{type(self).__name__} cannot predict records without labels: use python -m pretrainax.evaluate"
-        )
+        raise UserError(f"{type(self).__name__} cannot predict records without labels: use pretrainax evaluate")
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Computes the prediction for one record of `read_unlabeled`: the fields that `predict` adds to the record.

@@ -73,7 +73,7 @@ class Instructions(WritingTask):
         return tuple(filter(None, (self.instruction_field, self.input_field, self.output_field)))
 
     @property
-    def optional_fields(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def optional_fields(self) -> tuple[str, ...]:
         return () if self.input_field is None else (self.input_field,)
 
     def complete(self, experiment) -> None:
