@@ -47,13 +47,10 @@ _SMALL_FILE = re.compile(
 _SINGLE_FILE, _INDEX, _ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
 # The files of an earlier push, which would change the model of a later one: more shards, an adapter, a chat template.
-_EXPORTED = (
-    *("model*.safetensors", _INDEX, _ADAPTER, "adapter_config.json", "config.json", "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "spiece.model"),
-    *("vocabulary.json", "characters.json", "chat_template.jinja", "additional_chat_templates/*.jinja"),
-    *("modules.json", "[0-9]_*/config.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
-    *("manifest.sha256", "curves.png"),
-)
+_EXPORTED = f"""model*.safetensors {_INDEX} {_ADAPTER} adapter_config.json config.json generation_config.json curves.png
+    tokenizer.json tokenizer_config.json special_tokens_map.json tokenizer.model spiece.model vocabulary.json
+    characters.json chat_template.jinja additional_chat_templates/*.jinja modules.json [0-9]_*/config.json
+    sentence_bert_config.json config_sentence_transformers.json manifest.sha256""".split()
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PICKLE_FILE = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
 
@@ -330,7 +327,7 @@ def push(folder: str, repository: str, is_private: bool) -> str:
     api = library.HfApi()
     if not sys.stderr.isatty():  # for downloads, huggingface_hub itself disables the progress bars
         library.utils.disable_progress_bars()
-    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": [*_EXPORTED]}
+    options = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": _EXPORTED}
     try:
         with show_client_log():
             _request(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
