@@ -6,6 +6,7 @@ targets is the log-probability of the span.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
@@ -26,7 +27,8 @@ from pretrainax.data.objectives import (
     SpanCorruption,
 )
 from pretrainax.data.objectives.prefix import to_decoder_example
-from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
+from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example, noise_counts
+from pretrainax.data.sources import NoSource
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.scoring_examples import causal_example, masked_example
 from pretrainax.tasks import WritingTask
@@ -53,13 +55,15 @@ class SpanFormat:
     """A format in which a model predicts a span.
 
     `examples_for` builds the examples of a span. The targets with weight 1 are the token ids of the span, followed by
-    the tokens that end the span if `predicts_end` is True.
+    the tokens that end the span if `predicts_end` is True. `longest` is the length in tokens of the longest span in
+    training; None means unknown or unlimited.
     """
 
     given: str  # context that the model reads: LEFT or BOTH
     num_special_tokens: int  # maximum number of token ids in an input in addition to the span and its context
     predicts_end: bool  # True: the model predicts the end of the span; False: the model is given the number of tokens
     examples_for: Callable[[Ids], list[Example]]
+    longest: Optional[int] = None
 
     def fitted(self, ids: Ids, longest: int) -> Ids:
         """Truncates the context in `ids` so that an input has at most `longest` token ids.
@@ -125,6 +129,7 @@ def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[Span
             objective.mode_tokens + 6,
             True,
             lambda ids: [_span_corruption_example(ids, component, objective, vocabulary)],
+            _longest_span(loaded),
         )
     elif isinstance(objective, SequentialDenoising):
         yield SpanFormat(
@@ -141,6 +146,19 @@ def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[Span
             yield _causal_form(loaded)
     elif isinstance(objective, CausalLM) or isinstance(objective, WritingTask) and is_decoder:
         yield _causal_form(loaded, isinstance(objective, PrefixLM))
+
+
+def _longest_span(loaded: LoadedModel) -> Optional[int]:
+    """Returns the length in tokens of the longest span that the denoisers of a run predict; None for imported models.
+
+    A sequence has a fixed number of dropped tokens: 10 for 64 tokens, of which a T5 then predicts no more in a row.
+    """
+    data = loaded.experiment.data
+    if isinstance(data.source, NoSource):
+        return None
+    denoisers = [part for _, part in loaded.experiment.objective.components() if isinstance(part, SpanCorruption)]
+    settings = [(x.lengths(data.sequence_length).raw, x.noise_density, x.mean_span_length) for x in denoisers]
+    return max((noise.tokens - noise.spans + 1 for noise in itertools.starmap(noise_counts, settings)), default=None)
 
 
 def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> SpanFormat:

@@ -69,6 +69,7 @@ class SpanScores:
     unknown: np.ndarray  # float64, bits for words with unknown ids
     is_changed: np.ndarray  # bool: True if the ids do not decode to the span
     is_cut: np.ndarray  # bool: True if the context was truncated to the model's input length
+    is_long: np.ndarray  # bool: True if the span has more ids than each span of the training
 
     @property
     def bits(self) -> np.ndarray:
@@ -125,9 +126,19 @@ class SpanScores:
 
     @property
     def caveat(self) -> str:
-        """States the share of bytes that the tokenizer does not restore, which makes the cost too low; "" if none."""
-        changed = self.bytes[self.is_changed].sum() / self.bytes.sum()
-        return f"{changed:.1%} of the bytes do not round-trip in {self.origin}: its cost is too low" if changed else ""
+        """States what makes the cost too low or too high, with the share of the bytes; "" if there is nothing.
+
+        The cost is too low for text that the tokenizer does not restore, and high for spans that are longer than each
+        span of the training: in one run, the tokens of a span after the longest span cost 10 nats or more.
+        """
+        changed, long = (self.bytes[which].sum() / self.bytes.sum() for which in (self.is_changed, self.is_long))
+        lines = []
+        if changed:
+            lines.append(f"{changed:.1%} of the bytes do not round-trip in {self.origin}: its cost is too low")
+        if long:
+            longest = f"the {self.form.longest} tokens of the longest span in its training"
+            lines.append(f"{long:.1%} of the bytes are in spans that have, in {self.origin}, more than {longest}")
+        return "; ".join(lines)
 
     def transcripts(self, source: str) -> Iterator[JsonObject]:
         """Yields the text, the context and the cost of each span.
@@ -253,6 +264,7 @@ def _score_form(loaded: LoadedModel, form: SpanFormat, spans: list[Span], ids: l
             [_is_changed(loaded.tokenizer, *span_and_ids) for span_and_ids in zip(spans, ids, strict=True)]
         ),
         is_cut=np.array([len(span_ids.left) + len(span_ids.right) for span_ids in truncated_ids]) < full_lengths,
+        is_long=numbers > (form.longest or math.inf),
     )
 
 

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data.objectives import ObjectiveMixture, SpanCorruption
+from pretrainax.data.sources import NoSource, TextFiles
 from pretrainax.scoring.results import results_table, with_verdicts
 from pretrainax.scoring.span_choice import Span, SpanChoice
+from pretrainax.scoring.span_forms import span_formats
 from pretrainax.scoring.spans import difference, difference_results, encode, length_bits, score_chosen, score_spans
 from pretrainax.tokenization import BPE, ByteBPE, Characters, PretrainedTokenizer, Unigram, WordPiece
 from tests.support import chain
@@ -115,6 +118,30 @@ def test_a_tokenizer_that_changes_the_text_is_a_caveat_of_its_cost_and_of_differ
     (between,) = difference_results([exact], [lossy], "x")
     assert between.note == caveat and caveat in results_table(with_verdicts([between]))
     assert with_verdicts([between])[0].note.startswith("not distinguishable; ")  # the same costs
+
+
+@pytest.mark.parametrize(
+    "objective, source, longest",
+    [
+        (SpanCorruption(), "books", 8),  # 10 of 70 tokens in 3 spans
+        (SpanCorruption(noise_density=0.3, mean_span_length=8.0), "books", 24),  # 26 of 86 tokens in 3 spans
+        (ObjectiveMixture((SpanCorruption(), SpanCorruption(0.3, 8.0)), (1.0, 1.0)), "books", 24),
+        (SpanCorruption(), None, None),  # an imported model
+    ],
+)
+def test_spans_longer_than_each_span_of_the_training_are_a_caveat(objective, source, longest):
+    knowing = chain.knowing("encoder_decoder")
+    source = NoSource() if source is None else TextFiles(source)
+    data = dataclasses.replace(knowing.experiment.data, sequence_length=64, source=source)
+    experiment = dataclasses.replace(knowing.experiment, data=data, objective=objective)
+    (form,) = span_formats(dataclasses.replace(knowing, experiment=experiment))
+    assert form.longest == longest
+    of = score_spans(dataclasses.replace(knowing, experiment=experiment), chain.texts(20, 60), CHOICE)[0]
+    tokens = np.array([len(ids.span) for ids in encode(knowing.tokenizer, of.spans)])
+    assert of.is_long.tolist() == (tokens > (longest or 1000)).tolist()
+    share = of.bytes[of.is_long].sum() / of.bytes.sum()
+    note = f"{share:.1%} of the bytes are in spans that have, in {of.origin}, more than the {longest} tokens of"
+    assert of.results("x")[0].note.startswith(note if share else "") and bool(share) == (longest == 8)
 
 
 def test_a_word_that_the_tokenizer_does_not_know_is_paid_for_in_full():
