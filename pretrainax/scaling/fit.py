@@ -10,7 +10,6 @@ ladder (`pretrainax.ladder`), and the runs determine this term.
 
 import dataclasses
 import glob
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
 from pretrainax.scaling.law_checks import form_problems, smaller_windows
 from pretrainax.scaling.law_fit import fit, measures_repetition
 from pretrainax.scaling.law_intervals import COVERAGE, Intervals, intervals
-from pretrainax.scaling.power_laws import CONSTANTS, KAPPA, LAW_JSON, REPETITION, LossLaw, Run
+from pretrainax.scaling.power_laws import CONSTANTS, LAW_JSON, REPETITION, LossLaw, Run
 from pretrainax.scaling.prediction import Prediction, loss_differences
 from pretrainax.training.metrics import read_metrics
 
@@ -129,7 +128,6 @@ class Fit(NamedTuple):
     intervals: Intervals
     left_out: Sequence[str] = ()  # one line per excluded run, with the reason
     repetition: str = ""  # why the law has no term for repeated text; "": it has one
-    reasons: Sequence[str] = ()  # why it is no law of all runs without kappa, one line each; (): it is one
 
 
 def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
@@ -148,30 +146,27 @@ def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
 def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric) -> Fit:
     """Fits the law to runs, with a term for repeated text if the runs determine it.
 
-    If the law of all runs has the wrong form (`law_checks.form_problems`), fits the law with the constant kappa. If its
-    form is wrong, too, does the same with each of `law_checks.smaller_windows` until a law has the right form, and
-    leaves out the other runs. If there is none, returns the first law as unidentified.
+    If the law of all runs has the wrong form, fits the law to the first of `law_checks.smaller_windows` where it has
+    the right form, and leaves out the other runs. If there is no such window, returns the law of all runs as
+    unidentified.
 
     Args:
       source: where the runs are; other arguments as in `law_fit.fit`.
     """
-    whole = _fit_without_checks(runs, family, source, metric, CONSTANTS)
-    if not (reasons := tuple(form_problems(whole.law))):
+    whole = _fit_without_checks(runs, family, source, metric)
+    if not (reasons := list(form_problems(whole.law))):
         return whole
-    choices = itertools.product((runs, *smaller_windows(runs)), (CONSTANTS, (*CONSTANTS, KAPPA)))
-    for some_runs, names in itertools.islice(choices, 1, None):  # the first choice is `whole`
-        if len(some_runs) < 2 * len(names):
-            continue
-        found = _fit_without_checks(some_runs, family, source, metric, names)
+    for window in smaller_windows(runs):
+        found = _fit_without_checks(window, family, source, metric)
         if not list(form_problems(found.law)):
-            return found._replace(left_out=_left_out(runs, found.law), reasons=reasons)
+            return found._replace(left_out=_left_out(runs, found.law, reasons))
     unidentified = (*whole.law.unidentified, *(f"form: {line}; add larger models and longer runs" for line in reasons))
     return whole._replace(law=dataclasses.replace(whole.law, unidentified=unidentified))
 
 
-def _left_out(runs: Sequence[Run], law: LossLaw) -> list[str]:
-    """Describes the runs that a law leaves out, one line each."""
-    left_out, kept = [], set(law.runs)
+def _left_out(runs: Sequence[Run], law: LossLaw, reasons: Sequence[str]) -> list[str]:
+    """Describes the runs that a law leaves out; `reasons`: what is wrong with a law of all runs."""
+    left_out, kept = [f"with all {len(runs)} runs, {line}" for line in reasons], set(law.runs)
     for run in runs:
         if run not in kept:
             size = f"{large_number(run.parameters)} parameters and {large_number(run.tokens)} tokens"
@@ -179,22 +174,22 @@ def _left_out(runs: Sequence[Run], law: LossLaw) -> list[str]:
     return left_out
 
 
-def _fit_without_checks(runs: Sequence[Run], family: str, source: str, metric: str, names: Sequence[str]) -> Fit:
+def _fit_without_checks(runs: Sequence[Run], family: str, source: str, metric: str) -> Fit:
     parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
     source = f"fit of {len(runs)} runs of up to {parameters} parameters and {tokens} tokens, {source}"
 
-    def fitted(names: Sequence[str], reason: str = "") -> Fit:
-        law = fit(runs, family, source, metric, names)
+    def fitted(repeats: bool, reason: str = "") -> Fit:
+        law = fit(runs, family, source, metric, repeats)
         found = intervals(law)
         return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, (), reason)
 
     if not measures_repetition(runs):
-        return fitted(names, "the runs do not repeat their text, or their epochs are unknown")
-    repeating = fitted((*names, REPETITION))
+        return fitted(False, "the runs do not repeat their text, or their epochs are unknown")
+    repeating = fitted(True)
     if (interval := repeating.intervals.of[REPETITION]).is_bounded:
         return repeating
     most = max(run.epochs for run in runs)
-    return fitted(names, f"up to {most:.1f} epochs do not determine R*, whose interval is {interval}")
+    return fitted(False, f"up to {most:.1f} epochs do not determine R*, whose interval is {interval}")
 
 
 def fit_report(pattern: str, directory: str) -> str:
@@ -240,7 +235,6 @@ def law_json(law_fit: Fit) -> JsonObject:
         "metric": law.metric,
         "constants": {name: getattr(law, name) for name in found.of if name != "exponent"},
         "repetition": law_fit.repetition or "a constant of the law",
-        "reasons": law_fit.reasons,
         "intervals": {name: interval._asdict() for name, interval in found.of.items()},
         "interval": COVERAGE,
         "noise": found.noise,
@@ -264,12 +258,11 @@ def tables(law_fit: Fit) -> str:
             f"{run.epochs:6.2f} {run.loss:{loss_width}.4f} {predicted:8.4f} {100 * (run.loss / predicted - 1):+5.2f} %"
         )
     lines += [f"left out: {line}" for line in law_fit.left_out]
-    lines += ["", f"L(N, D) = {law.formula}; N: parameters without embeddings, D: tokens of text"]
+    lines += ["", "L(N, D) = E + A / N^alpha + B / D^beta; N: parameters without embeddings, D: tokens of text"]
     if law.repetition is not None:
         lines[-1] += f"; epochs after the first count as in Muennighoff et al. 2023, R* = {REPETITION}"
     else:
         lines.append(f"no term for repeated text: {law_fit.repetition}")
-    lines += [f"without kappa and with all runs, {line}" for line in law_fit.reasons]
     for name, interval in law_fit.intervals.of.items():
         label = "N_opt ∝ C^a, a" if name == "exponent" else name
         lines.append(f"  {label:<14} {getattr(law, name):10.4g}   {COVERAGE:.0%} interval: {interval}")

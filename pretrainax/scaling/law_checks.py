@@ -13,7 +13,7 @@ from scipy import stats
 
 from pretrainax.scaling.law_fit import fit, measures_repetition
 from pretrainax.scaling.law_intervals import best_fit, prediction_interval
-from pretrainax.scaling.power_laws import CONSTANTS, REPETITION, LossLaw, Run
+from pretrainax.scaling.power_laws import CONSTANTS, LossLaw, Run
 
 LEVEL = 1e-3  # of the test for lack of fit
 RATIO = 8  # FLOPs of the largest runs, as a multiple of the FLOPs of the runs that predict them
@@ -74,11 +74,11 @@ def _failed_prediction(law: LossLaw) -> Iterator[str]:
     largest = max(map(_work, law.runs))
     small = [run for run in law.runs if _work(run) <= largest / RATIO]
     large = [run for run in law.runs if _work(run) >= 0.99 * largest]
-    names = [name for name in law.names if name != REPETITION or measures_repetition(small)]
-    if len(small) < 2 * len(names):
+    if len(small) < _MIN_RUNS:
         return
+    repeats = law.repetition is not None and measures_repetition(small)
     one, measured = large[0], float(np.mean([run.loss for run in large]))
-    of_small = fit(small, law.family, law.source, law.metric, names)
+    of_small = fit(small, law.family, law.source, law.metric, repeats)
     low, high = prediction_interval(of_small, one.parameters, one.tokens, one.epochs, COVERAGE)
     if not low <= measured <= high:
         yield (

@@ -1,8 +1,8 @@
 """Fits the constants of L(N, D) = E + A / N^alpha + B / D^beta to the final losses of runs.
 
 The method is approach 3 of Hoffmann et al. 2022 (appendix D.2): it minimizes the Huber loss of the errors in log L from
-a grid of initial points. E is free. The constant kappa of `power_laws.LossLaw` is optional. If runs repeat their text,
-D is the effective number of tokens, with one more constant (`power_laws.effective_tokens`).
+a grid of initial points. E is free. If runs repeat their text, D is the effective number of tokens, with a sixth
+constant (`power_laws.effective_tokens`).
 
 NOTE The paper uses L-BFGS and a delta of 1e-3. This module uses Levenberg-Marquardt with reweighted residuals, which
 minimizes the same cost, for all initial points at once. L-BFGS may stop too early if the cost is not scaled, as
@@ -17,15 +17,12 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.scaling.power_laws import CONSTANTS, KAPPA, REPETITION, LossLaw, Run, effective_tokens
+from pretrainax.scaling.power_laws import CONSTANTS, REPETITION, LossLaw, Run, effective_tokens
 
 DELTA = 1e-2  # delta of the Huber loss, in log L: three standard deviations if the losses of seeds differ by 0.3 %
-STARTS = 64  # number of initial points, the best of 225 or 450 in the grid; nearly all lead to the same minimum
+STARTS = 64  # number of initial points, the best of 225 in the grid; nearly all of them lead to the same minimum
 EXPONENTS = (0.01, 3.0)  # bounds of alpha and beta; a term with a smaller exponent is indistinguishable from E
-# Bounds of the optional constants: Kaplan et al. 2020 found 9.7, and Muennighoff et al. 2023 15.4. Below 1, kappa fits
-# the plateau of a BERT's short runs, and the prediction of a long run is worse than without kappa.
-OPTIONAL = {KAPPA: (1.0, 30.0), REPETITION: (0.1, 1000.0)}
-_STARTS = {KAPPA: (1.5, 4.0), REPETITION: (15.4,)}  # their initial values
+REPETITIONS = (0.1, 1000.0)  # bounds of R*; Muennighoff et al. 2023 found 15.4
 MIN_EPOCHS = 2.0  # epochs of a run that measures the value of repeated text
 CORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # of the errors of runs that share a trunk
 _PULL = 30.0  # weight of a constraint: its error is then below 1e-5 of an interval
@@ -42,24 +39,24 @@ class Pull(NamedTuple):
 class Problem:
     """The minimization problem: min over t of sum Huber(log(exp(e) + exp(a - alpha n) + exp(b - beta d)) - log L).
 
-    The variables are t = (e, a, alpha, b, beta), and the logs of the optional constants of the law. The method
-    `constants` converts them to the law's constants. n is log N minus its mean over the runs, and d is the log of the
-    effective tokens minus the mean of log D. If the means were not subtracted, a and alpha would be nearly collinear.
-    All methods work on many problems at once: arrays `t` are [..., constants].
+    The variables are t = (e, a, alpha, b, beta), and log R* if there is a repetition term. The method `constants`
+    converts them to the law's constants. n is log N minus its mean over the runs, and d is the log of the effective
+    tokens minus the mean of log D. If the means were not subtracted, a and alpha would be nearly collinear. All methods
+    work on many problems at once: arrays `t` are [..., constants].
     """
 
-    def __init__(self, runs: Sequence[Run], names: Sequence[str] = CONSTANTS, correlation: float = 0.0):
+    def __init__(self, runs: Sequence[Run], repeats: bool, correlation: float = 0.0):
         """Prepares the runs.
 
         Args:
-          names: the constants of the law, as `LossLaw.names`.
+          repeats: whether the law has a repetition term.
           correlation: of the errors of two runs with the same trunk.
         """
         n, d, self.log_loss = (np.log([getattr(r, k) for r in runs]) for k in ("parameters", "tokens", "loss"))
-        self.n_mean, self.d_mean, self.names = float(n.mean()), float(d.mean()), tuple(names)
+        self.n_mean, self.d_mean, self.repeats = float(n.mean()), float(d.mean()), repeats
         self.n, self.d = n - self.n_mean, d - self.d_mean
         self.epochs = np.maximum([r.epochs for r in runs], 1.0)
-        self.size = len(names)  # number of constants
+        self.size = len(CONSTANTS) + repeats  # number of constants
         self.deltas = np.full(len(runs), DELTA)
         self.whitening = _whitening([run.trunk for run in runs], correlation)  # [runs, runs]
         # degrees of freedom of the variance. Correlated errors differ between trunks alone, and three constants (E, A,
@@ -84,38 +81,28 @@ class Problem:
         """Computes the errors of log L, transformed so that errors of one trunk are not correlated; [..., runs]."""
         return (self.predict(t) - log_loss) @ self.whitening.T
 
-    def _optional(self, t: np.ndarray, name: str) -> np.ndarray:
-        """Returns an optional constant of the law, [..., 1]; 1 if the law lacks it, which is right for kappa alone."""
-        return np.exp(t[..., [self.names.index(name)]]) if name in self.names else np.ones_like(t[..., :1])
-
     def _log_data(self, t: np.ndarray) -> np.ndarray:
         """Computes log D, or the log of the effective tokens, minus the mean of log D; [..., runs]."""
-        if REPETITION not in self.names:
+        if not self.repeats:
             return self.d
-        return self.d + np.log(effective_tokens(1.0, self.epochs, self._optional(t, REPETITION)))
+        return self.d + np.log(effective_tokens(1.0, self.epochs, np.exp(t[..., -1:])))
 
-    def _terms(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Computes the logs of the terms of N and D, and of their sum with the exponent kappa; [..., runs] each."""
-        _, a, alpha, b, beta = np.moveaxis(t[..., : len(CONSTANTS), None], -2, 0)
-        of_size, of_text, kappa = a - alpha * self.n, b - beta * self._log_data(t), self._optional(t, KAPPA)
-        return of_size, of_text, np.logaddexp(kappa * of_size, kappa * of_text) / kappa
+    def terms(self, t: np.ndarray) -> np.ndarray:
+        """Computes the logs of the law's three terms for each run, [..., runs, 3]."""
+        e, a, alpha, b, beta = np.moveaxis(t[..., : len(CONSTANTS), None], -2, 0)
+        return np.stack(np.broadcast_arrays(e, a - alpha * self.n, b - beta * self._log_data(t)), axis=-1)
 
     def predict(self, t: np.ndarray) -> np.ndarray:
         """Computes the log L that the variables `t` predict for each run, [..., runs]."""
-        return np.logaddexp(t[..., :1], self._terms(t)[-1])
+        return np.logaddexp.reduce(self.terms(t), axis=-1)
 
     def slope(self, t: np.ndarray) -> np.ndarray:
         """Computes the derivatives [..., runs, constants] of the predicted log L with respect to the variables `t`."""
-        (of_size, of_text, both), kappa = self._terms(t), self._optional(t, KAPPA)
-        log_loss = np.logaddexp(t[..., :1], both)
-        reducible = np.exp(both - log_loss)  # d log L / d `both`
-        share = np.exp(kappa * (of_size - both))  # of the term of N in the sum
-        a, b = reducible * share, reducible * (1 - share)
-        columns = [np.exp(t[..., :1] - log_loss), a, -a * self.n, b, -b * self._log_data(t)]
-        if KAPPA in self.names:
-            columns.append(a * of_size + b * of_text - reducible * both)
-        if REPETITION in self.names:
-            limit, repetitions = self._optional(t, REPETITION), self.epochs - 1
+        terms = self.terms(t)
+        e, a, b = np.moveaxis(np.exp(terms - np.logaddexp.reduce(terms, axis=-1)[..., None]), -1, 0)
+        columns = [e, a, -a * self.n, b, -b * self._log_data(t)]
+        if self.repeats:
+            limit, repetitions = np.exp(t[..., -1:]), self.epochs - 1
             left = np.exp(-repetitions / limit)
             change = (limit * (1 - left) - repetitions * left) / (1 + limit * (1 - left))  # d log D' / d log R*
             columns.append(-b * t[..., 4:5] * change)
@@ -130,9 +117,14 @@ class Problem:
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the lower and upper bounds of the variables, each [constants]."""
         median = float(np.median(self.log_loss))
-        term = median - 30, median + 30
-        rows = [term, term, EXPONENTS, term, EXPONENTS]
-        low, high = np.array([*rows, *(np.log(OPTIONAL[name]) for name in self.names[len(CONSTANTS) :])]).T
+        rows = [
+            (median - 30, median + 30),
+            (median - 30, median + 30),
+            EXPONENTS,
+            (median - 30, median + 30),
+            EXPONENTS,
+        ]
+        low, high = np.array([*rows, np.log(REPETITIONS)] if self.repeats else rows).T
         return low, high
 
     def descend(self, starts: np.ndarray, log_loss: np.ndarray, pull: Optional[Pull] = None) -> np.ndarray:
@@ -179,22 +171,26 @@ class Problem:
 
     def solve(self) -> np.ndarray:
         """Finds the variables `t` with the lowest cost, by minimizing from each of the STARTS best initial points."""
-        points = np.array(list(_initial_points(float(np.median(self.log_loss)), self.names[len(CONSTANTS) :])))
+        points = np.array(list(_initial_points(float(np.median(self.log_loss)), self.repeats)))
         points = points[np.argsort(np.abs(self.predict(points) - self.log_loss).sum(axis=-1), kind="stable")[:STARTS]]
         t = self.descend(points, np.tile(self.log_loss, (len(points), 1)))
         return t[np.argmin(self.cost(t, self.log_loss))]
 
     def constants(self, t: np.ndarray) -> dict[str, float]:
-        """Converts the variables `t`, [constants], to the law's constants, by `names`."""
-        e, a, alpha, b, beta, *optional = t
+        """Converts the variables `t`, [constants], to the law's constants: a dict with the keys CONSTANTS, REPETITION.
+
+        REPETITION is missing if there is no repetition term.
+        """
+        e, a, alpha, b, beta = t[: len(CONSTANTS)]
         values = np.exp(e), np.exp(a + alpha * self.n_mean), alpha, np.exp(b + beta * self.d_mean), beta
-        return dict(zip(self.names, map(float, [*values, *np.exp(optional)]), strict=True))
+        found = dict(zip(CONSTANTS, map(float, values), strict=True))
+        return found | ({REPETITION: float(np.exp(t[-1]))} if self.repeats else {})
 
     def variables(self, law: LossLaw) -> np.ndarray:
         """Converts a law's constants to the variables `t`, [constants]; the inverse of `constants`."""
         logs = np.log([law.E, law.A, law.B])
         t = [logs[0], logs[1] - law.alpha * self.n_mean, law.alpha, logs[2] - law.beta * self.d_mean, law.beta]
-        return np.array([*t, *(np.log(getattr(law, name)) for name in self.names[len(CONSTANTS) :])])
+        return np.array([*t, np.log(law.repetition)] if law.repetition is not None else t)
 
 
 def _whitening(trunks: Sequence[str], correlation: float) -> np.ndarray:
@@ -208,41 +204,36 @@ def _pull_errors(t: np.ndarray, pull: Pull) -> np.ndarray:
     return np.einsum("...i,...i->...", t, pull.direction) - pull.target
 
 
-def _initial_points(median: float, optional: Sequence[str]) -> Iterator[list[float]]:
-    """Yields the initial points: a grid over four properties of the law, and over its optional constants.
+def _initial_points(median: float, repeats: bool) -> Iterator[list[float]]:
+    """Yields the initial points: a grid over four properties of the law; R* starts at the value of the paper.
 
     The properties are the fraction of the median loss that is due to E, the fraction of the rest that is due to N,
     alpha, and beta.
     """
-    fractions, exponents = (0.2, 0.5, 0.8), (0.1, 0.3, 0.5, 0.8, 1.2)
-    starts = (_STARTS[name] for name in optional)
-    for e_fraction, fraction, alpha, beta, *values in itertools.product(
-        fractions, fractions, exponents, exponents, *starts
-    ):
+    exponents = (0.1, 0.3, 0.5, 0.8, 1.2)
+    for e_fraction, fraction, alpha, beta in itertools.product((0.2, 0.5, 0.8), (0.2, 0.5, 0.8), exponents, exponents):
         e, a, b = np.log([e_fraction, (1 - e_fraction) * fraction, (1 - e_fraction) * (1 - fraction)]) + median
-        yield [e, a, alpha, b, beta, *np.log(values)]
+        yield [e, a, alpha, b, beta, *([np.log(15.4)] if repeats else [])]
 
 
-def fit(
-    runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric, names: Sequence[str] = CONSTANTS
-) -> LossLaw:
+def fit(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric, repeats: bool = False) -> LossLaw:
     """Fits the law to runs.
 
     Args:
       family: model family of the runs.
       source: description of the runs, stored in the law.
       metric: the validation metric that the losses are.
-      names: the constants of the law, as `LossLaw.names`.
+      repeats: whether the law has a repetition term (`measures_repetition`).
     """
-    problem = Problem(runs, names)
+    problem = Problem(runs, repeats)
     t, correlation = problem.solve(), 0.0
     if len({run.trunk for run in runs}) < len(runs):
-        t, correlation = _with_correlation(runs, names, t)
+        t, correlation = _with_correlation(runs, repeats, t)
     constants, fields = problem.constants(t), {"source": source, "family": family, "metric": metric}
     return LossLaw(**constants, **fields, with_embeddings=False, correlation=correlation, runs=tuple(runs))
 
 
-def _with_correlation(runs: Sequence[Run], names: Sequence[str], start: np.ndarray) -> tuple[np.ndarray, float]:
+def _with_correlation(runs: Sequence[Run], repeats: bool, start: np.ndarray) -> tuple[np.ndarray, float]:
     """Fits the law with correlated errors of runs that share a trunk; returns (variables t, correlation).
 
     The correlation is the one of `CORRELATIONS` with the largest restricted likelihood, which accounts for the
@@ -250,7 +241,7 @@ def _with_correlation(runs: Sequence[Run], names: Sequence[str], start: np.ndarr
     """
     found = []
     for correlation in CORRELATIONS:
-        problem = Problem(runs, names, correlation)
+        problem = Problem(runs, repeats, correlation)
         (t,) = problem.descend(start[None], problem.log_loss[None])
         errors, slope = problem.errors(t, problem.log_loss), problem.whitening @ problem.slope(t)
         spare = max(len(runs) - problem.size, 1)

@@ -18,8 +18,8 @@ import numpy as np
 from scipy import stats
 
 from pretrainax.reporting.units import large_number
-from pretrainax.scaling.law_fit import DELTA, EXPONENTS, OPTIONAL, Problem, Pull
-from pretrainax.scaling.power_laws import CONSTANTS, KAPPA, LossLaw
+from pretrainax.scaling.law_fit import DELTA, EXPONENTS, REPETITIONS, Problem, Pull
+from pretrainax.scaling.power_laws import REPETITION, LossLaw
 
 COVERAGE = 0.95  # coverage of the intervals of the law's constants
 PREDICTION_COVERAGE = 0.9  # coverage of prediction intervals
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
 class Intervals(NamedTuple):
     """The intervals of a law's constants, the laws at their ends, and what the runs do not determine."""
 
-    of: dict[str, Interval]  # by the law's names, and "exponent"
+    of: dict[str, Interval]  # by CONSTANTS, REPETITION if the law has it, and "exponent"
     extremes: list[LossLaw]  # the best laws with a constant at an end of its interval
     noise: float  # standard deviation of a run's log L
     unidentified: tuple[str, ...]  # one line per constant whose interval is not bounded
@@ -67,7 +67,7 @@ def scale(problem: Problem, t: np.ndarray) -> float:
 
 def best_fit(law: LossLaw) -> tuple[Problem, np.ndarray, float]:
     """Returns the problem of a fitted law, its best variables [constants], and the noise variance of log L."""
-    problem = Problem(law.runs, law.names, law.correlation)
+    problem = Problem(law.runs, law.repetition is not None, law.correlation)
     (t,) = problem.descend(problem.variables(law)[None], problem.log_loss[None])
     return problem, t, scale(problem, t)
 
@@ -168,7 +168,7 @@ def _search(
 
 def _quantities(problem: Problem, t: np.ndarray, variance: float) -> dict[str, _Quantity]:
     """Returns the constants of the law as functions of the variables."""
-    e, a, alpha, b, beta, *optional = np.eye(problem.size)
+    e, a, alpha, b, beta, *repetition = np.eye(problem.size)
     smallest = float(problem.log_loss.min())
     log_a, log_b = a + problem.n_mean * alpha, b + problem.d_mean * beta
     share = float(t[4] / (t[2] + t[4]))
@@ -194,8 +194,8 @@ def _quantities(problem: Problem, t: np.ndarray, variance: float) -> dict[str, _
         "B": linear(log_b, around(log_b), exp),
         "beta": linear(beta, EXPONENTS),
     }
-    for name, direction in zip(problem.names[len(CONSTANTS) :], optional, strict=True):
-        found[name] = linear(direction, tuple(np.log(OPTIONAL[name]).tolist()), exp)
+    if repetition:
+        found[REPETITION] = linear(repetition[0], tuple(np.log(REPETITIONS).tolist()), exp)
     error = min(float(slope @ cov @ slope) ** 0.5, 0.1)
     found["exponent"] = _Quantity(share, error, (0.004, 0.996), lambda v: ((1 - v) * beta - v * alpha, 0.0))
     return found
@@ -231,6 +231,4 @@ def _unidentified(law: LossLaw, of: dict[str, Interval]) -> tuple[str, ...]:
             f"{large_number(min(values))} to {large_number(max(values))} {name}: add runs below and above, {wanted}, "
             "or more seeds"
         )
-    if KAPPA in of and not of[KAPPA].is_bounded:
-        lines.append(f"kappa: its interval is {of[KAPPA]}; add small models with much text and large ones with little")
     return tuple(lines)

@@ -39,10 +39,7 @@ def draw_law(
     by_size, by_text = (
         rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
     )
-    terms = f"{by_size} + {by_text}"
-    if law.kappa is not None:
-        terms = rf"(({by_size})^{{{law.kappa:.3g}}} + ({by_text})^{{{law.kappa:.3g}}})^{{1\ /\ {law.kappa:.3g}}}"
-    formula = f"$L = {law.E:.3f} + {terms}$; N: parameters without embeddings, D: tokens of text"
+    formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N: parameters without embeddings, D: tokens of text"
     formula += "; shaded: laws at the ends of the 95 % intervals"
     with matplotlib.rc_context(STYLE):
         picture, panels = two_panels(f"Loss by parameters and tokens, {len(law.runs)} runs", formula)

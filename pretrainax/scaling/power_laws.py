@@ -19,9 +19,9 @@ from pretrainax.config import UserError, nearest
 from pretrainax.files.json_files import JsonObject, read_object
 
 PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
-CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of each LossLaw
+CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of LossLaw
 NATS = "nats per token"  # unit of a loss
-KAPPA, REPETITION = "kappa", "repetition"  # optional constants of a LossLaw
+REPETITION = "repetition"  # name of the optional sixth constant
 LAW_JSON = "law.json"  # the file in which --fit and ladders write a law
 
 
@@ -51,9 +51,6 @@ def effective_tokens(tokens, epochs, repetition):
 class LossLaw:
     """A scaling law for the loss: L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2).
 
-    With `kappa`, L(N, D) = E + ((A / N^alpha)^kappa + (B / D^beta)^kappa)^(1 / kappa). For E = 0, this is equation 1.5
-    of Kaplan et al. 2020, where kappa is 9.7: on little text, a larger model then gains less than on much text.
-
     N is the number of parameters, D the number of training tokens, and L the loss in `unit`.
     """
 
@@ -66,24 +63,11 @@ class LossLaw:
     with_embeddings: bool = True  # whether N includes the embedding tables (Hoffmann et al. 2022, appendix F)
     family: str = "decoder"  # model family of the runs to which the law was fitted
     metric: str = "loss"  # the validation metric that L is
-    kappa: Optional[float] = None  # above 1: only the larger of the two terms matters; None: 1
     repetition: Optional[float] = None  # R* of `effective_tokens`; None: repeated text counts as new text
     correlation: float = 0.0  # of the errors of two runs with the same trunk
     runs: tuple[Run, ...] = ()  # the runs to which --fit or a ladder fitted the law; (): a published law
     unidentified: tuple[str, ...] = ()  # one line per term that these runs do not determine
     config: Optional[JsonObject] = None  # of one of these runs; None: unknown
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Returns the names of the law's constants: CONSTANTS, and KAPPA or REPETITION if the law has them."""
-        return (*CONSTANTS, *(name for name in (KAPPA, REPETITION) if getattr(self, name) is not None))
-
-    @property
-    def formula(self) -> str:
-        """Returns L(N, D) as text, with the names of the constants."""
-        if self.kappa is None:
-            return "E + A / N^alpha + B / D^beta"
-        return "E + ((A / N^alpha)^kappa + (B / D^beta)^kappa)^(1 / kappa)"
 
     @property
     def unit(self) -> str:
@@ -99,10 +83,7 @@ class LossLaw:
         """
         if self.repetition is not None:
             tokens = effective_tokens(tokens, epochs, self.repetition)
-        of_size, of_text = self.A / np.power(parameters, self.alpha), self.B / np.power(tokens, self.beta)
-        if self.kappa is None:
-            return self.E + of_size + of_text
-        return self.E + np.exp(np.logaddexp(self.kappa * np.log(of_size), self.kappa * np.log(of_text)) / self.kappa)
+        return self.E + self.A / np.power(parameters, self.alpha) + self.B / np.power(tokens, self.beta)
 
     @property
     def exponent(self) -> float:
@@ -116,7 +97,7 @@ class LossLaw:
 
     def log_optimum(self, flops):
         """Computes the logs of `optimum`, which are finite for all exponents, for a number or an array of FLOPs."""
-        log_ratio = math.log(self.A / self.B) + math.log(self.alpha / self.beta) / (self.kappa or 1.0)
+        log_ratio = math.log(self.alpha * self.A) - math.log(self.beta * self.B)
         log_parameters = log_ratio / (self.alpha + self.beta) + self.exponent * np.log(flops / 6)
         return log_parameters, np.log(flops / 6) - log_parameters
 
@@ -193,7 +174,7 @@ def law_of(name: str) -> LossLaw:
 
 def _law(values: dict) -> LossLaw:
     """Parses the contents of a JSON file that `--fit` or a ladder wrote."""
-    names = [*CONSTANTS, *(name for name in (KAPPA, REPETITION) if name in values["constants"])]
+    names = [*CONSTANTS, *([REPETITION] if REPETITION in values["constants"] else [])]
     constants = {key: float(values["constants"][key]) for key in names}
     runs = tuple(Run(**run) for run in values.get("runs", ()))
     numbers = [*constants.values(), *(x for run in runs for x in (run.parameters, run.tokens, run.loss, run.epochs))]

@@ -98,7 +98,7 @@ def test_a_run_that_went_wrong_does_not_move_the_fit():
 
 
 def test_the_slope_is_that_of_the_prediction():
-    problem = Problem([Run("", 10**6, 1e8, 3.0), Run("", 10**8, 1e9, 2.0)])
+    problem = Problem([Run("", 10**6, 1e8, 3.0), Run("", 10**8, 1e9, 2.0)], False)
     t, step = np.array([0.5, 0.1, 0.3, -0.2, 0.4]), 1e-6
     for i in range(5):
         moved = t + step * (np.arange(5) == i)

@@ -33,7 +33,7 @@ def _sections(ladder: Ladder, rungs: Rungs, law_fit: Fit, score: Optional[JsonOb
     yield f"# Ladder of {ladder.config}"
     if score is not None:
         yield _score_line(score)
-    yield f"{law.metric} = {law.formula}. N: parameters without embeddings, D: tokens of text."
+    yield f"{law.metric} = E + A / N^alpha + B / D^beta. N: parameters without embeddings, D: tokens of text."
     names = {"exponent": "a of N_opt ∝ C^a", "repetition": "R* of repeated text"}
     rows = [(names.get(name, name), f"{getattr(law, name):.4g}", str(interval)) for name, interval in found.of.items()]
     yield markdown(("constant", "value", f"{COVERAGE:.0%} interval"), rows).rstrip()
@@ -42,9 +42,6 @@ def _sections(ladder: Ladder, rungs: Rungs, law_fit: Fit, score: Optional[JsonOb
         f"One run has a standard deviation of {100 * found.noise:.2g} % of its loss around the law. The errors of the "
         f"branches of one trunk have an estimated correlation of {law.correlation:g}{widens}."
     )
-    if law_fit.reasons:
-        lines = "\n".join(f"- {line}" for line in law_fit.reasons)
-        yield f"A law without kappa does not have the form of all runs:\n\n{lines}"
     if law_fit.repetition:
         yield f"The law has no term for repeated text: {law_fit.repetition}."
     if law.unidentified:
