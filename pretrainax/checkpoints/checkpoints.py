@@ -38,8 +38,8 @@ from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree
 
 # Orbax divides the writing of a replicated array among its replicas, and compiles a program for each shape and slice:
-# 80 programs (1.5 s) for the first save of a tiny model on 8 devices. Arrays with slices below 1 MiB are not divided.
-_ARRAYS = ocp.options.ArrayOptions(saving=ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20))
+# 80 programs (1.5 s) for the first save of a tiny model on 8 devices. Arrays with smaller slices are not divided.
+_MIN_SLICE_BYTES = 2**20
 
 
 class Checkpoints:
@@ -100,7 +100,9 @@ class Checkpoints:
                 # Written before Orbax starts, because the caller may change `extra` later. Fails at once if the folder
                 # is not writable; Orbax would wait 300 s.
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
-            with ocp.Context(array_options=_ARRAYS):
+            context = ocp.Context()
+            context.array.saving.min_slice_bytes_for_replica_parallel = _MIN_SLICE_BYTES
+            with context:
                 response = ocp.save_checkpointables_async(exact_path(staging), parts)
         self.progress()
         self._pending = step, self._writer.submit(self._finish, step, staging, response)

@@ -156,7 +156,7 @@ def test_the_first_change_that_fits_is_named_and_does_fit(room, cached_estimates
     """Less and less memory: accumulation, then rematerialization, then sharding, then no average, then no change."""
     base = make(ema_decay=0.99)
     named = []
-    for size in [int(estimated(base) * 0.93**i) for i in range(1, 90)]:
+    for size in [int(estimated(base) * 0.98**i) for i in range(1, 120)]:
         room(size)
         message = refusal(base)
         if "suffice" in message:

@@ -115,7 +115,7 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
     assert "training loss, last line   3.0000\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("of_text, panels", [(2.0, []), (2.5, ["text loss, nats"])])
+@pytest.mark.parametrize("of_text, panels", [(2.0, []), (2.5, ["text loss, nats per target"])])
 def test_a_loss_that_is_the_loss_of_text_too_is_drawn_once(tmp_path, monkeypatch, of_text, panels):
     pictures = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda picture, *args, **kwargs: pictures.append(picture))
