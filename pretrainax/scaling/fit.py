@@ -12,7 +12,7 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax import config as config_lib
@@ -127,6 +127,7 @@ class Fit(NamedTuple):
     law: LossLaw
     intervals: Intervals
     left_out: Sequence[str] = ()  # one line per excluded run, with the reason
+    too_small: Sequence[Run] = ()  # those of them that are finished, but too small for the law's form
     repetition: str = ""  # why the law has no term for repeated text; "": it has one
 
 
@@ -159,19 +160,18 @@ def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw
     for window in smaller_windows(runs):
         found = _fit_without_checks(window, family, source, metric)
         if not list(form_problems(found.law)):
-            return found._replace(left_out=_left_out(runs, found.law, reasons))
+            too_small = tuple(run for run in runs if run not in set(window))
+            return found._replace(left_out=[*_left_out(too_small, len(runs), reasons, metric)], too_small=too_small)
     unidentified = (*whole.law.unidentified, *(f"form: {line}; add larger models and longer runs" for line in reasons))
     return whole._replace(law=dataclasses.replace(whole.law, unidentified=unidentified))
 
 
-def _left_out(runs: Sequence[Run], law: LossLaw, reasons: Sequence[str]) -> list[str]:
-    """Describes the runs that a law leaves out; `reasons`: what is wrong with a law of all runs."""
-    left_out, kept = [f"with all {len(runs)} runs, {line}" for line in reasons], set(law.runs)
-    for run in runs:
-        if run not in kept:
-            size = f"{large_number(run.parameters)} parameters and {large_number(run.tokens)} tokens"
-            left_out.append(f"{run.workdir}: {law.metric} {run.loss:.4f} with {size}; too small for the law's form")
-    return left_out
+def _left_out(too_small: Sequence[Run], count: int, reasons: Sequence[str], metric: str) -> Iterator[str]:
+    """Yields a line for each run that a law leaves out; `reasons`: what is wrong with a law of all `count` runs."""
+    yield from (f"with all {count} runs, {line}" for line in reasons)
+    for run in too_small:
+        size = f"{large_number(run.parameters)} parameters and {large_number(run.tokens)} tokens"
+        yield f"{run.workdir}: {metric} {run.loss:.4f} with {size}; too small for the law's form"
 
 
 def _fit_without_checks(runs: Sequence[Run], family: str, source: str, metric: str) -> Fit:
@@ -242,6 +242,7 @@ def law_json(law_fit: Fit) -> JsonObject:
         "unidentified": law.unidentified,
         "runs": [run._asdict() for run in law.runs],
         "left_out": law_fit.left_out,
+        "too_small": [run._asdict() for run in law_fit.too_small],
         "config": law.config,
     }
 

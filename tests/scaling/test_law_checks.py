@@ -5,14 +5,15 @@ import json
 import numpy as np
 import pytest
 
-from pretrainax.scaling.fit import fit_law
+from pretrainax.scaling.fit import fit_law, law_json
 from pretrainax.scaling.law_checks import form_problems, smaller_windows
 from pretrainax.scaling.law_fit import fit
 from pretrainax.scaling.law_intervals import prediction_interval
 from pretrainax.scaling.power_laws import LossLaw, Run
 from tests.support.runs import ROOT
 
-HELD_OUT = {"gpt": (1_237_440, 15_999_360), "bert": (1_051_200, 16_000_960)}  # parameters, tokens
+# parameters, tokens
+HELD_OUT = {"gpt": (1_237_440, 15_999_360), "gpt-muon": (595_072, 22_000_160), "bert": (1_051_200, 16_000_960)}
 LAW = LossLaw(2.5, 60.0, 0.42, 900.0, 0.47, "planted", False)
 
 
@@ -69,6 +70,7 @@ def test_small_runs_of_another_law_are_left_out():
     small = [run._replace(workdir=f"small-{i}") for i, run in enumerate(small)]
     found = fit_law(points + small, "decoder", "runs/*")
     assert found.law.runs == fit_law(points, "decoder", "").law.runs and not found.law.unidentified
+    assert list(found.too_small) == small and law_json(found)["too_small"] == [run._asdict() for run in small]
     assert found.law.source == "fit of 32 runs of up to 800 k parameters and 16 M tokens, runs/*"
     reasons = [line for line in found.left_out if line.startswith("with all 40 runs, the runs differ from the law by")]
     assert len(reasons) == 1
@@ -83,10 +85,11 @@ def test_a_law_that_no_window_has_is_of_all_runs_and_refused():
     assert len([line for line in found.law.unidentified if line.startswith("form: ")]) == 2
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert"])
-def test_the_laws_of_the_published_ladders_leave_out_small_runs_and_predict_the_held_out_run(name):
+@pytest.mark.parametrize("name, kept", [("gpt", 24), ("gpt-muon", 18), ("bert", 24)])
+def test_the_laws_of_the_published_ladders_leave_out_small_runs_and_predict_the_held_out_run(name, kept):
     content = json.loads((ROOT / "docs" / "studies" / f"ladder-{name}.json").read_text())
-    law = fit_law([Run(**run) for run in content["law"]["runs"]], "decoder", "").law
-    assert len(law.runs) == 24 and [line.partition(":")[0] for line in law.unidentified] == ["E"]
+    runs = [Run(**run) for run in (*content["law"]["runs"], *content["law"].get("too_small", ()))]
+    law = fit_law(runs, "decoder", "").law
+    assert len(law.runs) == kept and [line.partition(":")[0] for line in law.unidentified] == ["E"]
     low, high = prediction_interval(law, *HELD_OUT[name])
     assert low <= content["score"]["measured"] <= high

@@ -115,7 +115,8 @@ def test_the_steps_of_a_precision_study_are_those_of_its_report(family):
 
 @pytest.mark.parametrize("name", ["gpt", "bert"])
 def test_the_checks_of_a_ladder_have_the_numbers_of_its_runs(name):
-    runs = [Run(**run) for run in report(f"ladder-{name}")["law"]["runs"]]
+    law = report(f"ladder-{name}")["law"]
+    runs = [Run(**run) for run in (*law["runs"], *law.get("too_small", ()))]
     lack, prediction = form_problems(fit(runs, "decoder", ""))
     page = " ".join((DOCS / "studies" / "index.md").read_text().split())
     assert re.search(r"by [\d.]+ %, and equal runs with other seeds by [\d.]+ % \(p = [\de.-]+\)", lack)[0] in page
@@ -126,6 +127,22 @@ def test_the_checks_of_a_ladder_have_the_numbers_of_its_runs(name):
         f"A law of the {count} runs with at most 1/8 of the FLOPs predicts {low} to {high} for the largest ones, which"
     )
     assert f"{text} have {measured}." in page
+
+
+def test_the_runs_of_the_ladder_with_muon_have_the_numbers_of_the_page():
+    law = report("ladder-gpt-muon")["law"]
+    runs = [Run(**run) for run in (*law["runs"], *law["too_small"])]
+    line, _ = form_problems(fit(runs, "decoder", ""))
+    (of_law, of_seeds), p = re.findall(r"([\d.]+) %", line), re.search(r"\(p = .*\)", line)[0]
+    page = " ".join((DOCS / "studies" / "index.md").read_text().split())
+    assert f"All {len(runs)} differ from it by {of_law} % {p}" in page
+    assert f"Equal runs with other seeds differ by {of_seeds} %" in page
+    losses = {}
+    for run in runs:
+        losses.setdefault((run.parameters, round(run.tokens, -6)), []).append(run.loss)
+    sizes = [min(n for n, _ in losses), max(n for n, _ in losses)]
+    less, more = (sum(losses[sizes[0], d]) / 2 - sum(losses[sizes[1], d]) / 2 for d in (1e6, 8e6))
+    assert f"the loss falls by {less:.2f} nats with 1 M tokens and by {more:.2f} with 8 M" in page
 
 
 def test_the_grid_on_little_text_is_of_its_runs():
@@ -173,10 +190,10 @@ def test_the_tables_of_transfer_are_of_their_runs():
     assert f"at the best rate was {runs['gpt', 128, 2, 'standard', 0.004]:.3f}" in guide
 
 
-@pytest.mark.parametrize("family", ["GPT", "BERT", "T5"])
-def test_the_score_of_a_ladder_is_of_its_report(family):
-    score = report(f"ladder-{family.lower()}")["score"]
-    _, _, predicted, measured = cells((DOCS / "studies" / "index.md").read_text(), f"A ladder of a {family}")
+@pytest.mark.parametrize("name", ["GPT", "GPT with Muon", "BERT", "T5"])
+def test_the_score_of_a_ladder_is_of_its_report(name):
+    score = report(f"ladder-{name.lower().replace(' with ', '-')}")["score"]
+    _, _, predicted, measured = cells((DOCS / "studies" / "index.md").read_text(), f"A ladder of a {name}")
     first, last = re.search(r"`(\w{8})…(\w+)`", predicted[0]).groups()
     assert score["prediction_sha256"].startswith(first) and score["prediction_sha256"].endswith(last)
     found = [*re.findall(r"\d+\.\d+", predicted[1]), *re.findall(r"-?\d+\.\d+", measured[1])]
