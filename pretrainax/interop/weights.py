@@ -152,11 +152,16 @@ def is_head(field: str) -> bool:
 
 
 def label_names(config_json: ConfigJson) -> tuple[str, ...]:
-    """Returns the label names (id2label) in a config.json in the order of their ids, or () if they are invalid."""
-    names = config_json.get("id2label")
-    if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
+    """Returns the label names (id2label) in a config.json in the order of their ids, or () if they are invalid.
+
+    transformers allows equal names, but the labels of a task must differ. Therefore equal names get the ids of the
+    labels: {"0": "a", "1": "b", "2": "a"} -> ("a#0", "b", "a#2").
+    """
+    by_id = config_json.get("id2label")
+    if not isinstance(by_id, dict) or sorted(by_id) != sorted(map(str, range(len(by_id)))):
         return ()
-    return tuple(str(names[str(i)]) for i in range(len(names)))
+    names = [str(by_id[str(i)]) for i in range(len(by_id))]
+    return tuple(f"{name}#{i}" if names.count(name) > 1 else name for i, name in enumerate(names))
 
 
 class DirectoryWeights:
@@ -181,7 +186,7 @@ class DirectoryWeights:
         self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
         self._family, self.config = described_model(config_json)
-        self._ignored_keys = self._family.notes(config_json)
+        self._config_notes = list(self._family.notes(config_json))
         architectures = config_json.get("architectures")
         self.architecture = (
             str(architectures[0])
@@ -189,6 +194,10 @@ class DirectoryWeights:
             else self._family.class_of(self.config)
         )
         self.labels = label_names(config_json)
+        given_names = {str(name) for name in config_json["id2label"].values()} if self.labels else set()
+        renamed = [name for name in self.labels if name not in given_names]
+        if renamed and self.config.head is not None:
+            self._config_notes.append(f"labels of equal names in id2label were renamed to {', '.join(renamed)}")
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not supported")
         self._tensors = Reader(directory)
@@ -323,11 +332,11 @@ class DirectoryWeights:
         return {name: self._tensors.dtypes[theirs].name for name, theirs in self._file_names.items()}
 
     def notes(self) -> list[str]:
-        """Returns messages about float64 tensors that are converted, and about files that are ignored."""
+        """Returns messages about config.json, float64 tensors that are converted, and files that are ignored."""
         num_converted = sum(dtype == "float64" for dtype in self.dtypes.values())
         has_both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
         return [
-            *self._ignored_keys,
+            *self._config_notes,
             *([f"{num_converted} tensors of float64 were converted to float32"] if num_converted else []),
             *([f"{SINGLE} was read, as in transformers; the files of {INDEX} were ignored"] if has_both else []),
         ]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import pretrainax
 from pretrainax import config as config_lib
 from pretrainax.config import Embed, RunFailed, UserError
 from pretrainax.data.sources import TextFiles
@@ -28,6 +29,7 @@ from pretrainax.zoo.family import differences
 from tests.golden import CASES
 from tests.golden.case import batch, needs_transformers, weights
 from tests.golden.electra import joint
+from tests.support.classifiers import named_labels, with_head
 from tests.support.exports import assert_all_taken
 from tests.support.huggingface_weights import (
     PUBLISHED,
@@ -213,6 +215,16 @@ def test_pooling_and_inputs_of_an_embedding_model_travel_along(source, tmp_path)
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     expected = sentence_transformers.Modules(head, max_length=7, lowercase=True)
     assert sentence_transformers.read_modules(str(tmp_path / "out")) == expected
+
+
+def test_labels_of_equal_names_are_numbered(tmp_path):
+    """transformers loads such a classifier, too; its pipeline writes the same name for several labels."""
+    source = write_directory(tmp_path / "source", with_head("bert"))
+    named_labels(source, "good", "bad", "good")
+    line = directories.import_directory(str(source), str(tmp_path / "run"))
+    assert "labels of equal names in id2label were renamed to good#0, good#2" in line
+    (prediction,) = pretrainax.load(tmp_path / "run").predict(["a cat"])
+    assert list(prediction["probabilities"]) == ["good#0", "bad", "good#2"]
 
 
 def test_tensors_of_several_dtypes_stay_as_they_are(source, tmp_path):
