@@ -15,6 +15,7 @@ import pretrainax
 from pretrainax import config as config_lib
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import matching, matrices_of
+from pretrainax.checkpoints import manifest
 from pretrainax.config import RunFailed, UserError
 from pretrainax.interop import adapters, directories
 from pretrainax.interop.adapters import lora
@@ -162,6 +163,21 @@ def test_an_adapter_has_every_bit_of_what_was_trained(tmp_path):
     assert all(np.array_equal(stored[path], x) for path, x in trained.items())
     said = json.loads((tmp_path / "out" / adapters.CONFIG).read_text())
     assert said["base_model_name_or_path"] == base and said["r"] == 3 and said["lora_alpha"] == 5.0
+
+
+def test_a_changed_file_of_an_exported_adapter_is_refused(tmp_path):
+    write_adapter(tmp_path / "adapter", "bert_masked_lm", LoRA(3))
+    base = str(write_directory(tmp_path / "base", "bert_masked_lm"))
+    adapters.import_adapter(str(tmp_path / "adapter"), base, str(tmp_path / "run"))
+    export(tmp_path / "run", tmp_path / "out")
+    assert manifest.faults(str(tmp_path / "out")) == []
+    (tmp_path / "out" / "README.md").write_text("Users may describe the adapter.")
+    assert "not read" not in adapters.import_adapter(str(tmp_path / "out"), base, str(tmp_path / "again"))
+    content = bytearray((tmp_path / "out" / adapters.WEIGHTS).read_bytes())
+    content[-1] ^= 1  # the last bit of a weight
+    (tmp_path / "out" / adapters.WEIGHTS).write_bytes(content)
+    with pytest.raises(UserError, match=f"out does not match its manifest.sha256: {adapters.WEIGHTS} changed"):
+        adapters.import_adapter(str(tmp_path / "out"), base, str(tmp_path / "third"))
 
 
 def test_the_export_of_a_tuned_run_is_its_merged_model(tmp_path):

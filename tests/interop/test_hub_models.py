@@ -12,6 +12,7 @@ import pretrainax
 from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.adapt import LoRA
+from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.values import range_problems
@@ -178,7 +179,7 @@ def test_an_adapter_goes_to_the_hub_as_peft_reads_it_and_comes_back(hub_server, 
     exchange(monkeypatch, "export", tmp_path / "run", adapter=True, push="me/small", license="mit")
     repository = hub_server.repositories["me/small"]
     sent = repository.commits[repository.references["main"]]
-    assert set(sent) == {".gitattributes", "README.md", adapters.CONFIG, adapters.WEIGHTS}
+    assert set(sent) == {".gitattributes", "README.md", MANIFEST, adapters.CONFIG, adapters.WEIGHTS}
     assert f"as commit {repository.references['main'][:12]}" in capsys.readouterr().out
     described = json.loads(sent[adapters.CONFIG])
     assert (described["base_model_name_or_path"], described["revision"]) == ("org/tiny", base)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pretrainax import config
 from pretrainax.adapt import IA3, LoRA, PrefixTuning, PromptTuning
+from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import EMA, TRAINED, read_params, write_params
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import step_of
@@ -38,6 +39,7 @@ from pretrainax.interop.export_folder import new_directory, run_to_export
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
 from pretrainax.interop.start import load_recorded_start, record_start
+from pretrainax.interop.weights import verify_files
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.param_paths import nested
 from pretrainax.storage.places import local_path
@@ -74,6 +76,7 @@ def export_adapter(
         for name, x in tensors.items():
             files[name][...] = x
         write_atomically(os.path.join(staging, CONFIG), json.dumps(adapter_config, indent=2, sort_keys=True) + "\n")
+        manifest.write_manifest(staging)
         finish(staging)
     base = start.description
     if len(start.steps) == 1:
@@ -165,7 +168,8 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
       workdir: folder of the new run.
 
     Raises:
-      UserError: the adapter is not supported, does not match the base model, or names no local base model.
+      UserError: the adapter is not supported, does not match its manifest or the base model, or names no local base
+        model.
     """
     directory = local_path(directory)
     adapter_config = read_object(os.path.join(directory, CONFIG))
@@ -182,6 +186,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
     with WorkdirLock(workdir):
         if os.path.exists(os.path.join(workdir, "config.json")):
             raise UserError(f"--workdir={workdir} holds a run already: set another --workdir")
+        verify_files(directory)
         reader = Reader(directory, WEIGHTS)
         state = {name: np.asarray(reader[name], np.float32) for name in reader.shapes}
         if broken := [name for name, x in state.items() if not np.isfinite(x).all()]:
@@ -231,7 +236,9 @@ def _from_peft(kind: str, described: JsonObject, tensors: State, base: BaseModel
 
 def _notes(directory: str, experiment: Experiment) -> Iterator[str]:
     """Yields what the import did not read from the directory, or could not know."""
-    if ignored := sorted(set(os.listdir(directory)) - {CONFIG, WEIGHTS, "README.md", ".gitattributes"}):
+    if ignored := sorted(
+        set(os.listdir(directory)) - {CONFIG, WEIGHTS, manifest.MANIFEST, "README.md", ".gitattributes"}
+    ):
         yield f"not read: {', '.join(ignored)} (the tokenizer is that of the base model)"
     head = experiment.model.head
     if isinstance(head, Classify) and head.kind == "single":
