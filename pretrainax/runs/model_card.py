@@ -30,6 +30,7 @@ from pretrainax.interop import adapters
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.origin import Origin
 from pretrainax.interop.safetensors_files import Reader
+from pretrainax.interop.sentence_transformers import MODULES
 from pretrainax.interop.start import START, experiment_of
 from pretrainax.reporting.tables import markdown
 from pretrainax.reporting.units import large_number, three_digits
@@ -142,7 +143,7 @@ def _metadata(card: _Card) -> str:
     base = _start(card)
     fields = {
         "license": card.license,
-        "library_name": "peft" if card.base_model else "transformers",
+        "library_name": "peft" if card.base_model else _library(card),
         "pipeline_tag": _tag(card),
         "tags": ["pretrainax", "jax", *([] if base else ["pretraining"]), *_tags_of_adapter(card)],
         "datasets": data,
@@ -160,8 +161,16 @@ def _tags_of_adapter(card: _Card) -> list[str]:
     return [kind, "transformers", f"base_model:adapter:{card.base_model.repository}"]
 
 
+def _library(card: _Card) -> str:
+    """Returns the library that loads the whole model: for an embedding model, with its pooling."""
+    is_embedding_model = os.path.exists(os.path.join(card.folder, MODULES))
+    return "sentence-transformers" if is_embedding_model else "transformers"
+
+
 def _tag(card: _Card) -> Optional[str]:
     """Returns the model's pipeline tag (its task on the hub), or None if no tag fits the architecture."""
+    if _library(card) == "sentence-transformers":
+        return "sentence-similarity"
     return next((use for ends, use in _TAGS if card.architecture.endswith(ends)), None)
 
 
@@ -218,11 +227,18 @@ def _usage(card: _Card) -> str:
         return _usage_of_adapter(card, card.base_model)
     name = card.name if "/" in card.name else "DIR"
     ours = f"hf:{name}" if "/" in card.name else name
-    return (
-        "## Use\n\n```python\n"
+    example = (
         f"from transformers import AutoTokenizer, {card.architecture}\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
-        f'model = {card.architecture}.from_pretrained("{name}")\n{_generation_example(card)}```\n\n'
+        f'model = {card.architecture}.from_pretrained("{name}")\n{_generation_example(card)}'
+    )
+    if _library(card) == "sentence-transformers":
+        example = (
+            "from sentence_transformers import SentenceTransformer\n\n"
+            f'model = SentenceTransformer("{name}")\nvectors = model.encode(["a sentence", "another"])\n'
+        )
+    return (
+        f"## Use\n\n```python\n{example}```\n\n"
         f'With PretrainAX: `pretrainax.load("{ours}")`, or `--config.checkpoint.init_from={ours}` to train further.\n'
     )
 

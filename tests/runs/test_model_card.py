@@ -1,5 +1,6 @@
 """The model card of an export, and the whole way of a model: trained, pushed to the hub, read from there again."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -11,15 +12,18 @@ import yaml
 
 import pretrainax
 from pretrainax import config as config_lib
-from pretrainax.config import UserError, ledger
+from pretrainax.config import Embed, UserError, ledger
 from pretrainax.config.config_file import CONFIGS
 from pretrainax.data.sources import HuggingFace
 from pretrainax.files.atomic_files import write_atomically
 from pretrainax.interop.directories import export_workdir, import_directory
 from pretrainax.interop.origin import find_origin
+from pretrainax.interop.sentence_transformers import write_modules
 from pretrainax.runs import model_card
 from pretrainax.runs.model_card import Recipe, write_card
+from tests.golden import CASES
 from tests.support.fake_hub import hub_server  # noqa: F401
+from tests.support.huggingface_weights import write_directory
 from tests.support.released import write_release
 from tests.support.runs import ENV, TINY, command, exporting, run, write_text
 
@@ -200,6 +204,17 @@ def test_a_card_of_an_import_says_that_nothing_is_known_of_its_training(tmp_path
     assert f"| layers | {layers} |" in card
     assert "It was not trained with PretrainAX." in card and "Its training data is unknown to PretrainAX" in card
     assert "## Training" not in card and "## Config" not in card
+
+
+def test_a_card_of_an_embedding_model_names_sentence_transformers(tmp_path):
+    """transformers would load the model without its pooling."""
+    source, head = write_directory(tmp_path / "source"), Embed(pooling="cls", normalize=True)
+    write_modules(str(source), dataclasses.replace(CASES["bert"].config, head=head))
+    import_directory(str(source), str(tmp_path / "run"))
+    _, metadata, card = card_of(tmp_path / "run", tmp_path / "export").split("---\n", 2)
+    described = yaml.safe_load(metadata)
+    assert (described["library_name"], described["pipeline_tag"]) == ("sentence-transformers", "sentence-similarity")
+    assert 'model = SentenceTransformer("me/tiny")\n' in card and "from transformers" not in card
 
 
 def test_paths_have_their_last_name_alone():
