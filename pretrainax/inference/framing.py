@@ -129,16 +129,22 @@ def framed_rows(
       limit: maximum number of tokens, if it is smaller than the model's.
 
     Raises:
-      UserError: a text has no tokens or too many tokens, or `texts` is a single string.
+      UserError: a text has no tokens or too many tokens, the limit leaves no room for special tokens, or `texts` is a
+        single string.
     """
     if isinstance(texts, str):
         raise UserError("texts is one string, it must be a list of strings: write [text]")
     before, after = frame_of(loaded)
     limits = [x for x in (limit, max_input_length(loaded)) if x is not None]
-    limit, rows = min(limits, default=None), []
+    limit, rows, special = min(limits, default=None), [], len(before) + len(after)
+    if limit is not None and limit < special:
+        raise UserError(
+            f"{loaded.origin} reads at most {limit} tokens, but {special} special tokens surround each text: raise its "
+            "maximum length (max_seq_length or model_max_length in its files)"
+        )
     for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
         if truncate and limit is not None:
-            ids = ids[: limit - len(before) - len(after)]
+            ids = ids[: limit - special]
         row = np.concatenate([before, ids, after]).astype(np.int32)
         if not len(row):
             raise UserError(f"texts[{number}] is {texts[number]!r}, which has no tokens: leave it out")

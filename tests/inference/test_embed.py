@@ -11,6 +11,7 @@ from pretrainax.config import UserError
 from pretrainax.data.objectives import CausalLM, Denoising, SequentialDenoising
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.embed import embed, last_hidden, pooled
+from pretrainax.inference.framing import framed_rows
 from pretrainax.inference.load import load
 from pretrainax.interop.directories import import_directory
 from pretrainax.layers.compute import Compute
@@ -108,6 +109,14 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for_alone():
     with pytest.raises(UserError, match=r"texts\[1\] is 19 tokens, .* reads at most 18 and 2 special ones: .*truncate"):
         embed(model, ["a", "a" * 19])
     np.testing.assert_allclose(embed(model, ["ab" * 20], truncate=True), embed(model, ["ab" * 9]), atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("truncate", (False, True))
+def test_a_limit_below_the_special_tokens_is_named(truncate):
+    with pytest.raises(UserError, match="at most 1 tokens, but 2 special tokens surround each text: raise its maximum"):
+        framed_rows(loaded_case("bert"), ["a cat"], truncate, limit=1)
+    (row,) = framed_rows(loaded_case("bert"), ["a cat"], truncate=True, limit=2)
+    assert len(row) == 2
     assert embed(loaded_case("t5_1_1"), ["a" * 40]).shape == (1, 16)  # buckets of distance set no limit
 
 
