@@ -24,17 +24,17 @@ def short_time(seconds: float) -> str:
 
 
 def byte_size(size: float) -> str:
-    """Formats a size in bytes in decimal units, as data sheets do: 2.5e6 as "2.50 MB"."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+    """Formats a size in bytes in decimal units, as data sheets do: 2.5e6 as "2.50 MB", 4 as "4 bytes"."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= 0.999995 * scale:
             return f"{size / scale:.2f} {unit}"
-    return f"{size / 1e3:.2f} kB" if size else "0"
+    return f"{three_digits(size)} bytes" if size else "0"
 
 
 def percent(fraction: float, decimals: int = 0) -> str:
-    """Formats a fraction in percent; less than everything is less than 100 %: 0.9999 as "99%"."""
-    most = 1 - 10.0 ** -(2 + decimals)
-    return f"{min(fraction, most) if fraction < 1 else fraction:.{decimals}%}"
+    """Formats a fraction in percent; only 0 is 0 %, and only 1 is 100 %: 0.9999 as "99%", 0.0001 as "1%"."""
+    step = 10.0 ** -(2 + decimals)
+    return f"{min(max(fraction, step), 1 - step) if 0 < fraction < 1 else fraction:.{decimals}%}"
 
 
 def large_number(number: float) -> str:

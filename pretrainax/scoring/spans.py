@@ -45,6 +45,7 @@ from pretrainax.config import UserError
 from pretrainax.data.sources import Source
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.reporting.units import percent
 from pretrainax.scoring.corpus_scores import documents_of
 from pretrainax.scoring.likelihood import score_examples
 from pretrainax.scoring.results import Estimate, Result, ratio
@@ -134,10 +135,12 @@ class SpanScores:
         changed, long = (self.bytes[which].sum() / self.bytes.sum() for which in (self.is_changed, self.is_long))
         lines = []
         if changed:
-            lines.append(f"{changed:.1%} of the bytes do not round-trip in {self.origin}: its cost is too low")
+            lines.append(f"{percent(changed, 1)} of the bytes do not round-trip in {self.origin}: its cost is too low")
         if long:
             longest = f"the {self.form.longest} tokens of the longest span in its training"
-            lines.append(f"{long:.1%} of the bytes are in spans that have, in {self.origin}, more than {longest}")
+            lines.append(
+                f"{percent(long, 1)} of the bytes are in spans that have, in {self.origin}, more than {longest}"
+            )
         return "; ".join(lines)
 
     def transcripts(self, source: str) -> Iterator[JsonObject]:

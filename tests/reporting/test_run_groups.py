@@ -90,7 +90,9 @@ def test_bits_per_byte_of_different_amounts_of_text_do_not_compare():
     groups = group_runs(runs, records)
     assert [panel.runs for panel in panels_of(runs, groups, [BITS])] == [(0,), (1,)]
     (note,) = comparison_notes(runs, groups, records, [BITS], "step")
-    assert note.startswith("bits_per_byte: not comparable between groups A, B: other size (0.20 kB of text / 0.21 kB")
+    assert note.startswith(
+        "bits_per_byte: not comparable between groups A, B: other size (200 bytes of text / 210 bytes"
+    )
 
 
 def test_metrics_of_a_task_compare_between_tokenizers():

@@ -26,7 +26,17 @@ def test_short_times(seconds, text):
 
 @pytest.mark.parametrize(
     "size, text",
-    [(0, "0"), (1500, "1.50 kB"), (2.5e6, "2.50 MB"), (16e9, "16.00 GB"), (999.997e6, "1.00 GB"), (3e12, "3.00 TB")],
+    [
+        (0, "0"),
+        (4, "4 bytes"),
+        (204, "204 bytes"),
+        (999.997, "1.00 kB"),
+        (1500, "1.50 kB"),
+        (2.5e6, "2.50 MB"),
+        (16e9, "16.00 GB"),
+        (999.997e6, "1.00 GB"),
+        (3e12, "3.00 TB"),
+    ],
 )
 def test_bytes_are_in_the_units_of_data_sheets(size, text):
     assert units.byte_size(size) == text
@@ -38,12 +48,14 @@ def test_bytes_are_in_the_units_of_data_sheets(size, text):
         (0.9999, 0, "99%"),
         (0.9999, 1, "99.9%"),
         (1.0, 1, "100.0%"),
+        (0.0001, 1, "0.1%"),
+        (0.0, 1, "0.0%"),
         (0.994, 0, "99%"),
         (0.256, 1, "25.6%"),
         (1.3, 0, "130%"),
     ],
 )
-def test_only_everything_is_100_percent(fraction, decimals, text):
+def test_only_everything_is_100_percent_and_only_nothing_is_0_percent(fraction, decimals, text):
     assert units.percent(fraction, decimals) == text
 
 

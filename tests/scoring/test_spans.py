@@ -120,6 +120,16 @@ def test_a_tokenizer_that_changes_the_text_is_a_caveat_of_its_cost_and_of_differ
     assert with_verdicts([between])[0].note.startswith("not distinguishable; ")  # the same costs
 
 
+def test_a_small_share_of_changed_text_is_not_0_percent(scores):
+    exact = scores["encoder"]
+    few = [exact.spans[0]._replace(text="a" * 50_000), exact.spans[1]]
+    is_changed = np.array([False, True])
+    arrays = {name: x[:2] for name, x in vars(exact).items() if isinstance(x, np.ndarray)}
+    lossy = dataclasses.replace(exact, **arrays | {"spans": few, "is_changed": is_changed})
+    assert 0 < lossy.bytes[1] / lossy.bytes.sum() < 0.0005
+    assert lossy.caveat.startswith("0.1% of the bytes do not round-trip")
+
+
 @pytest.mark.parametrize(
     "objective, source, longest",
     [
