@@ -124,7 +124,7 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
     assert json.loads(line)["texts"] == [{"text": "text\x1b", "ids": [5, 2], "log_probs": [-1.0, -0.5], "ended": "eos"}]
     with pytest.raises(UserError, match="was written with temperature 0.5, now temperature is 0.7: set another"):
         Outputs(path, settings | {"temperature": 0.7}, ["one", "two"])
-    with pytest.raises(UserError, match="out.jsonl, line 1 has another prompt than this line of the input"):
+    with pytest.raises(UserError, match="out.jsonl, line 1 has another prompt than prompt 1 of the input"):
         Outputs(path, settings, ["1", "two"])
     with pytest.raises(UserError, match="line 1 has another prompt"):
         Outputs(path, settings, [])
@@ -133,9 +133,14 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
         Outputs(path, settings, ["one", "two"])
 
 
+def test_blank_lines_are_no_prompts(tmp_path):
+    assert read_prompts(str(write(tmp_path / "prompts.jsonl", ['"a"', "", '{"prompt": "b"}', " \t", ""]))) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "lines, message",
     [
+        (['"a"', "", "a"], "line 3 is no JSON"),
         (['"a"', "a"], 'line 2 is no JSON .*: write "a prompt" or'),
         (['"a"', '{"text": "b"}'], "line 2 has no prompt: write"),
         (["[1]"], "line 1 has no prompt: write"),

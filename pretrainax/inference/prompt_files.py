@@ -14,7 +14,7 @@ from pretrainax.inference.decoding import Generated
 
 
 def read_prompts(path: str) -> list[str]:
-    """Reads prompts from a JSON lines file; each line is a string or an object with a field "prompt".
+    """Reads prompts from a JSON lines file; each line is a string or an object with a field "prompt", or blank.
 
     Raises:
       UserError: the file cannot be read, or a line is invalid; the message gives the line number.
@@ -27,6 +27,8 @@ def read_prompts(path: str) -> list[str]:
         raise UserError(f"--input={path} cannot be read: {e.strerror}") from e
     prompts = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as e:
@@ -107,8 +109,8 @@ class Outputs:
                 matches = False
             if not matches:
                 raise UserError(
-                    f"--output={self.path}, line {number + 1} has another prompt than this line of the input: set "
-                    "another --output"
+                    f"--output={self.path}, line {number + 1} has another prompt than prompt {number + 1} of the "
+                    "input: set another --output"
                 )
         return len(lines)
 
