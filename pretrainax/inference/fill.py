@@ -138,8 +138,9 @@ def _probabilities(loaded: LoadedModel, row: np.ndarray, positions: Sequence[int
     vocabulary = loaded.tokenizer.vocabulary
     example = read_example(loaded, row) | {"masked_positions": np.array(positions, np.int32)}
     ((_, batch),) = batches([example], loaded.mesh, max_input_length(loaded), vocabulary.pad)
-    logits = loaded.compute(_logits, batch)[0, : len(positions), : vocabulary.size]  # [B, K', rows] -> [K, V]
-    probabilities = np.array(jax.nn.softmax(logits, axis=-1))
+    logits = loaded.compute(_logits, batch)[0, : len(positions)]  # [B, K', rows] -> [K, rows]
+    # The loss and transformers normalize over all rows, also over those without a token.
+    probabilities = np.array(jax.nn.softmax(logits, axis=-1))[:, : vocabulary.size]
     probabilities[:, list(vocabulary.special_ids)] = 0.0
     return probabilities
 
