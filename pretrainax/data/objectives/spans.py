@@ -251,8 +251,8 @@ class SpanCorruption(Denoiser):
         if spans > len(vocabulary.sentinels):
             raise UserError(
                 f"the tokenizer has {len(vocabulary.sentinels)} sentinels, rows of config.data.sequence_length "
-                f"{sequence_length} have {spans} spans: set config.tokenizer to Unigram with num_sentinels >= {spans}, "
-                "or raise config.objective.mean_span_length"
+                f"{sequence_length} have {spans} spans: set config.tokenizer.num_sentinels >= {spans} (of Unigram, BPE "
+                "or ByteBPE), or raise config.objective.mean_span_length"
             )
 
     def example(self, text, rng, vocabulary):

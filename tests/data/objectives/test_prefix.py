@@ -346,7 +346,10 @@ def test_a_source_of_texts_gives_no_pairs():
 
 def test_too_few_sentinels_are_an_error_that_names_the_length_of_the_config():
     vocabulary = dataclasses.replace(VOCABULARY, sentinels=(999,))
-    with pytest.raises(UserError, match="1 sentinels, rows of config.data.sequence_length 1024 have 46 spans"):
+    with pytest.raises(
+        UserError,
+        match="1 sentinels, rows of config.data.sequence_length 1024 have 46 spans: set config.tokenizer.num_sent",
+    ):
         DecoderOnly().check_vocabulary(vocabulary, 1024)
     DecoderOnly().check_vocabulary(VOCABULARY, 1024)
     DecoderOnly(SequenceToSequence()).check_vocabulary(VOCABULARY, 64)
