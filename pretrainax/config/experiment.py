@@ -220,7 +220,9 @@ class EvaluateConfig:
     every: int = resumable_field(500)
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
-    batches: int = resumable_field(20)  # batches of the validation split, the same in every validation; 0: all batches
+    # batches of the validation split, the same in every validation; 0: as many as the split has. They contain several
+    # sources or objectives in proportion to the weights: a validation may repeat rows of one, and omit rows of another
+    batches: int = resumable_field(20)
     # number of last checkpoints whose mean parameters the run validates at its end (Transformer: 5); 0: no average
     average: int = resumable_field(0)
     # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
