@@ -181,7 +181,7 @@ def _fit_without_checks(runs: Sequence[Run], family: str, source: str, metric: s
     def fitted(repeats: bool, reason: str = "") -> Fit:
         law = fit(runs, family, source, metric, repeats)
         found = intervals(law)
-        return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, (), reason)
+        return Fit(dataclasses.replace(law, unidentified=found.unidentified), found, repetition=reason)
 
     if not measures_repetition(runs):
         return fitted(False, "the runs do not repeat their text, or their epochs are unknown")
