@@ -152,7 +152,8 @@ def draw(path: str, results: dict[Trial, Optional[float]], options) -> None:
                 for color, size in zip(PART_COLORS, sizes, strict=False):
                     shape = (size, base[1]) if over == "width" else (base[0], size)
                     rates = losses.get((family, transferred, *shape), {})
-                    panel.plot(list(rates), list(rates.values()), "o-", color=color, markersize=3, label=str(size))
+                    if rates:
+                        panel.plot(list(rates), list(rates.values()), "o-", color=color, markersize=3, label=str(size))
                 panel.set_xscale("log", base=2)
                 panel.set_xlabel("peak learning rate", color=FAINT)
                 if any(losses.get((family, transferred, *base), {})):

@@ -190,7 +190,7 @@ def test_the_tables_of_transfer_are_of_their_runs():
     assert f"at the best rate was {runs['gpt', 128, 2, 'standard', 0.004]:.3f}" in guide
 
 
-@pytest.mark.parametrize("name", ["GPT", "GPT with Muon", "BERT", "T5"])
+@pytest.mark.parametrize("name", ["GPT", "GPT with Muon", "BERT", "BERT with transfer", "T5"])
 def test_the_score_of_a_ladder_is_of_its_report(name):
     score = report(f"ladder-{name.lower().replace(' with ', '-')}")["score"]
     _, _, predicted, measured = cells((DOCS / "studies" / "index.md").read_text(), f"A ladder of a {name}")
