@@ -127,7 +127,7 @@ class Fit(NamedTuple):
     law: LossLaw
     intervals: Intervals
     left_out: Sequence[str] = ()  # one line per excluded run, with the reason
-    too_small: Sequence[Run] = ()  # those of them that are finished, but too small for the law's form
+    too_small: Sequence[Run] = ()  # finished runs that the law leaves out, because they are too small for its form
     repetition: str = ""  # why the law has no term for repeated text; "": it has one
 
 
@@ -160,7 +160,8 @@ def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw
     for window in smaller_windows(runs):
         found = _fit_without_checks(window, family, source, metric)
         if not list(form_problems(found.law)):
-            too_small = tuple(run for run in runs if run not in set(window))
+            kept = set(window)
+            too_small = tuple(run for run in runs if run not in kept)
             return found._replace(left_out=[*_left_out(too_small, len(runs), reasons, metric)], too_small=too_small)
     unidentified = (*whole.law.unidentified, *(f"form: {line}; add larger models and longer runs" for line in reasons))
     return whole._replace(law=dataclasses.replace(whole.law, unidentified=unidentified))

@@ -6,7 +6,6 @@ targets is the log-probability of the span.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
@@ -27,7 +26,7 @@ from pretrainax.data.objectives import (
     SpanCorruption,
 )
 from pretrainax.data.objectives.prefix import to_decoder_example
-from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example, noise_counts
+from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.scoring_examples import causal_example, masked_example
@@ -157,8 +156,8 @@ def _longest_span(loaded: LoadedModel) -> Optional[int]:
     if isinstance(data.source, NoSource):
         return None
     denoisers = [part for _, part in loaded.experiment.objective.components() if isinstance(part, SpanCorruption)]
-    settings = [(x.lengths(data.sequence_length).raw, x.noise_density, x.mean_span_length) for x in denoisers]
-    return max((noise.tokens - noise.spans + 1 for noise in itertools.starmap(noise_counts, settings)), default=None)
+    counts = [denoiser.noise(data.sequence_length) for denoiser in denoisers]
+    return max((noise.tokens - noise.spans + 1 for noise in counts), default=None)  # each other span has one token
 
 
 def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> SpanFormat:

@@ -78,7 +78,7 @@ class Task(Objective):
 
     @property
     def optional_fields(self) -> tuple[str, ...]:
-        """Returns those `fields` that records may lack."""
+        """Returns the names in `fields` that a record may lack."""
         return ()
 
     @property

@@ -245,9 +245,13 @@ class SpanCorruption(Denoiser):
     def _add_mode_tokens(self, lengths: Lengths) -> Lengths:
         return lengths._replace(inputs=lengths.inputs + self.mode_tokens)
 
+    def noise(self, sequence_length: int) -> Noise:
+        """Computes how many tokens and spans are dropped from each row of `sequence_length` inputs."""
+        return noise_counts(self.lengths(sequence_length).raw, self.noise_density, self.mean_span_length)
+
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)
-        spans = noise_counts(self.lengths(sequence_length).raw, self.noise_density, self.mean_span_length).spans
+        spans = self.noise(sequence_length).spans
         if spans > len(vocabulary.sentinels):
             raise UserError(
                 f"the tokenizer has {len(vocabulary.sentinels)} sentinels, rows of config.data.sequence_length "

@@ -49,7 +49,7 @@ class Reader(Protocol):
 
     @property
     def optional_fields(self) -> tuple[str, ...]:
-        """Returns the names of those `fields` that a table or an entry may lack."""
+        """Returns the names in `fields` that a table or an entry may lack."""
         ...
 
     def read(self, record: Mapping, /) -> Record:
