@@ -1,0 +1,57 @@
+"""benchmarks/repeated.py finds a planted worth of repeated text."""
+
+import gzip
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from pretrainax.scaling.power_laws import Run, effective_tokens
+from tests.support.runs import ROOT
+
+UNIQUE, SIZES = 5e5, (25_000, 60_000, 100_000, 150_000)
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    spec = importlib.util.spec_from_file_location("repeated", ROOT / "benchmarks" / "repeated.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_ladder(folder, unique: float, repetition: float) -> str:
+    """Writes the law.json of a ladder whose losses are 2 + 300 / N^0.5 + 60 / D'^0.3."""
+    folder.mkdir()
+    runs = []
+    for size in SIZES:
+        for tokens in (1e6, 2e6, 4e6, 8e6):
+            epochs = tokens / unique
+            worth = effective_tokens(tokens, max(epochs, 1.0), repetition)
+            loss = 2 + 300 / size**0.5 + 60 / worth**0.3
+            runs.append(Run(f"{size}/{tokens}", size, tokens, loss, epochs, str(size))._asdict())
+    (folder / "law.json").write_text(json.dumps({"runs": runs[:9], "too_small": runs[9:]}))
+    return str(folder)
+
+
+def test_a_planted_worth_is_found(repeated, tmp_path):
+    new, same = write_ladder(tmp_path / "new", 1e9, 5.0), write_ladder(tmp_path / "repeated", UNIQUE, 5.0)
+    found = repeated.compare(new, same)
+    by_epochs = {run["epochs"]: run["worth"] for run in found["runs"] if run["parameters"] == SIZES[0]}
+    exact = {epochs: effective_tokens(epochs * UNIQUE, epochs, 5.0) for epochs in (2.0, 4.0, 8.0, 16.0)}
+    assert np.isnan(by_epochs.pop(2.0)) and exact.pop(2.0) < 1e6  # less than the smallest amount of new text
+    # the losses are not a straight line between two amounts of new text: a third of a step of 2 is within 2 %
+    assert by_epochs == pytest.approx({epochs: exact[epochs] for epochs in by_epochs}, rel=0.02)
+    assert found["repetition"] == pytest.approx(5.0, rel=0.1)
+    assert found["low"] == pytest.approx(found["high"])  # all trunks are the same
+    assert repeated.table(found).splitlines()[-1].split()[:3] == ["16", "8", "M"]
+
+
+def test_a_part_has_one_of_n_records(repeated, tmp_path):
+    for i, count in enumerate((3, 4)):
+        with gzip.open(tmp_path / f"train-{i}.jsonl.gz", "wt") as f:
+            f.writelines(json.dumps({"text": f"{i} {j}"}) + "\n" for j in range(count))
+    repeated.write_part(str(tmp_path), 3)
+    with gzip.open(tmp_path / "part.jsonl.gz", "rt") as f:
+        assert [json.loads(line)["text"] for line in f] == ["0 0", "1 0", "1 3"]
