@@ -153,6 +153,8 @@ def _tuning_problems(study: Study, experiments: Mapping[str, Experiment]) -> Ite
         for field in rate_fields(experiment):
             if field not in tuning.grid:
                 yield f"tuning.grid lacks {field} of the arm {name}: every learning rate of an arm must be tuned"
+        if not any(tunable(experiment).get(field) for field in tuning.grid):
+            yield f"the arm {name} has none of the fields of tuning.grid, {list(tuning.grid)}: add a field of this arm"
         if "optimizer.learning_rate" in tuning.grid and any(p.learning_rate is not None for p in experiment.phases):
             yield f"tuning.grid cannot scale config.phases[…].learning_rate of the arm {name}: remove it"
 

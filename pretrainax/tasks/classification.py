@@ -107,7 +107,9 @@ class Classification(TextTask):
 
     def field_problems(self):
         too_few = self.labels and len(self.labels) < (1 if self.multi_label else 2)
-        if too_few or len(set(self.labels)) < len(self.labels):
+        if len(set(self.labels)) < len(self.labels):
+            yield f"config.objective.labels is {self.labels}, which has a name twice: two classes cannot have one name"
+        elif too_few:
             yield f"config.objective.labels is {self.labels}, it must name all classes, as ('negative', 'positive')"
         for name in self.numbered:
             if name not in self.labels:

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from pretrainax.config import UserError, to_json
+from pretrainax.studies import checks
+from pretrainax.studies.arms import tunable
 from pretrainax.studies.checks import check_study
 from pretrainax.studies.ladder.ladder import read_ladder
 from pretrainax.studies.measures import ValidationLoss
@@ -163,6 +165,17 @@ def test_a_measure_that_an_arm_cannot_have(text, monkeypatch):
     monkeypatch.setattr(LastLoss, "problems", problems)
     with pytest.raises(UserError, match=r"arms\[1\] \(other\): measures\[0\] \(loss\): 3 layers are too many"):
         check_study(valid(text), "study.toml")
+
+
+def test_each_arm_must_have_a_tuned_field(text, monkeypatch):
+    """The search makes as many trials of each arm; of one without a field, it would look for them without end."""
+
+    def of_own_optimizer(experiment):  # its learning rate is no float
+        return {} if experiment.model.num_layers == 3 else tunable(experiment)
+
+    monkeypatch.setattr(checks, "tunable", of_own_optimizer)
+    with pytest.raises(UserError, match=rf"the arm other has none of the fields of tuning.grid, \['{RATE}'\]"):
+        check_study(valid(text, tuning=Tuning({RATE: (0.5, 1, 2)})), "study.toml")
 
 
 def test_every_rate_of_muon_must_be_tuned(text):

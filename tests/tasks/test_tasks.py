@@ -282,7 +282,7 @@ def test_the_head_has_as_many_labels_as_the_task():
         ({"model.head.num_labels": 2}, "of 3 labels needs Classify\\(num_labels=3"),
         ({"model.masked_lm_head": True}, "config.model.head is Classify, which excludes others"),
         ({"objective.labels": ("a",)}, "config.objective.labels is \\('a',\\)"),
-        ({"objective.labels": ("a", "a", "b")}, "it must name all classes"),
+        ({"objective.labels": ("a", "a", "b")}, "which has a name twice"),
         ({"evaluate.select_by": "mathews"}, "did you mean 'matthews'"),
         ({"objective.numbered": ("a", "d", "b")}, "config.objective.numbered has 'd', allowed: a, b, c"),
         (
