@@ -16,7 +16,14 @@ from pretrainax.tasks import label_metrics
 from pretrainax.tasks.base import TextTask, rounded
 from pretrainax.tasks.baselines import Baseline, bag_of_words_classifier, cross_entropy, per_document, prior_logits
 from pretrainax.tasks.chunks import sigmoid, softmax
-from pretrainax.tasks.labels import UNKNOWN, infer_labels, label_number, uneven_selection, unused_label_warnings
+from pretrainax.tasks.labels import (
+    UNKNOWN,
+    infer_labels,
+    is_number,
+    label_number,
+    uneven_selection,
+    unused_label_warnings,
+)
 
 
 @dataclasses.dataclass
@@ -114,7 +121,7 @@ class Classification(TextTask):
         for name in self.numbered:
             if name not in self.labels:
                 yield f"config.objective.numbered has {name!r}, {nearest(name, self.labels)} (config.objective.labels)"
-        if self.numbered and any(name.isdecimal() for name in self.labels):
+        if self.numbered and any(map(is_number, self.labels)):
             yield (
                 f"config.objective.numbered is {self.numbered}, but a number in a record is the name of a label, as "
                 f"config.objective.labels is {self.labels}: set labels to names that are no numbers, or numbered to ()"

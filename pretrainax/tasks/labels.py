@@ -57,10 +57,17 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
     for spelling in (name, str(value), str(int(value))) if is_bool else (name,):  # pyright: ignore[reportArgumentType]
         if spelling in labels:
             return labels.index(spelling)
-    is_number = name.isdecimal() and not any(label.isdecimal() for label in labels)  # otherwise, numbers are names
-    if is_number and int(name) < len(meant):
+    if name.isdecimal() and not any(map(is_number, labels)) and int(name) < len(meant):  # otherwise, numbers are names
         return labels.index(meant[int(name)])
     raise ValueError(f"field {field!r} holds the label {value!r}, {nearest(name, labels)} (config.objective.labels)")
+
+
+def is_number(name: str) -> bool:
+    """Checks whether the name of a label is a finite number, such as "7", "-1" or "4.5"."""
+    try:
+        return math.isfinite(float(name))
+    except ValueError:
+        return False
 
 
 def unused_label_warnings(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
@@ -143,12 +150,8 @@ def infer_labels(experiment: Experiment, field: str, values: Callable[[Mapping],
 def sorted_labels(names: Iterable[str]) -> tuple[str, ...]:
     """Sorts the names of labels as `infer_labels` documents."""
     names = sorted(names)
-    try:
-        values = [float(name) for name in names]
-    except ValueError:
-        values = [math.nan]
-    if all(map(math.isfinite, values)):
-        return tuple(name for _, name in sorted(zip(values, names, strict=True)))
+    if all(map(is_number, names)):
+        return tuple(sorted(names, key=float))
     if any(name[:2] in ("B-", "I-") for name in names):
         return tuple(sorted(names, key=lambda name: (name != "O", name[2:], name[:2])))
     return tuple(names)

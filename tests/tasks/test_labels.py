@@ -195,6 +195,13 @@ def test_each_type_of_a_label_finds_its_name(labels, values):
     assert {label_number(value, "label", labels) for value in values} == {0}
 
 
+@pytest.mark.parametrize("labels", [("1.0", "2.0", "3.0"), ("-2", "-1"), ("4.5", "5.5"), ("v1", "2.1")])
+def test_a_number_that_is_no_name_is_no_index_if_names_are_numbers(labels):
+    for value in (0, "1"):
+        with pytest.raises(ValueError, match=f"field 'label' holds the label {value!r}"):
+            label_number(value, "label", labels)
+
+
 @pytest.mark.parametrize("value", [True, 2, 2.0, -1, -1.0, 0.5, None, float("inf"), [], "b", ""])
 def test_other_values_are_no_label(value):
     with pytest.raises(ValueError, match="field 'label' holds the label"):
