@@ -13,7 +13,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.files.extras import import_extra
-from pretrainax.tasks.base import Task, concatenate_segments, text_in
+from pretrainax.tasks.base import Task, concatenate_segments, text_in, texts_in
 from pretrainax.tasks.baselines import Baseline
 from pretrainax.tasks.label_metrics import METRICS
 
@@ -78,16 +78,16 @@ class Retrieval(Task):
         """Reads the negative passages of a record; raises ValueError if they are invalid or too few."""
         if not self.negatives or self.negatives_field is None:
             return []
-        texts = value_of(record, self.negatives_field, "config.objective.negatives_field")
-        texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, (list, tuple, np.ndarray)) or not all(isinstance(x, str) and x.strip() for x in texts):
-            raise ValueError(f"field {self.negatives_field!r} must be a list of texts, none of them empty")
+        name = self.negatives_field
+        value = value_of(record, name, "config.objective.negatives_field")
+        texts = texts_in({name: [value] if isinstance(value, (str, bytes)) else value}, name, "negatives_field")
+        if not all(map(str.strip, texts)):
+            raise ValueError(f"field {name!r} must be a list of texts, none of them empty")
         if len(texts) < self.negatives:
             raise ValueError(
-                f"field {self.negatives_field!r} has {len(texts)} passages, but config.objective.negatives is "
-                f"{self.negatives}"
+                f"field {name!r} has {len(texts)} passages, but config.objective.negatives is {self.negatives}"
             )
-        return list(texts[: self.negatives])
+        return texts[: self.negatives]
 
     def example(self, text, rng, vocabulary):
         parts = enumerate(self.split_strings(text.tokens, text.parts))

@@ -92,6 +92,17 @@ def test_a_broken_record_says_what_is_wrong_with_it(record, said):
         adapted(negatives_field="worse", negatives=2).read(record)
 
 
+@pytest.mark.parametrize("values", [["1984", "dry"], np.array([b"1984", b"dry"], object), [1984, "dry"]])
+def test_negatives_have_the_types_of_other_texts(values):
+    texts = adapted(negatives_field="worse", negatives=2).read({**RECORD, "worse": values}).texts
+    assert texts == (RECORD["query"], RECORD["passage"], "1984", "dry")
+
+
+@pytest.mark.parametrize("value", ["dry", b"dry"])
+def test_a_single_negative_needs_no_list(value):
+    assert adapted(negatives_field="worse", negatives=1).read({**RECORD, "worse": value}).texts[2] == "dry"
+
+
 def config(task=None, **head):
     experiment = tiny.get_config("bert")
     experiment.model.masked_lm_head = False
