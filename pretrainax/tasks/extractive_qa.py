@@ -1,6 +1,7 @@
 """Implements extractive question answering: finds the span of a passage that answers a question, if one exists."""
 
 import dataclasses
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
 
@@ -177,6 +178,7 @@ class ExtractiveQA(Task):
         for number, start in enumerate(_window_starts(len(ids), capacity, self.stride)):
             stop = min(start + capacity, len(ids))
             begin, end = (int(offsets[start:stop].min()), int(offsets[start:stop].max())) if stop > start else (0, 0)
+            end = _end_of_marks(context, end, int(offsets[stop, 0]) if stop < len(ids) else len(context))
             is_complete = span is not None and start <= span[0] and span[1] < stop
             note = {name: x for name, x in record.note.items() if name != "spans"}
             note |= {
@@ -266,7 +268,9 @@ class ExtractiveQA(Task):
             scores = np.where((lengths >= 1) & (lengths <= self.max_answer_length), scores, _NO_SCORE)
             if scores.size and scores.max() > best.score:
                 i, j = np.unravel_index(scores.argmax(), scores.shape)
-                text = note["context"][note["starts"][begins[i]] : note["ends"][ends[j]]]
+                context, limits = note["context"], [*note["starts"][1:], len(note["context"])]
+                end = _end_of_marks(context, note["ends"][ends[j]], limits[ends[j]])
+                text = context[note["starts"][begins[i]] : end]
                 best = ExtractedAnswer(text.strip(), float(scores[i, j]), 0.0)
         best = best._replace(null_score_diff=null_score - best.score)
         is_none = self.no_answer and best.null_score_diff > self.null_score_diff_threshold
@@ -309,6 +313,16 @@ def _normalized_offset(context: str, offset: int) -> int:
     """Converts the index of a character in a passage to its index after the normalization of line ends."""
     mark = context.startswith("\ufeff") and offset > 0
     return offset - mark - context.count("\r\n", 0, offset + 1)  # a carriage return without "\n" remains
+
+
+def _end_of_marks(text: str, end: int, limit: int) -> int:
+    """Returns the index after the combining marks at `end`, at most `limit`, the beginning of the next token.
+
+    These marks belong to the token that ends at `end`, but tokenizers that remove accents leave them out.
+    """
+    while end < limit and unicodedata.category(text[end]).startswith("M"):
+        end += 1
+    return end
 
 
 def _token_range(offsets: np.ndarray, begin: int, end: int) -> Optional[list[int]]:

@@ -111,6 +111,16 @@ def test_an_answer_comes_back_through_every_tokenizer_and_from_windows(name, ans
     assert said == answer.replace("\r\n", "\n")
 
 
+@pytest.mark.parametrize("answer", ["un cafe\u0301", "दिल्ली में", "e\u0301te\u0301"])
+def test_an_answer_keeps_the_combining_marks_that_its_last_token_lacks(answer):
+    """WordPiece removes them with the accents; the last answer ends the passage, and windows end after each word."""
+    context = "un cafe\u0301 a दिल्ली में, en e\u0301te\u0301"
+    tokenizer = WordPiece(vocab_size=40, lowercase=True).build(iter([context] * 9))
+    task = adapted(ExtractiveQA(stride=1, max_question_length=1), length=16, tokenizer=tokenizer)
+    rows, notes = windows_of(task, record(answer, context=context, question="a"), tokenizer)
+    assert task.extract(right_answers(rows, notes, 16), notes).text == answer
+
+
 @pytest.mark.parametrize("before", ["", "\ufeff", "a\r", "a\r\n", "a\r\nb\r", "\ufeffa\r\rb "])
 @pytest.mark.parametrize("answer", ["The fox", "\nThe fox", "\rThe fox"])
 def test_the_span_of_an_answer_follows_the_normalization_of_line_ends(before, answer):
