@@ -226,7 +226,11 @@ class TokenClassification(Task):
             name for x in self.labels if x[:2] == other_prefix and (name := begin_prefix + x[2:]) not in self.labels
         ]
         if missing:
-            yield f"config.objective.labels has no {missing[0]!r}, with which spans of {self.spans.upper()} begin"
+            other = "iob1" if self.spans == "iob2" else "iob2"
+            yield (
+                f"config.objective.labels has no {missing[0]!r}, with which spans of {self.spans.upper()} begin: "
+                f"add it, or set config.objective.scheme to {other!r} or 'none'"
+            )
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
