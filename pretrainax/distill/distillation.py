@@ -221,6 +221,11 @@ class Distillation(kinds.DistillConfig):
             )
         elif (expected := _task_properties(student)) != (actual := _task_properties(teacher)):
             yield f"{name} has {actual}, config.model.head has {expected}: the tasks must be the same"
+        elif getattr(student.head, "second_text", False) and not getattr(teacher.head, "second_text", False):
+            yield (
+                f"{name} gives probabilities to tokens of the question, which config.model.head.second_text=True "
+                "excludes, so that the soft loss would be infinite: set it to False, or config.distill.soft to 0"
+            )
 
 
 def _task_properties(model: ModelConfig) -> str:

@@ -8,6 +8,7 @@ from pretrainax.adapt import BitFit
 from pretrainax.config import (
     Classify,
     DisentangledPositions,
+    Extract,
     Generator,
     LearnedPositions,
     SlidingWindows,
@@ -153,6 +154,15 @@ def test_a_task_of_other_labels_is_another_task():
     teacher = dataclasses.replace(model, head=Classify(num_labels=3, kind="single"))
     (found,) = Distillation("T").teacher_problems(model, teacher)
     assert "has 3 labels, kind=single, config.model.head has 2 labels, kind=single: the tasks must be" in found
+
+
+def test_a_student_that_excludes_answers_of_its_teacher_is_refused():
+    model = dataclasses.replace(tiny.get_config("bert").model, masked_lm_head=False)
+    plain, second = (dataclasses.replace(model, head=Extract(second_text=x)) for x in (False, True))
+    (found,) = Distillation("T").teacher_problems(second, plain)
+    assert "config.model.head.second_text=True excludes" in found
+    for student, teacher in ((plain, second), (second, second), (plain, plain)):
+        assert not list(Distillation("T").teacher_problems(student, teacher))
 
 
 @pytest.mark.parametrize("preset", (DistilBERT, TinyBERT, MiniLM))
