@@ -446,7 +446,7 @@ def score_of(value: object, field: str) -> float:
     """
     try:
         score = float(value)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         score = math.nan
     if not math.isfinite(score):
         raise ValueError(f"field {field!r} holds {value!r}, it must be a number")

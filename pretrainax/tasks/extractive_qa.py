@@ -136,7 +136,7 @@ class ExtractiveQA(Task):
             answers = [(text.decode() if isinstance(text, bytes) else text, int(start)) for text, start in pairs]
             if any(not isinstance(text, str) or start < 0 for text, start in answers):
                 raise TypeError
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise ValueError(
                 f"field {self.answers_field!r} holds {value!r}, it must be "
                 '{"text": ["an answer", …], "answer_start": [12, …]} or [{"text": "an answer", "answer_start": 12}, …]'

@@ -248,6 +248,8 @@ def test_a_list_of_answers_is_read_as_two_lists_are():
         ({"answers": {"text": ["Der"]}}, "it must be"),
         ({"answers": "Der"}, "holds 'Der', it must be"),
         ({"answers": None}, "holds None, it must be"),
+        ({"answers": np.array([1, 2])}, "it must be"),
+        ({"answers": {"text": ["Der"], "answer_start": [float("inf")]}}, "it must be"),
         ({"context": "  "}, "field 'context' is empty"),
         ({"question": ""}, "field 'question' is empty"),
         ({"context": 1.5}, "field 'context' holds float"),

@@ -84,6 +84,7 @@ def test_a_number_is_the_value_of_a_regression():
         (Regression(low=0.0, high=5.0), {"text": "a", "label": 5.5}, "holds 5.5.* 0.0 and 5.0"),
         (Regression(), {"text": "a", "label": "much"}, "'much', it must be a number"),
         (Regression(), {"text": "a", "label": float("nan")}, "it must be a number"),
+        (Regression(), {"text": "a", "label": 10**400}, "it must be a number"),
     ],
 )
 def test_a_broken_record_says_what_is_wrong_with_it(task, record, said):
