@@ -1,5 +1,6 @@
 """Implements instruction tuning: a decoder learns the assistant messages of conversations in a chat template."""
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -13,6 +14,7 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
+from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.writing import WritingTask, answer_note, decoder_example, decoder_inputs
 from pretrainax.tokenization.base import Tokenizer
@@ -229,12 +231,14 @@ class Instructions(WritingTask):
                 "config.objective.template; the model reads each of them as several text tokens"
             )
         yield from self._stop_warnings(self._chat)
-        num_cut = no_answer = count = 0
+        num_cut, no_answer, count, wordless = 0, 0, 0, collections.Counter()
         for note in notes:
             ends = note["parts"]
             num_cut += ends[-1] > self._length + 1
             no_answer += all(start > self._length for start, _ in _answer_ranges(ends, ends[-1]))
             count += 1
+            wordless.update(text_metrics.wordless_scores(note["answer"], self.scores))
+        yield from text_metrics.wordless_warnings(wordless, count)
         if num_cut:
             yield (
                 f"TRUNCATED CONVERSATIONS: {num_cut:,} of {count:,} lose their end, and {no_answer:,} of them all "

@@ -203,17 +203,19 @@ class TextGeneration(WritingTask):
             yield Baseline("bag of words", [self.labels[i] for i in logits.argmax(1)], has_loss=False)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        num_cut, count, targets = np.zeros(2, int), 0, collections.Counter()
+        num_cut, count, targets, wordless = np.zeros(2, int), 0, collections.Counter(), collections.Counter()
         for note in notes:
             source, length = note["parts"]
             num_cut += self._is_truncated(source, length - source, note["tail"])
             count += 1
             targets[note["answer"]] += 1
+            wordless.update(text_metrics.wordless_scores(note["answer"], self.scores))
         if num_cut.any():
             yield (
                 f"TRUNCATED RECORDS: {num_cut[0]:,} inputs and {num_cut[1]:,} targets of {count:,} records lose "
                 "their end; raise config.data.sequence_length or config.objective.target_length"
             )
+        yield from text_metrics.wordless_warnings(wordless, count)
         yield from unused_label_warnings({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)
 
     def sample_note(self):

@@ -1,6 +1,7 @@
 """Computes metrics of generated text, with the packages rouge-score and sacreBLEU."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -9,12 +10,41 @@ from pretrainax.tasks.label_metrics import METRICS
 
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 SCORES = {"exact_match": ("exact_match",), "rouge": _ROUGE, "bleu": ("bleu",), "chrf": ("chrf",)}  # -> metrics
+# score -> (pattern of the texts in which the score finds no words, the words that it finds)
+_WORDLESS = {
+    "rouge": (re.compile(r"[^a-z0-9]*", re.IGNORECASE), "words of a to z and 0 to 9"),
+    "bleu": (re.compile(r".*[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff].*", re.DOTALL), "words between spaces"),
+}
 PACKAGES = {"rouge": "rouge_score", "bleu": "sacrebleu", "chrf": "sacrebleu"}  # score -> package that it needs
 
 
 def names(scores: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of the metrics that belong to `scores`, which are keys of SCORES; ignores unknown scores."""
     return tuple(name for score in scores for name in SCORES.get(score, ()))
+
+
+def wordless_scores(text: str, scores: Iterable[str]) -> list[str]:
+    """Lists the scores that find no words in a text: rouge in other scripts than Latin, bleu in scripts without spaces.
+
+    Args:
+      scores: keys of SCORES.
+    """
+    return [score for score in scores if score in _WORDLESS and _WORDLESS[score][0].fullmatch(text)]
+
+
+def wordless_warnings(counts: Mapping[str, int], total: int) -> Iterator[str]:
+    """Yields a warning for each score that finds no words in most reference texts.
+
+    Args:
+      counts: the number of texts in which a score finds no words.
+      total: the number of texts.
+    """
+    for score, count in counts.items():
+        if 2 * count > total:
+            yield (
+                f"{score.upper()} FINDS NO WORDS in {count:,} of {total:,} answers, because it compares "
+                f"{_WORDLESS[score][1]}: set config.objective.scores to ('chrf',)"
+            )
 
 
 def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -> dict[str, float]:

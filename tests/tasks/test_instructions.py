@@ -94,6 +94,13 @@ def test_what_is_cut_is_counted():
     assert f"{cut} of 3 lose their end, and 1 of them all answers" in said and cut >= 2
 
 
+def test_a_score_that_finds_no_words_in_most_answers_is_a_warning():
+    task = adapted(scores=("rouge",))
+    notes = [text_of(task, {"messages": [USER, ANSWER | {"content": text}]}).note for text in ("дождь", "и это", "it")]
+    (said,) = task.warnings(notes)
+    assert said.startswith("ROUGE FINDS NO WORDS in 2 of 3 answers")
+
+
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"

@@ -94,6 +94,19 @@ def test_a_label_that_no_target_is_is_said(variant):
     assert not list(task.warnings(iter(notes)))
 
 
+@pytest.mark.parametrize(
+    "score, answers", [("rouge", ("дождь", "и это", "it")), ("bleu", ("今日は雨", "今日は it", "it"))]
+)
+def test_a_score_that_finds_no_words_in_most_answers_is_a_warning(score, answers):
+    task = adapted("gpt", 60, scores=("exact_match", score))
+    notes = [text_of(task, {**RECORD, "summary": answer}, "gpt").note for answer in answers]
+    (said,) = task.warnings(iter(notes))
+    assert said.startswith(f"{score.upper()} FINDS NO WORDS in 2 of 3 answers") and "('chrf',)" in said
+    assert not list(task.warnings(iter([*notes, notes[-1]])))  # half of the answers
+    if score == "rouge":
+        assert not any(task.metrics(answers[:1], notes[:1])[name] for name in ("rouge1", "rouge2", "rougeL"))
+
+
 def test_the_word_of_a_label_is_its_target():
     task = adapted("t5", target_field="label", labels=("bad", "good"))
     assert task.read({**RECORD, "label": 1}).texts[2] == task.read({**RECORD, "label": "good"}).texts[2] == "good"
