@@ -139,6 +139,11 @@ class Instructions(WritingTask):
                     f"message {number} of field {field!r} has {unread[0]!r}, which the template does not receive: "
                     "write it into 'content', as the template formats it"
                 )
+            if role == "assistant" and message.get("weight") not in (None, 1):  # of OpenAI's format for fine-tuning
+                raise ValueError(
+                    f"message {number} of field {field!r} has the weight {message['weight']!r}, but all answers are "
+                    "trained: end the conversation before this message, or remove its weight"
+                )
             messages.append({"role": role, "content": content})
         return messages
 

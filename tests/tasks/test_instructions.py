@@ -144,6 +144,7 @@ def test_a_written_answer_ends_with_its_turn(end, stop):
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "message 2 .*with strings"),
         ({"messages": [USER, {**ANSWER, "tool_calls": [{"type": "function"}]}]}, "message 2 .*has 'tool_calls'"),
         ({"messages": [USER, {**ANSWER, "reasoning_content": "hm"}]}, "message 2 .*has 'reasoning_content'"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}, USER, ANSWER]}, "message 2 .*has the weight 0, but"),
         ({"messages": ["Hi", "hello"]}, "message 1 .*must be an object"),
         ({"conversation": [USER, ANSWER]}, "no field 'messages'.*config.objective.messages_field"),
     ],
@@ -155,7 +156,9 @@ def test_a_broken_record_says_what_is_wrong_with_it(record, said):
 
 def test_empty_parts_of_a_message_are_read():
     empty = {"tool_calls": [], "function_call": None, "reasoning_content": "", "thinking": False, "name": "x"}
-    assert adapted().read({"messages": [USER | empty, ANSWER | empty]}).texts == ("Hi you", "hello")
+    for weight in (None, 1, 1.0):
+        messages = [USER | empty | {"weight": None}, ANSWER | empty | {"weight": weight}]
+        assert adapted().read({"messages": messages}).texts == ("Hi you", "hello")
 
 
 def config(**fields):
