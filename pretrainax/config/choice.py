@@ -158,7 +158,7 @@ class Choice:
 
     @classmethod
     def reader_of(cls, path: str) -> Optional[str]:
-        """Returns the name of the class that reads a file according to its `endings`, or None if no class does.
+        """Returns the name of the class that reads a file according to its `endings` in any case, or None if none does.
 
         path: a file or folder. In a folder, the first file (by name) that some class reads determines the class.
         """
@@ -166,7 +166,7 @@ class Choice:
         if os.path.isdir(path):
             names = sorted(name for _, _, names in itertools.islice(os.walk(path), 100) for name in names)
         kinds = [kind for kind in _choices_by_name().values() if kind.endings]
-        return next((kind.__name__ for name in names for kind in kinds if name.endswith(kind.endings)), None)
+        return next((kind.__name__ for name in names for kind in kinds if name.lower().endswith(kind.endings)), None)
 
     @classmethod
     def taking_path(cls, path: str) -> list[str]:

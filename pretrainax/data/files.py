@@ -49,8 +49,8 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     """Returns the sorted paths of the files in `source.path` (split "train") or `source.valid_path` (other splits).
 
     The field may be a file, a folder or a glob. A folder selects all files in it and its subfolders whose name ends in
-    one of `endings`. If some files of a folder or glob are also in `source.valid_path`, they are not training files. A
-    file that a glob or links to folders reach by several paths is returned once.
+    one of `endings`, in lower or upper case. If some files of a folder or glob are also in `source.valid_path`, they
+    are not training files. A file that a glob or links to folders reach by several paths is returned once.
 
     Raises:
       UserError: no file matches the field, or it is a folder and there are no `endings`.
@@ -68,7 +68,7 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     found = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)), reverse=True)
     matches = sorted({(real_folder(os.path.dirname(f)), os.path.basename(f)): f for f in found}.values())
     if pattern != path:
-        matches = [f for f in matches if f.endswith(endings)]
+        matches = [f for f in matches if f.lower().endswith(endings)]
     if not matches:
         expected_endings = " or ".join(ending for ending in endings if not is_archive(ending))
         names = f"{expected_endings} file below the folder" if pattern != path else "such file"
@@ -102,14 +102,14 @@ def _other_reader(source: Any, path: str) -> Optional[str]:
     if not os.path.isfile(path):
         return None
     class_name, by_name = type(source).__name__, Choice.reader_of(path)
-    if class_name == "TextFiles" and by_name is None and _begins_with_json(path):
+    if class_name == "TextFiles" and by_name is None and begins_with_json(path):
         return "JsonLines"
     if class_name == "JsonLines" and by_name == "TextFiles":  # the content may still be JSON lines
-        return None if _begins_with_json(path) else by_name
+        return None if begins_with_json(path) else by_name
     return None if by_name in (class_name, "TextFiles") else by_name
 
 
-def _begins_with_json(path: str) -> bool:
+def begins_with_json(path: str) -> bool:
     """Returns True if the first line of a file is a JSON object, or False if it is not or the file cannot be read."""
     with contextlib.suppress(ValueError, RecursionError, OSError, *BROKEN_ARCHIVE), _open(path) as f:
         return isinstance(json.loads(f.readline(1 << 20).decode("utf-8-sig")), dict)
@@ -176,7 +176,7 @@ BROKEN_ARCHIVE = (_BrokenArchive, EOFError, gzip.BadGzipFile, zlib.error, lzma.L
 
 def is_archive(path: str) -> bool:
     """Returns True if a file name has the extension of a compressed file, for example .gz."""
-    return path.endswith(tuple(ARCHIVES))
+    return path.lower().endswith(tuple(ARCHIVES))
 
 
 def with_archives(*endings: str) -> tuple[str, ...]:
@@ -207,11 +207,11 @@ def _open(path: str) -> Stream:
     if path == STANDARD_INPUT:
         return cast(io.BufferedReader, sys.stdin.buffer)
     check_regular(path)
-    if path.endswith(".gz"):
+    if path.lower().endswith(".gz"):
         return gzip.open(path, "rb")
-    if path.endswith(".xz"):
+    if path.lower().endswith(".xz"):
         return lzma.open(path, "rb")
-    if path.endswith(".zst"):
+    if path.lower().endswith(".zst"):
         return io.BufferedReader(_Generated(_zstandard_frames(path)), 1 << 20)
     return open(path, "rb")
 

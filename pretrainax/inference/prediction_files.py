@@ -90,18 +90,34 @@ class Input:
 def _parse_input(expression: str) -> RecordLines:
     """Converts the value of --input, a path or the config expression of a data source, to a data source.
 
-    The file extension of a path determines the class of the data source. The default is JsonLines.
+    The file extension of a path, or of the files in a folder, determines the class. The default is JsonLines.
     """
+    path = os.path.expanduser(expression)
     if re.fullmatch(r"\w+\(.*\)", expression, re.DOTALL):
         source = Source.parse(expression)
+    elif os.path.isdir(path):
+        readers = _readers_of_folder(path) or ["JsonLines"]
+        if len(readers) > 1:
+            raise UserError(
+                f"--input={expression} has files for {' and '.join(readers)}, which one command cannot read: set it to "
+                f"\"{readers[0]}(path='{expression}')\", for example"
+            )
+        source = _READERS[readers[0]](path=expression)
     else:
-        name = Choice.reader_of(os.path.expanduser(expression)) or "JsonLines"
-        source = _READERS.get(name, JsonLines)(path=expression)
-        if name not in _READERS and not os.path.isdir(expression) and name != "TextFiles":
+        name = Choice.reader_of(path) or "JsonLines"
+        may_be_json = name == "TextFiles" and (not os.path.exists(path) or files.begins_with_json(path))
+        if name not in _READERS and not may_be_json:
             raise UserError(f"--input={expression} needs {name}, which predict does not support: {_FORMATS}")
+        source = _READERS.get(name, JsonLines)(path=expression)
     if not isinstance(source, RecordLines):
         raise UserError(f"--input={expression} is {type(source).__name__}, which predict does not support: {_FORMATS}")
     return source
+
+
+def _readers_of_folder(folder: str) -> list[str]:
+    """Lists the names of the data sources in _READERS that read files in a folder and its subfolders."""
+    names = [name.lower() for _, _, names in os.walk(folder) for name in names]
+    return [name for name, reader in _READERS.items() if any(file.endswith(reader.endings) for file in names)]
 
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pretrainax.config import UserError
 from pretrainax.data import files
+from pretrainax.data.sources import TextFiles
 
 COMPRESS = {
     "gz": gzip.compress,
@@ -34,6 +35,17 @@ def content_of(path):
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_archive_is_read_as_its_content(tmp_path, kind):
     assert content_of(written(tmp_path, kind, COMPRESS[kind](LINES))) == LINES
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_endings_may_be_in_upper_case(tmp_path, kind):
+    """As of files from Windows; a folder left them out without a word."""
+    (tmp_path / "A.TXT").write_text("one")
+    path = tmp_path / f"B.TXT.{kind.upper()}"
+    path.write_bytes(COMPRESS[kind](LINES))
+    source = TextFiles(str(tmp_path))
+    assert files.find_files(source, "train", source.endings) == [str(tmp_path / "A.TXT"), str(path)]
+    assert content_of(str(path)) == LINES and TextFiles.reader_of(str(path)) == "TextFiles"
 
 
 @pytest.mark.parametrize("kind", COMPRESS)

@@ -35,7 +35,9 @@ def read(given, skip_bad=False):
         ("a.json", LINES),
         ("a.txt", LINES),
         ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
+        ("A.JSONL.GZ", gzip.compress(LINES.encode(), mtime=0)),
         ("a.tsv", 'id\ttext\n1\tone, two\n2\tsays "no"\n'),
+        ("A.CSV", 'id,text\n1,"one, two"\n2,"says ""no"""\n'),
         ("a.csv", 'id,text\n1,"one, two"\n2,"says ""no"""\n'),
     ],
 )
@@ -44,7 +46,7 @@ def test_a_file_is_read_by_its_ending(name, content, tmp_path):
     found, _ = read(tmp_path / name)
     assert [fields for _, fields, _ in found] == ROWS
     assert [texts for _, _, texts in found] == [(row["text"],) for row in ROWS]
-    first = 2 if name.endswith(("tsv", "csv")) else 1
+    first = 2 if name.lower().endswith(("tsv", "csv")) else 1
     assert [where for where, _, _ in found] == [f"{tmp_path / name}:{first + i}" for i in range(2)]
 
 
@@ -53,6 +55,22 @@ def test_a_source_may_be_given_and_a_folder(tmp_path):
         (tmp_path / name).write_text(f"{name};text\n1;x\n")
     found, _ = read(f"Csv(path='{tmp_path}', delimiter=';')")
     assert [fields for _, fields, _ in found] == [{"a.csv": "1", "text": "x"}, {"b.csv": "1", "text": "x"}]
+
+
+def test_a_folder_has_files_of_one_kind_and_others_that_are_not_read(tmp_path):
+    for name, content in (("README.txt", "these"), ("b.CSV", "text\nx\n"), ("c.csv", "text\na\n")):
+        (tmp_path / name).write_text(content)
+    found, _ = read(tmp_path)
+    assert [fields["text"] for _, fields, _ in found] == ["x", "a"]
+    (tmp_path / "d.jsonl").write_text(LINES)
+    with pytest.raises(UserError, match=r"has files for JsonLines and Csv, .*: set it to \"JsonLines\(path="):
+        read(tmp_path)
+
+
+def test_a_text_file_is_no_input(tmp_path):
+    (tmp_path / "a.txt").write_text("one, two\n")
+    with pytest.raises(UserError, match="a.txt needs TextFiles, which predict does not support: give JSON lines"):
+        read(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize("given, content", [("-", LINES), ("Tsv(path='-')", 'id\ttext\n1\tone, two\n2\tsays "no"\n')])
