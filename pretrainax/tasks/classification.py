@@ -164,7 +164,7 @@ class Classification(TextTask):
         return uneven_selection(
             self.select_by,
             "f1" if self.multi_label else "macro_f1",
-            (" and ".join(self.labels[i] for i in note.get("labels", [note.get("label")])) for note in notes),
+            (" and ".join(self.labels[i] for i in note.get("labels", [note.get("label")])) or "none" for note in notes),
         )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:

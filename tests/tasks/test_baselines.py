@@ -286,6 +286,11 @@ def test_macro_f1_selects_if_more_than_60_percent_of_the_records_have_one_label(
     assert found == metric and reason == ("70.0% of the training labels are 'yes'" if share == 0.7 else "")
 
 
+def test_records_without_a_label_have_a_name_in_the_reason():
+    task, notes = Classification(labels=("a", "b"), multi_label=True), [*[{"labels": []}] * 3, {"labels": [0, 1]}]
+    assert task.selection(notes) == ("f1", "75.0% of the training labels are 'none'")
+
+
 def test_the_loss_selects_if_most_words_have_one_tag():
     task = TokenClassification(labels=("N", "V"))
     assert task.selection([{"tags": [0, 0, 0, 1]}]) == ("loss", "75.0% of the training labels are 'N'")
