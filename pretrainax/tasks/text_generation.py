@@ -211,9 +211,10 @@ class TextGeneration(WritingTask):
             targets[note["answer"]] += 1
             wordless.update(text_metrics.wordless_scores(note["answer"], self.scores))
         if num_cut.any():
+            remedy = " or config.objective.target_length" if num_cut[1] else ""  # which shortens inputs of a decoder
             yield (
                 f"TRUNCATED RECORDS: {num_cut[0]:,} inputs and {num_cut[1]:,} targets of {count:,} records lose "
-                "their end; raise config.data.sequence_length or config.objective.target_length"
+                f"their end; raise config.data.sequence_length{remedy}"
             )
         yield from text_metrics.wordless_warnings(wordless, count)
         yield from unused_label_warnings({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)
