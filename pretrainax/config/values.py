@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pretrainax.config.choice import Choice, default_of, fits, type_error_line
 from pretrainax.config.experiment import Experiment
+from pretrainax.files.errors import nearest
 from pretrainax.files.paths import path_problem
 
 PATH_FIELDS = (
@@ -46,12 +47,16 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
     for field in dataclasses.fields(config):
         field_path, value = f"{path}.{field.name}", getattr(config, field.name)
         yield field_path, hints[field.name], value
-        if dataclasses.is_dataclass(value):
-            yield from fields(value, field_path)
-        elif isinstance(value, tuple):
-            for i, item in enumerate(value):
-                if dataclasses.is_dataclass(item):
-                    yield from fields(item, f"{field_path}[{i}]")
+        for section_path, section in _sections(field_path, value):
+            yield from fields(section, section_path)
+
+
+def _sections(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields (path, section) for a field whose value has fields of its own, or for each such item of a tuple."""
+    items = ((f"{path}[{i}]", item) for i, item in enumerate(value)) if isinstance(value, tuple) else [(path, value)]
+    for item_path, item in items:
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            yield item_path, item
 
 
 class LeafField(NamedTuple):
@@ -93,10 +98,26 @@ def _nested_leaf_fields(config: object, path: str, default: object, is_free: boo
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:
-    """Yields an error message for each value of the wrong type, except in Literal fields, which `validate` checks."""
+    """Yields an error message for each value of the wrong type, and for each attribute that is no field.
+
+    Literal fields are checked by `validate`.
+    """
+    yield from _unknown_attributes("config", experiment)
     for path, hint, value in fields(experiment):
         if typing.get_origin(hint) is not typing.Literal and not fits(value, hint):
             yield type_error_line(path, value, hint)
+        for section_path, section in _sections(path, value):
+            yield from _unknown_attributes(section_path, section)
+
+
+def _unknown_attributes(path: str, section: Any) -> Iterator[str]:
+    """Yields an error message for each attribute that code has set and no class declares, such as a misspelled field.
+
+    The classes of other packages may keep attributes of their own.
+    """
+    for name in vars(section) if type(section).__module__.startswith("pretrainax.") else ():
+        if not hasattr(type(section), name) and name not in section.__dataclass_fields__:
+            yield f"{path} has no field {name!r}, {nearest(name, section.__dataclass_fields__)}"
 
 
 def range_problems(experiment: Experiment) -> Iterator[str]:
