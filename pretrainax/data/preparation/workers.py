@@ -1,10 +1,13 @@
 """Provides a pool of worker processes, and lock files that synchronize the processes of one machine."""
 
 import contextlib
+import copyreg
+import dataclasses
 import fcntl
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -18,6 +21,9 @@ from pretrainax.config import UserError
 from pretrainax.config.config_file import file_with_classes, import_file
 
 _GUARD = "worker processes import your own script: put its code that trains under `if __name__ == '__main__':`"
+
+# cloudpickle, also in Grain's workers, would copy this marker in a dataclass; dataclasses recognize it by its identity.
+copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
 
 
 class Workers:
@@ -72,7 +78,7 @@ class Workers:
             arguments = stopped, "false", file_with_classes()
             self._pool = ProcessPoolExecutor(self._count, self._context, _initialize_worker, arguments)
         try:
-            for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
+            for future in as_completed([self._pool.submit(*_picklable(function, *task)) for task in tasks]):
                 yield future.result()
         except BrokenProcessPool as e:
             raise UserError(
@@ -97,7 +103,7 @@ class Workers:
         initial = interrupted, file_with_classes()
         with ProcessPoolExecutor(1, self._context, _initialize_separate_worker, initial) as pool:
             try:
-                return pool.submit(function, *arguments).result()
+                return pool.submit(*_picklable(function, *arguments)).result()
             except BrokenProcessPool as e:
                 raise UserError(
                     f"the process that trains the tokenizer ended, possibly killed for lack of memory; {_GUARD}"
@@ -105,6 +111,23 @@ class Workers:
             except BaseException:
                 interrupt.close()
                 raise
+
+
+def _picklable(function: Callable, *arguments: Any) -> tuple:
+    """Returns a function and its arguments, for the same call, that a worker process can unpickle.
+
+    Workers import the script or module of the program, but no notebook: its classes are pickled by value.
+    """
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return function, *arguments
+    import cloudpickle  # imported here, because its import is slow
+
+    return _call, cloudpickle.dumps((function, arguments))
+
+
+def _call(pickled: bytes) -> Any:
+    function, arguments = pickle.loads(pickled)
+    return function(*arguments)
 
 
 def _raise_on_ending_signals() -> list[signal.Signals]:

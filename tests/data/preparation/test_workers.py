@@ -78,6 +78,24 @@ def test_loader_workers_know_the_classes_of_the_config_file(own_source):
     assert list(iterate([{"source": own_source}], 0, 1, workers=1)) == [{"source": own_source}]
 
 
+def test_workers_know_the_classes_of_a_notebook():
+    """The main module of a notebook has no file, like that of `python -c`."""
+    code = OWN.partition("def get_config")[0] + (
+        "from pretrainax.data.pipeline import iterate\n"
+        "from pretrainax.data.preparation.workers import Workers\n"
+        "class Batches:\n"
+        "    own = Own(path='text')\n"
+        "    def __getitem__(self, step):\n"
+        "        return {'source': str(self.own)}\n"
+        "own = Own(path='text')\n"
+        "with Workers(2) as workers:\n"
+        "    print(*workers.run(str, [(own,), (own,)]), workers.apart(str, own))\n"
+        "print(next(iterate(Batches(), 0, 1, workers=1))['source'])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
+    assert out.stdout.split() == ["Own(path='text')"] * 4, out.stderr
+
+
 def test_workers_of_a_script_that_trains_when_it_is_imported_name_the_line_that_it_lacks(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
