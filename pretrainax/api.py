@@ -9,6 +9,7 @@ docs/how-to/own-code.md shows how to use your own loop, loss, model or callbacks
 """
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
@@ -18,6 +19,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.config.validation import complete, validate
 from pretrainax.data.batch import Batch
 from pretrainax.data.pipeline import iterate
+from pretrainax.files.paths import path_problem
 from pretrainax.models import AnyModel
 from pretrainax.planning.current_devices import ResolveRemat
 from pretrainax.planning.memory_check import MemoryCheck
@@ -94,7 +96,11 @@ class OpenRun:
 
         The buffers of `state` are donated, so `state` cannot be used afterwards. The metrics are device arrays;
         `host_metrics` copies them to the host.
+
+        Raises:
+          UserError: the state was passed to an earlier step.
         """
+        _check_buffers(state)
         with jax.set_mesh(self.mesh):
             return self._run.step(state, batch, self._run.frozen)
 
@@ -106,7 +112,12 @@ class OpenRun:
         return summarize(values["sums"]) | scalars
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Computes the validation metrics of a state, exactly as during training."""
+        """Computes the validation metrics of a state, exactly as during training.
+
+        Raises:
+          UserError: the state was passed to a step.
+        """
+        _check_buffers(state)
         with jax.set_mesh(self.mesh):
             return self._run.validate(self._run.validated(state))
 
@@ -137,7 +148,7 @@ def open(
 
 def train(
     experiment: Experiment,
-    workdir: str,
+    workdir: str | os.PathLike[str],
     *,
     callbacks: Sequence[Callback] = (),
     extra_loss: Optional[ExtraLoss] = None,
@@ -164,6 +175,12 @@ def train(
       UserError: the config or the input is invalid.
       RunFailed: the run failed.
     """
+    workdir = os.path.expanduser(os.fspath(workdir))
+    if problem := path_problem(workdir):
+        raise UserError(f"workdir is {workdir!r}: {problem}")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise UserError(f"callbacks has {callback!r}, each must be an object of a subclass of pretrainax.Callback")
     experiment = _initialize(experiment)
     check_custom(experiment, extra_loss, model)
     with folders.local_folder(workdir, experiment.checkpoint.local_dir) as folder:
@@ -181,9 +198,20 @@ def _initialize(experiment: Experiment) -> Experiment:
 
     The run resolves "auto" values and the budget in the copy, so the caller's config can configure other runs.
     """
+    if not isinstance(experiment, Experiment):
+        raise UserError(
+            f"experiment is {experiment!r}, it must be an Experiment: pretrainax.config.config_file.read_config_file "
+            "reads the one of a config"
+        )
     experiment = copy.deepcopy(experiment, {id(callback): callback for callback in experiment.callbacks})
     complete(experiment)
     validate(experiment)
     host.tune_malloc()
     host.start_jax(experiment)
     return experiment
+
+
+def _check_buffers(state: TrainState) -> None:
+    """Raises UserError if `step` has donated the state; on several devices of a CPU, JAX would wait forever."""
+    if any(isinstance(array, jax.Array) and array.is_deleted() for array in jax.tree.leaves(state)):
+        raise UserError("run.step has donated the buffers of this state: use the state that run.step returned")

@@ -384,7 +384,9 @@ def test_a_missing_transformers_is_one_line_with_the_extra(imported, monkeypatch
 def test_a_mistake_is_one_line(arguments, message, imported):
     directory, run = imported("llama3")
     with pytest.raises(UserError, match=message):
-        pretrainax.verify(**{name: {"DIR": str(directory), "RUN": run}.get(x, x) for name, x in arguments.items()})
+        pretrainax.verify(
+            **{name: {"DIR": directory, "RUN": pathlib.Path(run)}.get(x, x) for name, x in arguments.items()}
+        )
 
 
 def test_a_number_that_is_not_finite_differs():

@@ -23,7 +23,11 @@ NOT_INSTALLED = "transformers or torch is not installed: pip install 'pretrainax
 
 
 def verify(
-    directory: str, *, model: Optional[str] = None, base: Optional[str] = None, check_memory: bool = True
+    directory: str | os.PathLike[str],
+    *,
+    model: Optional[str | os.PathLike[str]] = None,
+    base: Optional[str | os.PathLike[str]] = None,
+    check_memory: bool = True,
 ) -> Verification:
     """Compares a Hugging Face directory in transformers with the same model in PretrainAX.
 
@@ -42,7 +46,8 @@ def verify(
     if (found := versions()) is None:
         raise UserError(NOT_INSTALLED)
     started = time.perf_counter()
-    with quiet(), open_subject(directory, model, base) as subject:
+    run, base_model = (None if path is None else os.fspath(path) for path in (model, base))
+    with quiet(), open_subject(os.fspath(directory), run, base_model) as subject:
         name = f"{directory} in {found}, and {subject.origin.description} in PretrainAX"
         return Verification(name, tuple(_comparisons(subject, check_memory)), time.perf_counter() - started)
 
