@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 
+import jax.numpy as jnp
 import pytest
 
 from pretrainax import models
@@ -183,4 +184,19 @@ def test_an_extra_loss_has_a_name_of_its_own(name):
     model = types.SimpleNamespace(apply=lambda *_, **__: Outputs({}))
     wrapped = WithLoss(model, lambda outputs, batch: {name: (1.0, 1.0)})
     with pytest.raises(UserError, match=f"extra_loss returns '{name}': names must end in '_loss' and be no metric"):
+        wrapped.apply({}, {}, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    "result, message",
+    [
+        (jnp.float32(1), "returns no dict, it must return {name: .sum, count.} of scalars"),
+        ({"a_loss": jnp.float32(1)}, "returns 'a_loss': one value, it must be .sum, count., two scalars"),
+        ({"a_loss": (jnp.ones(3), 3.0)}, r"returns 'a_loss': values of shapes \[\(3,\), \(\)\], it must be"),
+        ({"a_loss": (1.0, 1.0, 1.0)}, r"returns 'a_loss': values of shapes \[\(\), \(\), \(\)\], it must be"),
+    ],
+)
+def test_an_extra_loss_that_is_no_sum_and_count_is_one_line(result, message):
+    wrapped = WithLoss(types.SimpleNamespace(apply=lambda *_, **__: Outputs({})), lambda outputs, batch: result)
+    with pytest.raises(UserError, match=f"extra_loss {message}"):
         wrapped.apply({}, {}, deterministic=True)

@@ -1,10 +1,11 @@
 """Adds a user's own model, or an additional loss, to a run."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Optional
 
 import jax
+import jax.numpy as jnp
 
 from pretrainax.config import Experiment, ModelConfig, TrainConfig, UserError
 from pretrainax.data.batch import Batch
@@ -71,12 +72,22 @@ class WithLoss(Wrapped):
         rngs: Optional[dict[str, jax.Array]] = None,
     ) -> Outputs:
         outputs = self.model.apply(variables, batch, deterministic=deterministic, rngs=rngs)
-        extra_sums = dict(self.extra_loss(outputs, batch))
-        if invalid := [name for name in extra_sums if not name.endswith("_loss") or name in {*_TAKEN, *outputs.sums}]:
-            raise UserError(
-                f"extra_loss returns {invalid[0]!r}: names must end in '_loss' and be no metric of the model"
-            )
+        extra_sums = self.extra_loss(outputs, batch)
+        _check_sums(extra_sums, {*_TAKEN, *outputs.sums})
         return dataclasses.replace(outputs, sums={**outputs.sums, **extra_sums})
+
+
+def _check_sums(extra_sums: object, taken: Collection[str]) -> None:
+    """Raises UserError if the result of an extra loss is not {name: (sum, count)}; `taken` are names of the model."""
+    if not isinstance(extra_sums, Mapping):
+        raise UserError("extra_loss returns no dict, it must return {name: (sum, count)} of scalars")
+    for name, pair in extra_sums.items():
+        if not name.endswith("_loss") or name in taken:
+            raise UserError(f"extra_loss returns {name!r}: names must end in '_loss' and be no metric of the model")
+        shapes = [jnp.shape(x) for x in pair] if isinstance(pair, (tuple, list)) else None
+        if shapes != [(), ()]:
+            found = f"values of shapes {shapes}" if shapes else "one value"
+            raise UserError(f"extra_loss returns {name!r}: {found}, it must be (sum, count), two scalars")
 
 
 class CustomStart(TrainedStart):
