@@ -1,7 +1,8 @@
 """Defines the registry of metrics, in which each module declares the metrics that it computes."""
 
-from collections.abc import Collection
-from typing import Literal, NamedTuple, Optional
+import numbers
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple, Optional
 
 from pretrainax.config.choice import import_built_in
 from pretrainax.files.errors import UserError
@@ -45,6 +46,27 @@ def declare(*metrics: Metric, depends_on: Optional[tuple[Aspect, ...]] = None) -
     """
     for metric in metrics:
         METRICS[metric.name] = metric if depends_on is None else metric._replace(depends_on=depends_on)
+
+
+def with_metrics(metrics: Mapping[str, Any], more: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Adds the metrics that a callback returns to those of a line of metrics.jsonl, and merges STANDARD_ERRORS.
+
+    origin: the method of the callback, "NAME.method", for messages.
+
+    Raises:
+      UserError: a metric is already in the line, or is no number and no dict.
+    """
+    if not isinstance(more, Mapping):
+        raise UserError(f"callback {origin} returns {more!r}, it must return a dict of metrics")
+    for name, value in more.items():
+        if name in metrics and name != STANDARD_ERRORS:
+            raise UserError(
+                f"callback {origin} returns {name!r}, a metric of the run or of another callback: choose another name"
+            )
+        if not isinstance(value, (numbers.Real, Mapping, type(None))) and getattr(value, "ndim", None) != 0:
+            raise UserError(f"callback {origin} returns {name!r}: {value!r}, it must be a number or a dict of numbers")
+    errors = {**metrics.get(STANDARD_ERRORS, {}), **more.get(STANDARD_ERRORS, {})}
+    return {**metrics, **more, **({STANDARD_ERRORS: errors} if errors else {})}
 
 
 def declared(name: str, names: Collection[str] = ()) -> Metric:

@@ -38,7 +38,7 @@ class Header(Callback):
         self._paper = paper
 
     def on_start(self, loop, state, metrics):
-        more = [row for rows in loop.callbacks.call("rows", loop.run) for row in rows]
+        more = [(name, str(value)) for _, rows in loop.callbacks.call("rows", loop.run) for name, value in rows]
         print_header(loop.run, loop.writer, loop.first_rows, self._paper, more)
 
 

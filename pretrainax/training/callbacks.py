@@ -15,7 +15,7 @@ must call `Loop.stop` and `Loop.request` in all processes or in none.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from pretrainax.config import Experiment, RunFailed, UserError, kinds
 from pretrainax.data.batch import HostBatch
@@ -99,13 +99,14 @@ class Callbacks:
         """Returns the callbacks whose class overrides `method`."""
         return [callback for callback in self.all if getattr(type(callback), method) is not getattr(Callback, method)]
 
-    def call(self, method: str, *args: object) -> list:
-        """Calls `method` on all callbacks that override it, and returns the results in order.
+    def call(self, method: str, *args: object) -> list[tuple[str, Any]]:
+        """Calls `method` on all callbacks that override it; returns ("NAME.method", result) of each, in order.
 
         Raises:
           RunFailed: a callback raised an exception other than UserError, RunFailed or Spike.
         """
-        return [self._call(callback, method, self.timed(callback), *args) for callback in self.overriding(method)]
+        called = self.overriding(method)
+        return [(f"{name_of(c)}.{method}", self._call(c, method, self.timed(c), *args)) for c in called]
 
     def call_untimed(self, method: str, *args: object) -> None:
         """Calls `method` as `call` does, but without adding to the goodput table; for use from other threads."""

@@ -23,7 +23,7 @@ import jax
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Diverged, UserError
-from pretrainax.config.metric import STANDARD_ERRORS
+from pretrainax.config.metric import with_metrics
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
@@ -418,8 +418,8 @@ class Loop:
             **self._total_counts(),
             **self._phase,
         }
-        for extra in self.callbacks.call("log_metrics", self, state):
-            metrics |= extra
+        for origin, extra in self.callbacks.call("log_metrics", self, state):
+            metrics = with_metrics(metrics, extra, origin)
         self.writer.log(loop_state.step, "train", metrics)
         self._call("on_log", state, metrics)
         self.goodput.save()
@@ -437,8 +437,8 @@ class Loop:
         loop_state, metric = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(self.run.validated(state))
-        for extra in self.callbacks.call("evaluation_metrics", self, state):
-            metrics |= {n: metrics.get(n, x) | x if n == STANDARD_ERRORS else x for n, x in extra.items()}
+        for origin, extra in self.callbacks.call("evaluation_metrics", self, state):
+            metrics = with_metrics(metrics, extra, origin)
         with self.goodput.on("evaluating"):
             line = metrics | self._total_counts() | self._phase
             self.writer.log(loop_state.step, "valid", line)

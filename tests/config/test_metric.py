@@ -3,8 +3,10 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
+from pretrainax.config import UserError, metric
 from pretrainax.config.choice import import_built_in
 from pretrainax.config.metric import FRACTION, METRICS, declared, metric_text, reported
 from pretrainax.data.inspection.check import format_plan_value
@@ -90,3 +92,25 @@ def test_tables_print_counts_without_decimals():
 @pytest.mark.parametrize("value, text", [(123456.0, "123,456"), (7, "7"), (0.25, "0.25"), (0.98765, "0.9877")])
 def test_a_row_plan_prints_all_digits_of_its_counts(value, text):
     assert format_plan_value(value) == text
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({"loss": 0.0}, "returns 'loss', a metric of the run or of another callback: choose another name"),
+        ({"mine": "good"}, "returns 'mine': 'good', it must be a number or a dict of numbers"),
+        ({"mine": np.ones(2)}, r"returns 'mine': array\(\[1., 1.\]\), it must be a number"),
+        (None, "returns None, it must return a dict of metrics"),
+    ],
+)
+def test_a_metric_of_a_callback_that_would_replace_another_or_is_no_number_is_one_line(more, message):
+    with pytest.raises(UserError, match=f"callback Mine.log_metrics {message}"):
+        metric.with_metrics({"loss": 3.0}, more, "Mine.log_metrics")
+
+
+def test_metrics_of_callbacks_are_added_and_their_standard_errors_merged():
+    line = {"loss": 3.0, metric.STANDARD_ERRORS: {"loss": 0.1}}
+    more = {"mine": np.float32(2), "all": {"a": [1]}, metric.STANDARD_ERRORS: {"mine": 0.2}}
+    expected = {"loss": 3.0, "mine": 2.0, "all": {"a": [1]}, metric.STANDARD_ERRORS: {"loss": 0.1, "mine": 0.2}}
+    assert metric.with_metrics(line, more, "") == expected
+    assert metric.with_metrics({"loss": 3.0}, {}, "") == {"loss": 3.0}

@@ -42,7 +42,7 @@ class Recording(Callback):
         self.calls, self.batches = [], []
 
     def rows(self, run):
-        return [(self.word, f"{run.parameters:,} parameters")]
+        return [(self.word, f"{run.parameters:,} parameters"), ("number", 1)]
 
     def on_batch(self, step, batch):
         self.batches.append(step)
@@ -134,6 +134,14 @@ def test_an_exception_ends_the_run_with_one_line(experiment, tmp_path, method):
     with pytest.raises(RunFailed) as error:
         train(experiment, str(tmp_path), callbacks=[failing])
     assert str(error.value) == f"callback Failing.{method} failed: ValueError: no such thing"
+
+
+@pytest.mark.parametrize("method", ["log_metrics", "evaluation_metrics"])
+def test_a_callback_that_would_replace_the_loss_ends_the_run(experiment, tmp_path, method):
+    experiment.train.steps = experiment.train.log_every = experiment.evaluate.every = 1
+    replacing = type("Replacing", (Callback,), {method: lambda self, loop, state: {"loss": 0.0}})()
+    with pytest.raises(UserError, match=f"callback Replacing.{method} returns 'loss', a metric of the run"):
+        train(experiment, str(tmp_path), callbacks=[replacing])
 
 
 def test_an_exception_in_close_is_one_line_after_all_callbacks_are_closed():
