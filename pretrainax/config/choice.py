@@ -239,6 +239,13 @@ def _is_built_in(cls: type[Choice]) -> bool:
     return cls.__module__.startswith("pretrainax.")
 
 
+def is_importable(type_name: str) -> bool:
+    """Returns True if every process finds the class with this `type_name`: it is built in or an entry point."""
+    module, _, class_name = type_name.rpartition(":")
+    entries = importlib.metadata.entry_points(group=ENTRY_POINTS, name=class_name)
+    return not module or any(entry.value == type_name for entry in entries)
+
+
 def _is_complete(cls: type[Choice]) -> bool:
     """Returns True if the class is concrete, i.e. a dataclass without abstract methods."""
     is_abstract = any(getattr(member, "__isabstractmethod__", False) for member in vars(cls).values())

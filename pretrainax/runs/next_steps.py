@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, config_at_checkpoint, load
-from pretrainax.config.choice import format_value
+from pretrainax.config.choice import format_value, is_importable
+from pretrainax.config.values import leaf_fields
 from pretrainax.inference.holes import PLAIN
 from pretrainax.inference.predictions import task_in
 from pretrainax.interop.directories import describe_export
@@ -49,10 +50,16 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
         tensorboard = f"{_python('-m', 'pip', 'install', 'tensorboard')} && {tensorboard}"
     vocabulary = load_tokenizer(os.path.join(folder, "tokenizer")).vocabulary
     export_flags = [f"--workdir={workdir}", f"--to={prefix}-huggingface", *recipe_flag]
-    rows = [
+    uses = [
         *_uses(experiment, vocabulary, workdir),
         ("evaluate", _pretrainax("evaluate", f"--from={workdir}")),
         ("export to transformers", _export(experiment, vocabulary, export_flags)),
+    ]
+    if names := _classes_to_import(experiment):
+        reason = f"only its config file can load a run with {names}: move it to a package (docs/how-to/own-code.md)"
+        uses = [("generate, evaluate, export", f"not possible: {reason}")]
+    rows = [
+        *uses,
         ("train longer", resume_command(workdir, _set_flags(remove_flags(words, _BUDGET), extension_flags))),
         ("train on from here", resume_command(f"{prefix}-more", _set_flags(words, [*init_flags, *no_adapt]))),
         ("curves in TensorBoard", tensorboard),
@@ -86,6 +93,12 @@ def _uses(experiment: Experiment, vocabulary: Vocabulary, origin: str) -> Iterat
         yield "generate", _pretrainax("generate", f"--from={origin}", prompt)
     elif vocabulary.mask is not None and (model.generator is not None or HEADS["lm"].is_in(model)):
         yield "fill", _pretrainax("generate", f"--from={origin}", "--fill=5", f"The {PLAIN} walks in the park.")
+
+
+def _classes_to_import(experiment: Experiment) -> str:
+    """Returns the names of the config's classes that a command without its config file does not find."""
+    types = dict.fromkeys(str(field.value) for field in leaf_fields(experiment) if field.path.endswith(".type"))
+    return ", ".join(name.rpartition(":")[2] for name in types if not is_importable(name))
 
 
 def _last_phase_open(experiment: Experiment) -> list[str]:

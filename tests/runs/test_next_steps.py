@@ -1,6 +1,7 @@
 """What is printed after a run can be typed as it stands."""
 
 import dataclasses
+import importlib.metadata
 import os
 import pathlib
 import shlex
@@ -12,6 +13,7 @@ import pytest
 from pretrainax.config import Classify, Phase
 from pretrainax.config.serialization import dump, load
 from pretrainax.interop.adaptations import Layers
+from pretrainax.optim import AdamW
 from pretrainax.runs import next_steps
 from pretrainax.tasks import Classification
 from tests.support import tiny
@@ -111,6 +113,25 @@ def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
     text = next_steps.after_training("run", [])
     assert "not possible: no architecture of transformers computes this config.model" in text
     assert "huggingface export" not in text
+
+
+@dataclasses.dataclass
+class Own(AdamW):
+    pass
+
+
+def test_commands_that_cannot_load_a_class_of_the_config_file_are_not_offered(workdir, monkeypatch):
+    workdir("run", "gpt")
+    experiment = load("run/config.json")
+    experiment.optimizer = Own()
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    found = commands(next_steps.after_training("run", ["--config=mine.py"]))
+    reason = " ".join(found["generate, evaluate, export"])
+    assert "only its config file can load a run with Own: move it to a package" in reason
+    assert "evaluate" not in found and found["train longer"][2] == "--config=mine.py"
+    entry = importlib.metadata.EntryPoint("Own", Own.type_name(), "pretrainax.choices")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group, name: [entry])
+    assert "evaluate" in commands(next_steps.after_training("run", ["--config=mine.py"]))
 
 
 @pytest.mark.parametrize(
