@@ -181,7 +181,7 @@ class Choice:
         """Returns the names of the alternatives to this class that define a field named `field`."""
         kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
         names = kind.names() if kind else []
-        return [name for name in names if field in _choices_by_name()[name].__dataclass_fields__]
+        return [name for name in names if field in field_names(_choices_by_name()[name])]
 
     @classmethod
     def no_field(cls, path: str, field: str) -> str:
@@ -191,12 +191,11 @@ class Choice:
           path: path of the config field whose value is an instance of this class, such as "config.data.source".
           field: name of the unknown field.
         """
-        fields = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
         if others := cls._alternatives_with_field(field):
             example = "TextFiles" if "TextFiles" in others else others[-1]
             return f'{line}; choices with this field: --{path}="{example}({field}=...)" ({", ".join(others)})'
-        return f"{line}, {nearest(field, fields)}"
+        return f"{line}, {nearest(field, field_names(cls))}"
 
     @classmethod
     def names(cls) -> list[str]:
@@ -216,6 +215,11 @@ class Choice:
         experiment: the config that contains this instance.
         """
         yield from ()
+
+
+def field_names(config: Any) -> list[str]:
+    """Returns the field names of a dataclass or its instance, without class variables; [] for any other value."""
+    return [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
 
 
 def constructor_fields(cls: type) -> list[dataclasses.Field]:

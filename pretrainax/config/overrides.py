@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from pretrainax.config.auto import follow_budget
-from pretrainax.config.choice import Choice, fits, format_type
+from pretrainax.config.choice import Choice, field_names, fits, format_type
 from pretrainax.config.config_file import configs_like
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.values import fields
@@ -72,9 +72,9 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
         name, _, index = segment.removesuffix("]").partition("[")
         if node is None:
             raise UserError(f"--{path}: {parent} is None; set it first: --{parent}={format_type(hint)}")
-        if isinstance(node, Choice) and name not in node.__dataclass_fields__:
+        if isinstance(node, Choice) and name not in field_names(node):
             raise UserError(node.no_field(parent, name))
-        if name not in getattr(node, "__dataclass_fields__", ()):
+        if name not in field_names(node):
             raise UserError(f"{parent} has no field {name!r}, {_field_hint(name, node, experiment)}")
         hint = typing.get_type_hints(type(node), include_extras=True)[name]
         if i < len(segments) - 1 or index:
@@ -115,7 +115,7 @@ def _field_hint(name: str, node: Any, experiment: Experiment) -> str:
     """Formats a hint for an unknown field: similar fields anywhere in the config, or else the fields of `node`."""
     if elsewhere := fields_named(name, experiment):
         return f"did you mean --{' or --'.join(elsewhere)}?"
-    return nearest(name, getattr(node, "__dataclass_fields__", ()))
+    return nearest(name, field_names(node))
 
 
 def read_value(text: str, hint: Any, path: str = "config") -> Any:

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pretrainax.config.choice import Choice, default_of, fits, type_error_line
+from pretrainax.config.choice import Choice, default_of, field_names, fits, type_error_line
 from pretrainax.config.experiment import Experiment
 from pretrainax.files.errors import nearest
 from pretrainax.files.paths import path_problem
@@ -116,8 +116,8 @@ def _unknown_attributes(path: str, section: Any) -> Iterator[str]:
     The classes of other packages may keep attributes of their own.
     """
     for name in vars(section) if type(section).__module__.startswith("pretrainax.") else ():
-        if not hasattr(type(section), name) and name not in section.__dataclass_fields__:
-            yield f"{path} has no field {name!r}, {nearest(name, section.__dataclass_fields__)}"
+        if not hasattr(type(section), name) and name not in field_names(section):
+            yield f"{path} has no field {name!r}, {nearest(name, field_names(section))}"
 
 
 def range_problems(experiment: Experiment) -> Iterator[str]:

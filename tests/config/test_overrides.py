@@ -87,3 +87,12 @@ def test_fields_are_found_by_the_end_of_their_path():
     assert fields_named("train.steps", experiment) == fields_named("steps", experiment) == ["config.train.steps"]
     assert fields_named("path", experiment) == ["config.tokenizer.path", "config.data.source.path"]
     assert isinstance(experiment.data.source, TextFiles)
+
+
+@pytest.mark.parametrize("path", ["config.optimizer.arguments", "config.objective.families"])
+def test_a_class_variable_is_no_field(path):
+    experiment = tiny.get_config("gpt")
+    name = path.rpartition(".")[2]
+    with pytest.raises(UserError, match=f"has no field '{name}'") as error:
+        set_field(experiment, path, "3")
+    assert f"{name}," not in str(error.value).partition("has no field")[2] and "choices with" not in str(error.value)
