@@ -71,14 +71,25 @@ def test_slurm_numbers_the_processes_of_all_nodes_and_gives_each_its_gpu(tmp_pat
 def test_slurm_requeues_what_may_end_otherwise_and_nothing_that_scancel_stopped(
     code, state, restarts, requeues, tmp_path
 ):
-    stubs = {"scontrol": "echo $1", "srun": f"exit {code}", "squeue": f"echo {state}"}
+    stubs = {"scontrol": "echo $1", "srun": f"exit {code}", "squeue": f"echo {state}", ".venv/bin/python": ""}
     for name, text in stubs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_NTASKS_PER_NODE": "2"}
     slurm |= {"SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_RESTART_COUNT": str(restarts)}
     out = run("bash", "launch/slurm.sbatch", *RUN, **slurm, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert out.returncode == code and out.stdout.splitlines().count("requeue") == requeues, out.stderr
+
+
+def test_slurm_does_not_requeue_a_job_in_a_folder_without_the_environment(tmp_path):
+    for name in ("scontrol", "srun"):
+        (tmp_path / name).write_text("#!/usr/bin/env bash\necho $1\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "2", "SLURM_NTASKS_PER_NODE": "2"}
+    slurm |= {"SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    out = run("bash", "launch/slurm.sbatch", *RUN, **slurm, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (out.returncode, out.stdout) == (2, "") and f"{tmp_path} has no .venv/bin/python" in out.stderr
 
 
 def test_slurm_is_not_run_without_sbatch():
