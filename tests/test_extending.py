@@ -21,22 +21,9 @@ from tests.support import tiny
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to" / "own-code.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-LOSS, MODEL = (next(block for block in BLOCKS if f"{name}(" in block) for name in ("def entropy_loss", "class Bag"))
 IMPORTS = """
-import dataclasses
-
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import optax
-import pretrainax
-from pretrainax.config import ModelConfig
-from pretrainax.layers.compute import Compute
-from pretrainax.models import Outputs
-from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim import AdamW
-from pretrainax.sharding.rules import add_partition_rules
-
 """
 CLASSES = """
 
@@ -66,7 +53,10 @@ class Histogram(pretrainax.Callback):
     def evaluation_metrics(self, loop, state):
         return {"largest": max(float(abs(x).max()) for x in jax.tree.leaves(state.params))}
 """
-PACKAGE = IMPORTS + LOSS + MODEL.partition("run = ")[0] + CLASSES
+CALL = re.compile("^(?:run|experiment)\\b", re.MULTILINE)  # begins the lines of a block that use its class
+DEFINITIONS = [CALL.split(block)[0] for block in BLOCKS if "\nclass " in block]
+LOSS = next(block for block in BLOCKS if "def entropy_loss(" in block)
+PACKAGE = "\n\n".join([LOSS, *DEFINITIONS, IMPORTS, CLASSES])  # the blocks import what they use
 LOOP = """
 import sys, jax, pretrainax
 from mypackage.own import Bag, entropy_loss
