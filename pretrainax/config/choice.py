@@ -217,7 +217,7 @@ class Choice:
         yield from ()
 
 
-def field_names(config: Any) -> list[str]:
+def field_names(config: object) -> list[str]:
     """Returns the field names of a dataclass or its instance, without class variables; [] for any other value."""
     return [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
 

@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple, Optional
 
 from pretrainax.config.choice import import_built_in
 from pretrainax.files.errors import UserError
@@ -48,7 +48,7 @@ def declare(*metrics: Metric, depends_on: Optional[tuple[Aspect, ...]] = None) -
         METRICS[metric.name] = metric if depends_on is None else metric._replace(depends_on=depends_on)
 
 
-def with_metrics(metrics: Mapping[str, Any], more: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def with_metrics(metrics: Mapping, more: Mapping, origin: str) -> dict:
     """Adds the metrics that a callback returns to those of a line of metrics.jsonl, and merges STANDARD_ERRORS.
 
     origin: the method of the callback, "NAME.method", for messages.

@@ -51,7 +51,7 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
             yield from fields(section, section_path)
 
 
-def _sections(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _sections(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Yields (path, section) for a field whose value has fields of its own, or for each such item of a tuple."""
     items = ((f"{path}[{i}]", item) for i, item in enumerate(value)) if isinstance(value, tuple) else [(path, value)]
     for item_path, item in items:
@@ -110,7 +110,7 @@ def type_problems(experiment: Experiment) -> Iterator[str]:
             yield from _unknown_attributes(section_path, section)
 
 
-def _unknown_attributes(path: str, section: Any) -> Iterator[str]:
+def _unknown_attributes(path: str, section: object) -> Iterator[str]:
     """Yields an error message for each attribute that code has set and no class declares, such as a misspelled field.
 
     The classes of other packages may keep attributes of their own.

@@ -15,7 +15,7 @@ must call `Loop.stop` and `Loop.request` in all processes or in none.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, ClassVar, Optional
 
 from pretrainax.config import Experiment, RunFailed, UserError, kinds
 from pretrainax.data.batch import HostBatch
@@ -99,7 +99,7 @@ class Callbacks:
         """Returns the callbacks whose class overrides `method`."""
         return [callback for callback in self.all if getattr(type(callback), method) is not getattr(Callback, method)]
 
-    def call(self, method: str, *args: object) -> list[tuple[str, Any]]:
+    def call(self, method: str, *args: object) -> list[tuple]:
         """Calls `method` on all callbacks that override it; returns ("NAME.method", result) of each, in order.
 
         Raises:

@@ -113,7 +113,7 @@ class Workers:
                 raise
 
 
-def _picklable(function: Callable, *arguments: Any) -> tuple:
+def _picklable(function: Callable, *arguments: object) -> tuple:
     """Returns a function and its arguments, for the same call, that a worker process can unpickle.
 
     Workers import the script or module of the program, but no notebook: its classes are pickled by value.
@@ -125,7 +125,7 @@ def _picklable(function: Callable, *arguments: Any) -> tuple:
     return _call, cloudpickle.dumps((function, arguments))
 
 
-def _call(pickled: bytes) -> Any:
+def _call(pickled: bytes) -> object:
     function, arguments = pickle.loads(pickled)
     return function(*arguments)
 
