@@ -258,7 +258,7 @@ class _Text:
     def __init__(self, job: _Job, number: int, on_text: Optional[OnText]):
         self.job, self.number, self.on_text = job, job.first + number, on_text
         prompt = job.prompts[number]
-        self.context_ids = [] if is_encoder_decoder(prompt) else prompt["tokens"][-_CONTEXT:].tolist()
+        self.context_ids = [] if is_encoder_decoder(prompt) else self._last_ids(prompt["tokens"].tolist())
         self.ids: list[int] = []
         self.is_finished, self.stopped, self._num_streamed = False, False, 0
 
@@ -280,6 +280,15 @@ class _Text:
             if new := text[self._num_streamed :]:
                 self.on_text(self.number, new)
                 self._num_streamed = len(text)
+
+    def _last_ids(self, ids: list[int]) -> list[int]:
+        """Returns the last ids of a prompt, from the start of a character, which has at most four bytes.
+
+        Some tokenizers decode all adjacent byte tokens to U+FFFD if the first of them is not the start of a character.
+        """
+        ends = (ids[-count:] for count in range(_CONTEXT, _CONTEXT + 4))
+        decode = self.job.loaded.tokenizer.decode
+        return next((end for end in ends if not decode(end).startswith("\ufffd")), ids[-_CONTEXT:])
 
     @property
     def text(self) -> str:

@@ -3,16 +3,21 @@
 import dataclasses
 import re
 import string
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from pretrainax.config import LearnedPositions, UserError
 from pretrainax.inference import decoding
 from pretrainax.inference.constraints import FORBIDDEN
 from pretrainax.inference.decoding import Rates, Sampling, generate
+from pretrainax.tokenization.base import Vocabulary
+from pretrainax.tokenization.subwords import SubwordTokenizer
 from pretrainax.tokenization.tokenizer_json import library_tokenizer
 from tests.support.bigrams import Bigrams
 from tests.support.loaded import loaded_case
@@ -87,6 +92,22 @@ def test_a_special_token_is_a_stop_string_of_beams_as_of_one_text(alphabet):
         for text in texts:
             decoded = alphabet.tokenizer.decode(text.ids)
             assert (text.ended == "stop") == (f"b{piece}" in decoded) and f"b{piece}" not in text.text
+
+
+@pytest.mark.parametrize("prompt", ["한국말", "ab한국", "a한é국é"])
+def test_a_text_is_decoded_after_whole_characters_of_its_prompt(prompt):
+    """A tokenizer with byte pieces decodes adjacent bytes together, and all of them to U+FFFD if one is not valid."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b"]
+    library = tokenizers.Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = SubwordTokenizer(library.to_str().encode(), Vocabulary(len(pieces), unk=0), {0: "<unk>"})
+    job = {"first": 0, "prompts": [{"tokens": tokenizer.encode(prompt)}], "sampling": Sampling()}
+    job |= {"loaded": SimpleNamespace(tokenizer=tokenizer), "around": set(), "ends": ()}
+    text = decoding._Text(SimpleNamespace(**job), 0, None)
+    text.read(tokenizer.encode("한b").tolist(), is_finished=True)
+    assert text.text == "한b"
 
 
 def test_a_text_of_bart_omits_the_tokens_around_its_target():
