@@ -113,6 +113,8 @@ def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path):
     assert Outputs(path, settings | {"early_stopping": None, "banned_sequences": ()}, ["one", "two"]).done == 1
     with pytest.raises(UserError, match="was written with num_beams None, now num_beams is 4"):
         Outputs(path, settings | {"num_beams": 4}, ["one", "two"])
+    with pytest.raises(UserError, match="was written with forced_bos_token_id None, now forced_bos_token_id is 0"):
+        Outputs(path, settings | {"forced_bos_token_id": 0}, ["one", "two"])  # the <s> of BART
 
 
 def test_what_is_there_is_compared_before_more_is_written(tmp_path):

@@ -80,9 +80,8 @@ class Outputs:
             )
         previous = read_object(settings_path)
         # A file of an earlier version lacks options; an option that is missing is not set.
-        changed = sorted(
-            name for name in {*previous, *settings} if (previous.get(name) or None) != (settings.get(name) or None)
-        )
+        before, now = ({k: v for k, v in x.items() if v is not False and v != []} for x in (previous, settings))
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if changed:
             name = changed[0]
             raise UserError(
