@@ -18,7 +18,8 @@ from pretrainax.inference.framing import check_length, framed_prompt, max_input_
 from pretrainax.inference.holes import PLAIN, ids_between, takes_space, with_marks
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
-from pretrainax.tokenization.base import Tokenizer
+from pretrainax.tokenization.base import Tokenizer, surrogates_as_errors
+from pretrainax.tokenization.tokenizer_json import special_tokenizer
 
 _SPACE_PREFIX = "\u2581"  # prefix of the sentinels of mT5
 _SENTINEL = re.compile(r"<extra_id_\d+>")
@@ -32,8 +33,8 @@ def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Tokenizes a text with special tokens, such as "The <extra_id_0> walks" or "a [MASK]"; returns ids int32 [n].
 
     Sentinels and masks are parsed as in `inference.holes`. If tokens include the space before a word, a sentinel or
-    mask also replaces the space before it. [MASK] works for every tokenizer with a mask token. The special tokens of a
-    tokenizer.json replace white space as in transformers.
+    mask also replaces the space before it. [MASK] works for every tokenizer with a mask token. A text with only
+    other special tokens has the same ids as in transformers and, if it is a conversation, as in training.
 
     Raises:
       UserError: the text contains a sentinel or a mask that the vocabulary lacks.
@@ -50,8 +51,20 @@ def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     for part in parts:
         _check_unknown_tokens(part, tokenizer)
     are_holes = [special_id in (vocabulary.mask, *vocabulary.sentinels) for special_id in special_ids]
+    if special_ids and not any(are_holes):
+        return _encode_with_special(text, parts, special_ids, tokenizer)
     absorbs_space = any(are_holes) and takes_space(tokenizer.spellings())
     return with_marks(ids_between(tokenizer, parts, [absorbs_space and is_hole for is_hole in are_holes]), special_ids)
+
+
+def _encode_with_special(text: str, parts: list[str], special_ids: list[int], tokenizer: Tokenizer) -> np.ndarray:
+    """Tokenizes a text that consists of `parts` and, between adjacent parts, special tokens other than holes."""
+    try:
+        library = special_tokenizer(tokenizer)
+    except UserError:  # no tokenizer.json can express the tokenizer, such as one of words
+        return with_marks(tokenizer.encode_batch(parts), special_ids)
+    with surrogates_as_errors([text]):
+        return np.array(library.encode(text, add_special_tokens=False).ids, np.int32)
 
 
 def _check_unknown_tokens(text: str, tokenizer: Tokenizer) -> None:

@@ -18,7 +18,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, NamedTuple, Optional
+from typing import ClassVar, Literal, NamedTuple, Optional
 
 import numpy as np
 
@@ -82,6 +82,9 @@ class Tokenizer:
     vocabulary: Vocabulary
     fingerprint: str  # hash of everything that determines the ids; equal fingerprints imply equal ids for every text
     file: ClassVar[str]  # name of the model file in the directory that `save` writes
+    # Where the class of transformers adds a space, if it does not obey its files: before a text ("first"), or also
+    # after each special token in it ("always"); text that begins with a space gets none.
+    prefix_spaces: Optional[Literal["first", "always"]] = None
     _separator: ClassVar[str] = ""  # string that separates text and special pieces in the result of `decode`
 
     def __init__(
@@ -126,7 +129,7 @@ class Tokenizer:
         Raises:
           UserError: a text has an unpaired surrogate, such as the JSON string "\\ud800".
         """
-        with _surrogates_as_errors(texts):
+        with surrogates_as_errors(texts):
             batch = self._encode_batch(texts)
         return [self._replace_special(ids) if self._is_special[ids].any() else ids for ids in batch]
 
@@ -140,7 +143,7 @@ class Tokenizer:
         change of case, accents or spaces. If a token includes the space before a word, its span starts at the space.
         All byte tokens of a character have the character's span. Tokens that the tokenizer adds have empty spans.
         """
-        with _surrogates_as_errors([text]):
+        with surrogates_as_errors([text]):
             ids, offsets = self._locate(text)
         ids_of_tokens = self._split_special_ids(ids)
         return _concatenate(ids_of_tokens), np.repeat(offsets, [len(token_ids) for token_ids in ids_of_tokens], axis=0)
@@ -243,7 +246,7 @@ class Tokenizer:
 
 
 @contextlib.contextmanager
-def _surrogates_as_errors(texts: Iterable[str]) -> Iterator[None]:
+def surrogates_as_errors(texts: Iterable[str]) -> Iterator[None]:
     """Converts the error of a library for an unpaired surrogate in `texts` to a UserError."""
     try:
         yield

@@ -106,11 +106,8 @@ def tokenizer_file(directory: str) -> str:
     if _tokenizer_class(directory) == "ByT5":
         return "tokenizer_config.json"
     shifted_file = "sentencepiece.bpe.model"  # XLM-R, mBART, CamemBERT
-    reason = (
-        f"; the ids in {shifted_file} differ from the ids of the model"
-        if os.path.exists(f"{directory}/{shifted_file}")
-        else ""
-    )
+    has_shifted = os.path.exists(os.path.join(directory, shifted_file))
+    reason = f"; the ids in {shifted_file} differ from the ids of the model" * has_shifted
     raise UserError(
         f"{directory} holds no supported tokenizer file, neither tokenizer.json nor {', '.join(_CLASSES_OF_FILE)}"
         f"{reason}. In transformers, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
@@ -196,7 +193,7 @@ class _Directory:
         return self.with_model_tokens(loaders.get(name, self._build_byt5)(), name)
 
     def with_model_tokens(self, tokenizer: TokenizerKind, name: str) -> TokenizerKind:
-        """Sets the special tokens around a text and the decoder start token, and returns the tokenizer.
+        """Sets what the files of the directory define besides the model: special tokens, and spaces after them.
 
         Args:
           name: the file that defines the tokenizer.
@@ -215,6 +212,9 @@ class _Directory:
         tokenizer.vocabulary = dataclasses.replace(
             tokenizer.vocabulary, frame=frame, decoder_start=_decoder_start(self._directory)
         )
+        class_name = self._class_name() or {"tokenizer.model": "Llama"}.get(name)
+        if class_name in _ADDING_SPACE and tokenizer.text_table.adds_space:
+            tokenizer.prefix_spaces = "always" if self._config.get("legacy") else "first"
         return tokenizer
 
     def _load_tokenizer_json(self) -> SubwordTokenizer:
@@ -475,9 +475,8 @@ def _token_string(token: Any) -> Any:
 class PretrainedTokenizer(TokenizerConfig):
     """Loads the tokenizer of a Hugging Face directory (RoBERTa, T5, LLaMA 3, …), to match pretrained weights."""
 
-    path: Optional[str] = (
-        None  # a directory or hf:org/name[@revision] with a tokenizer.json or the tokenizer files of older models
-    )
+    # a directory or hf:org/name[@revision] with a tokenizer.json or the tokenizer files of older models
+    path: Optional[str] = None
 
     train_bytes = None
 
@@ -494,6 +493,8 @@ class PretrainedTokenizer(TokenizerConfig):
 
     def load(self) -> Tokenizer:
         try:
-            return read_tokenizer(local_path(os.path.expanduser(self.path)))
+            tokenizer = read_tokenizer(local_path(os.path.expanduser(self.path)))
         except UserError as e:
             raise type(e)(f"config.tokenizer.path: {e}") from e
+        tokenizer.prefix_spaces = None  # as in the files of the run and of its exports
+        return tokenizer

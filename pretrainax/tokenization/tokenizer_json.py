@@ -3,12 +3,13 @@
 Format of a SentencePiece model: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretrainax.config import UserError
 from pretrainax.tokenization.base import Tokenizer
@@ -43,6 +44,25 @@ def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     library = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
     library.no_truncation()  # a tokenizer.json stores both settings of the last call of transformers
     library.no_padding()
+    return library
+
+
+@functools.lru_cache(maxsize=2)
+def special_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+    """Converts `tokenizer` to one of the `tokenizers` library that encodes special pieces in a text as special ids.
+
+    The ids equal those of transformers. The result is cached.
+
+    Raises:
+      UserError: as in `library_tokenizer`.
+    """
+    library = library_tokenizer(tokenizer)
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    others = [piece for piece in tokenizer.special_pieces.values() if piece not in known]
+    library.add_special_tokens([tokenizers.AddedToken(piece, normalized=False) for piece in others])
+    if tokenizer.prefix_spaces is not None:
+        library.normalizer = None
+        library.pre_tokenizer = pre_tokenizers.Metaspace(SPACE_MARK, tokenizer.prefix_spaces, split=False)
     return library
 
 

@@ -1,6 +1,8 @@
 """What a model reads of a prompt: what it has seen in training stands around it, and special pieces are ids."""
 
 import dataclasses
+import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -25,8 +27,11 @@ from pretrainax.data.objectives import (
 from pretrainax.data.packing import BestFit
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.prompts import batch_of, ids_of, read_prompt
+from pretrainax.tokenization import PretrainedTokenizer, Words
+from pretrainax.tokenization.chat import Chat
 from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.golden.case import needs_transformers
+from tests.support import huggingface_directories as directories
 from tests.support import tiny
 from tests.support.loaded import letters
 
@@ -127,6 +132,47 @@ def test_special_tokens_of_a_tokenizer_json_are_the_ids_of_transformers(tmp_path
     text = "<|im_start|>user\n Hi<|end|> \n<|im_start|>x  <mark> sis<|im_start|><|end|>"
     assert ids_of(text, ours).tolist() == theirs(text, add_special_tokens=False).input_ids
     assert ids_of("<|end|>", ours).tolist() == [library.token_to_id("<|end|>")]
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "settings", [{"legacy": False}, {"legacy": True}, {"tokenizer_class": "PreTrainedTokenizerFast"}]
+)
+def test_a_conversation_has_the_ids_of_transformers_and_of_training(settings, tmp_path):
+    """Files of LLaMA 2 add a space after each special token. The class of transformers replaces this rule."""
+    described = json.loads((pathlib.Path(directories.new("llama")) / "tokenizer.json").read_text())
+    prepend = {"type": "Prepend", "prepend": "▁"}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    described |= {"pre_tokenizer": None, "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]}}
+    pieces = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "LlamaTokenizer", "model_max_length": 64} | pieces | settings
+    files = {"tokenizer__json": described, "tokenizer_config__json": config, "config__json": {"model_type": "llama"}}
+    path = directories.directory(tmp_path / "llama", **files)
+    ours, theirs = read_tokenizer(path), directories.auto(path)
+    for text in ("<s>[INST] it is [/INST] so</s><s>[INST]", "a</s>\n b</s> c", "<s> a", "it</s>"):
+        assert ids_of(text, ours).tolist() == theirs(text, add_special_tokens=False).input_ids, text
+    trained = PretrainedTokenizer(path=path).load()
+    template = "{% for m in messages %}{{ bos_token + m['role'] + '\n' + m['content'] + eos_token }}{% endfor %}"
+    chat = Chat(template + "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}", trained)
+    talk = [{"role": "user", "content": "is it"}, {"role": "assistant", "content": "it is"}]
+    ids, is_answer = chat.encode(talk)
+    assert ids_of(chat.prompt(talk[:1]), trained).tolist() == ids[: is_answer.argmax()].tolist()
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["t5", "albert", "llama", "gemma", "bert"])
+def test_a_prompt_with_special_tokens_has_the_ids_of_transformers(name):
+    path = directories.new(name)
+    ours, theirs = read_tokenizer(path), directories.auto(path)
+    end = ours.special_pieces[ours.vocabulary.separator]
+    for text in (f"a b{end}c d{end} e\n", f"{end}a", f"a {end}{end}"):
+        assert ids_of(text, ours).tolist() == theirs(text, add_special_tokens=False).input_ids, text
+
+
+def test_a_tokenizer_of_words_reads_special_tokens_of_a_prompt():
+    words = Words(vocab_size=6).build(iter(["a b c a b"]))
+    end = words.special_pieces[words.vocabulary.separator]
+    assert ids_of(f"a{end}b", words).tolist() == [*words.encode("a"), words.vocabulary.separator, *words.encode("b")]
 
 
 def test_an_empty_prompt_is_refused_where_nothing_can_stand_in_its_place():

@@ -25,9 +25,8 @@ from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.inference.framing import frame_of, framed_prompt, max_input_length
 from pretrainax.inference.loaded import LoadedModel, check_language_model
 from pretrainax.scoring.scoring_examples import causal_example, context_length, start_token
-from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.chat import Chat, Message, read_templates
-from pretrainax.tokenization.tokenizer_json import library_tokenizer
+from pretrainax.tokenization.tokenizer_json import special_tokenizer
 
 Tokens = list[int]
 # The maximum input length of `hf` is the first of these fields of config.json, or else model_max_length of
@@ -56,7 +55,7 @@ class HarnessInputs:
         check_language_model(loaded)
         self.loaded, self.is_imported = loaded, is_imported(loaded.experiment)
         self._vocabulary = loaded.tokenizer.vocabulary
-        self._library = _with_special_pieces(loaded.tokenizer)
+        self._library = special_tokenizer(loaded.tokenizer)
         prompt = framed_prompt(np.array([0], np.int32), loaded.experiment, loaded.tokenizer)
         self._decoder_start = int(prompt["tokens"][0]) if is_encoder_decoder(prompt) else None
         self._frame = frame_of(loaded)
@@ -248,12 +247,3 @@ class HarnessInputs:
 
     def _begins_with(self, text: str, token: Optional[int]) -> bool:
         return token is not None and text.startswith(self._library.decode([token], skip_special_tokens=False))
-
-
-def _with_special_pieces(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Converts a tokenizer to the `tokenizers` library, in which the special pieces are special, as in transformers."""
-    library = library_tokenizer(tokenizer)
-    known = {token.content for token in library.get_added_tokens_decoder().values()}
-    others = [piece for piece in tokenizer.special_pieces.values() if piece not in known]
-    library.add_special_tokens([tokenizers.AddedToken(piece, normalized=False) for piece in others])
-    return library
