@@ -205,12 +205,14 @@ def _given(options: dict[str, object], ends: Sequence[str]) -> dict[str, object]
     """
     settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
     stop, max_new_tokens, do_sample = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
+    beams = {"num_beams": settings.pop("num_beams")} if settings.get("num_beams") == 1 else {}  # as NorEval's tasks
     for name in settings.keys() - set(_OPTIONS):
         raise UserError(f"generation_kwargs has {name}={settings[name]!r}, {nearest(name, _OPTIONS)}")
     if not do_sample:
         settings = {name: value for name, value in settings.items() if name == "repetition_penalty"}
         settings["temperature"] = 0.0
-    return {"max_new_tokens": max_new_tokens, "stop": (*filter(None, stop), *ends), "num_return": 1, **settings}
+    stop = (*filter(None, stop), *ends)
+    return {"max_new_tokens": max_new_tokens, "stop": stop, "num_return": 1, **beams, **settings}
 
 
 def main() -> int:

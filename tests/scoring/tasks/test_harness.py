@@ -263,6 +263,14 @@ def test_the_end_of_an_answer_is_a_stop_string_of_a_model_that_learned_to_write_
     assert model.generate_until(asked) == [text[: text.index(text[-1])]]
 
 
+def test_a_task_may_ask_for_one_beam():
+    """As the tasks of NorEval do; a beam of the model's generation_config.json does not apply then."""
+    model, options = PretrainAX(loaded_case("gpt2")), {"until": [], "max_gen_toks": 4}
+    texts = [model.generate_until(requests("generate_until", ("a", options | more))) for more in ({}, {"num_beams": 1})]
+    assert texts[0] == texts[1]
+    assert harness._given({"until": [], "num_beams": 1}, ())["num_beams"] == 1
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
