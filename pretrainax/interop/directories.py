@@ -76,7 +76,7 @@ from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.chat import copy_templates, read_templates
 from pretrainax.tokenization.huggingface import read_tokenizer
-from pretrainax.tokenization.huggingface_export import write_tokenizer
+from pretrainax.tokenization.huggingface_export import loader, write_tokenizer
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_locations, their_shape
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
@@ -175,6 +175,8 @@ def export_workdir(
         finish(staging)
     left_out = "" if experiment.model.multi_token is None else ", without config.model.multi_token"
     summary = f"{to} as {config_json['architectures'][0]}{left_out} in {time.perf_counter() - started:.1f} s"
+    if (tokenizer_class := loader(to)) != "AutoTokenizer":
+        summary += f"; load its tokenizer with {tokenizer_class}: AutoTokenizer of transformers 5 splits text as Qwen 2"
     return f"{len(tensors):,} tensors exported to {summary}"
 
 

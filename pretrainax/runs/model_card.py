@@ -35,6 +35,7 @@ from pretrainax.interop.start import START, experiment_of
 from pretrainax.reporting.tables import markdown
 from pretrainax.reporting.units import large_number, three_digits
 from pretrainax.tasks import Task
+from pretrainax.tokenization.huggingface_export import loader
 from pretrainax.trackers.secrets import masked
 from pretrainax.training.metrics import meaning, read_metrics
 
@@ -227,9 +228,10 @@ def _usage(card: _Card) -> str:
         return _usage_of_adapter(card, card.base_model)
     name = card.name if "/" in card.name else "DIR"
     ours = f"hf:{name}" if "/" in card.name else name
+    tokenizer_class = loader(card.folder)
     example = (
-        f"from transformers import AutoTokenizer, {card.architecture}\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
+        f"from transformers import {tokenizer_class}, {card.architecture}\n\n"
+        f'tokenizer = {tokenizer_class}.from_pretrained("{name}")\n'
         f'model = {card.architecture}.from_pretrained("{name}")\n{_generation_example(card)}'
     )
     if _library(card) == "sentence-transformers":

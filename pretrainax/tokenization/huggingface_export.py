@@ -7,12 +7,22 @@ from typing import Optional
 import tokenizers
 
 from pretrainax.config import ModelConfig
+from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, post_processor, probe_frame
 from pretrainax.tokenization.huggingface import FIELDS
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
 from pretrainax.tokenization.subwords import SubwordTokenizer
 from pretrainax.tokenization.tokenizer_json import adds_prefix_space, tokenizer_json
+
+# The pre-tokenizer of Qwen 2, without settings that do not change ids; its normalizer is NFC.
+_QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_PRE_TOKENIZER: list[JsonObject] = [
+    {"type": "Split", "pattern": {"Regex": _QWEN2_PATTERN}, "behavior": "Isolated", "invert": False},
+    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+]
 
 
 def write_tokenizer(
@@ -62,6 +72,21 @@ def write_tokenizer(
     _write(directory, "tokenizer.json", _with_frame(tokenizer, usual_frame))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", special_tokens)):
         _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def loader(directory: str) -> str:
+    """Returns the transformers class that loads the tokenizer of an export with the same ids.
+
+    NOTE This is AutoTokenizer, except for model_type qwen2: AutoTokenizer of transformers 5 loads all its tokenizers as
+    Qwen2Tokenizer, which replaces the normalizer and the pre-tokenizer of tokenizer.json by those of Qwen 2.
+    """
+    if read_object(os.path.join(directory, "config.json")).get("model_type") != "qwen2":
+        return "AutoTokenizer"
+    description = read_object(os.path.join(directory, "tokenizer.json"))
+    steps = (description["pre_tokenizer"] or {}).get("pretokenizers", ())
+    steps = [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps]
+    is_qwen2 = description["normalizer"] == {"type": "NFC"} and steps == _QWEN2_PRE_TOKENIZER
+    return "AutoTokenizer" if is_qwen2 else "PreTrainedTokenizerFast"
 
 
 def _write(directory: str, name: str, content: bytes) -> None:

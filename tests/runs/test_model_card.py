@@ -206,6 +206,17 @@ def test_a_card_of_an_import_says_that_nothing_is_known_of_its_training(tmp_path
     assert "## Training" not in card and "## Config" not in card
 
 
+def test_an_export_names_the_class_that_loads_its_tokenizer(tmp_path):
+    """AutoTokenizer of transformers 5 replaces the pre-tokenizer of a tokenizer.json of a Qwen 2."""
+    write_directory(tmp_path / "source", "qwen2")
+    import_directory(str(tmp_path / "source"), str(tmp_path / "run"))
+    summary = export_workdir(str(tmp_path / "run"), str(tmp_path / "noted"))
+    assert summary.endswith("load its tokenizer with PreTrainedTokenizerFast: AutoTokenizer of transformers 5 splits "
+                            "text as Qwen 2")  # fmt: skip
+    card = card_of(tmp_path / "run", tmp_path / "export")
+    assert 'tokenizer = PreTrainedTokenizerFast.from_pretrained("me/tiny")\n' in card and "AutoTokenizer" not in card
+
+
 def test_a_card_of_an_embedding_model_names_sentence_transformers(tmp_path):
     """transformers would load the model without its pooling."""
     source, head = write_directory(tmp_path / "source"), Embed(pooling="cls", normalize=True)

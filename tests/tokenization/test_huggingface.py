@@ -13,6 +13,7 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from pretrainax.tokenization import ByteBPE, PretrainedTokenizer, WordPiece
 from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.tokenization.huggingface_export import loader, write_tokenizer
 from tests.support.huggingface_directories import (
     FIELDS,
     MADE,
@@ -35,6 +36,21 @@ from tests.support.huggingface_directories import (
 )
 
 SPECIAL_TEXT = "a <s> </s><pad> <mask> [MASK] [CLS]b<extra_id_0> <|endoftext|> <|begin_of_text|><unk2> z"
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_the_named_class_loads_an_export_with_the_same_ids(name, model_type, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    tokenizer, path = read_tokenizer(new(name)), str(tmp_path)
+    write_tokenizer(tokenizer, path, ModelConfig(family="decoder"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    named = loader(path)
+    assert named == ("PreTrainedTokenizerFast" if (name, model_type) == ("gpt2", "qwen2") else "AutoTokenizer")
+    same_ids(tokenizer, getattr(transformers, named).from_pretrained(path))
+
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
