@@ -28,6 +28,8 @@ from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.tokenization.frames import SpecialTokenFrame
 
+# fields of `Vocabulary` that the files of an imported model determine
+_MODEL_TOKENS = ("frame", "decoder_start", "left_sides")
 DESCRIPTION = "vocabulary.json"  # file name; saved next to the tokenizer's model file
 
 
@@ -44,11 +46,13 @@ class Vocabulary:
     sep: Optional[int] = None
     mask: Optional[int] = None
     sentinels: tuple[int, ...] = ()  # ids of <extra_id_0>, <extra_id_1>, … in order
-    # The last two fields affect neither the ids of a text nor the fingerprint, and equality ignores them.
+    # The last three fields affect neither the ids of a text nor the fingerprint, and equality ignores them.
     # special tokens that the tokenizer itself adds around texts; None: the model family determines them
     frame: Optional[SpecialTokenFrame] = dataclasses.field(default=None, compare=False)
     # first decoder token of the encoder-decoder that has this tokenizer; None: the training objective determines it
     decoder_start: Optional[int] = dataclasses.field(default=None, compare=False)
+    # those of padding_side and truncation_side of tokenizer_config.json that an export writes as "left"
+    left_sides: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
@@ -63,9 +67,8 @@ class Vocabulary:
 
     @property
     def model_tokens(self) -> JsonObject:
-        """The fields `frame` and `decoder_start` by name, without those that are None."""
-        fields = {"frame": self.frame, "decoder_start": self.decoder_start}
-        return {name: value for name, value in fields.items() if value is not None}
+        """The fields `frame`, `decoder_start` and `left_sides` by name, without those that are None or empty."""
+        return {name: value for name in _MODEL_TOKENS if (value := getattr(self, name)) not in (None, ())}
 
 
 class TextTable(NamedTuple):
@@ -239,8 +242,8 @@ class Tokenizer:
 
     def _describe(self, model_tokens: Optional[JsonObject] = None) -> str:
         """Returns the content of vocabulary.json; the fingerprint hashes it without `Vocabulary.model_tokens`."""
-        fields = dataclasses.asdict(dataclasses.replace(self.vocabulary, frame=None, decoder_start=None))
-        fields = {name: value for name, value in fields.items() if name not in ("frame", "decoder_start")}
+        fields = dataclasses.asdict(dataclasses.replace(self.vocabulary, **dict.fromkeys(_MODEL_TOKENS)))
+        fields = {name: value for name, value in fields.items() if name not in _MODEL_TOKENS}
         description = {"kind": type(self).__name__, "vocabulary": fields | (model_tokens or {})}
         return json.dumps(description | {"special_pieces": self.special_pieces}, indent=2) + "\n"
 

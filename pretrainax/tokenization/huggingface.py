@@ -26,11 +26,12 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.files.json_files import JsonObject, read_object
+from pretrainax.files.json_files import JsonObject
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import local_path
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.tokenization.directory_settings import decoder_start, left_sides, read_json, tokenizer_class
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, probe_frame
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
 from pretrainax.tokenization.subwords import SubwordTokenizer, byte_character, decisive_part
@@ -103,7 +104,7 @@ def tokenizer_file(directory: str) -> str:
         required_files = ("vocab.json", name) if name == "merges.txt" else (name,)
         if all(os.path.isfile(os.path.join(directory, file)) for file in required_files):
             return name
-    if _tokenizer_class(directory) == "ByT5":
+    if tokenizer_class(directory) == "ByT5":
         return "tokenizer_config.json"
     shifted_file = "sentencepiece.bpe.model"  # XLM-R, mBART, CamemBERT
     has_shifted = os.path.exists(os.path.join(directory, shifted_file))
@@ -174,7 +175,7 @@ class _Directory:
         self._added_ids |= {_token_string(token): int(i) for i, token in decoder.items()}
 
     def read(self, name: str) -> Tokenizer:
-        class_name = _tokenizer_class(self._directory)
+        class_name = tokenizer_class(self._directory)
         if class_name and class_name not in _CLASSES_OF_FILE.get(name, (class_name,)):
             raise self._error(
                 f"{name} does not define how {class_name}Tokenizer splits text: tokenizer.json is required"
@@ -193,7 +194,7 @@ class _Directory:
         return self.with_model_tokens(loaders.get(name, self._build_byt5)(), name)
 
     def with_model_tokens(self, tokenizer: TokenizerKind, name: str) -> TokenizerKind:
-        """Sets what the files of the directory define besides the model: special tokens, and spaces after them.
+        """Sets what the files of the directory define besides the model: the vocabulary's fields, and added spaces.
 
         Args:
           name: the file that defines the tokenizer.
@@ -209,8 +210,9 @@ class _Directory:
             frame = self._flag_frame(tokenizer.vocabulary)
         if outside := [i for i in frame.ids if i >= tokenizer.vocabulary.size]:
             raise self._error(f"the post_processor of tokenizer.json adds id {outside[0]}, which the vocabulary lacks")
+        start, left = decoder_start(self._directory), left_sides(self._directory, self._class_name())
         tokenizer.vocabulary = dataclasses.replace(
-            tokenizer.vocabulary, frame=frame, decoder_start=_decoder_start(self._directory)
+            tokenizer.vocabulary, frame=frame, decoder_start=start, left_sides=left
         )
         class_name = self._class_name() or {"tokenizer.model": "Llama"}.get(name)
         if class_name in _ADDING_SPACE and tokenizer.text_table.adds_space:
@@ -348,11 +350,11 @@ class _Directory:
         model_type = self._read_json("config.json").get("model_type")
         if model_type in _WITHOUT_CLASS:
             return None
-        return _tokenizer_class(self._directory) or _CLASS_OF_MODEL.get(str(model_type), "")
+        return tokenizer_class(self._directory) or _CLASS_OF_MODEL.get(str(model_type), "")
 
     def _flag_frame(self, vocabulary: Vocabulary) -> SpecialTokenFrame:
         """Returns the frame of the fields add_bos_token and add_eos_token of tokenizer_config.json."""
-        flags = {"add_bos_token": _tokenizer_class(self._directory) == "CodeLlama", "add_eos_token": False}
+        flags = {"add_bos_token": tokenizer_class(self._directory) == "CodeLlama", "add_eos_token": False}
         flags = {name: self._config.get(name, default) for name, default in flags.items()}
         bos = () if vocabulary.bos is None or not flags["add_bos_token"] else (vocabulary.bos,)
         eos = () if vocabulary.eos is None or not flags["add_eos_token"] else (vocabulary.eos,)
@@ -417,53 +419,10 @@ class _Directory:
         return [line.removesuffix("\n") for line in io.StringIO(self._read_file(name).decode("utf-8"), newline=None)]
 
     def _read_json(self, name: str) -> JsonObject:
-        return _read_json(self._directory, name)
+        return read_json(self._directory, name)
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"the tokenizer in {self._directory}: {problem}")
-
-
-def _read_json(directory: str, name: str) -> JsonObject:
-    """Reads a JSON file from a directory; returns {} if the file does not exist."""
-    path = os.path.join(directory, name)
-    return read_object(path) if os.path.exists(path) else {}
-
-
-def _tokenizer_class(directory: str) -> str:
-    """Returns a directory's transformers tokenizer class without "Tokenizer" and "Fast", for example "Bert".
-
-    Returns "" if neither tokenizer_config.json nor config.json names the class.
-    """
-    files = ("tokenizer_config.json", "config.json")
-    name = next(filter(None, (_read_json(directory, name).get("tokenizer_class") for name in files)), "")
-    return re.sub("Tokenizer(Fast)?$", "", str(name))
-
-
-def _decoder_start(directory: str) -> Optional[int]:
-    """Reads the id of the first decoder token from a model's directory, as generate() of transformers does.
-
-    generation_config.json takes precedence over config.json, and a file's `bos_token_id` replaces a missing
-    `decoder_start_token_id` if the model is an encoder-decoder.
-
-    Returns:
-      The id, or None if neither file defines it.
-
-    Raises:
-      UserError: the value is not an id.
-    """
-    config = _read_json(directory, "config.json")
-    nested = next((config[key] for key in ("decoder", "text_config") if isinstance(config.get(key), dict)), {})
-    names = ["decoder_start_token_id", *["bos_token_id"] * (config.get("is_encoder_decoder") is True)]
-    for file, settings in (
-        ("generation_config.json", [_read_json(directory, "generation_config.json")]),
-        ("config.json", [config, nested]),
-    ):
-        for name in names:
-            if (start := next((x[name] for x in settings if x.get(name) is not None), None)) is not None:
-                if type(start) is not int or start < 0:
-                    raise UserError(f"{directory}/{file}: {name} is {start!r}, it must be the id of a token")
-                return start
-    return None
 
 
 def _token_string(token: Any) -> Any:

@@ -9,6 +9,7 @@ import tokenizers
 from pretrainax.config import ModelConfig
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.directory_settings import SIDES
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, post_processor, probe_frame
 from pretrainax.tokenization.huggingface import FIELDS
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -57,6 +58,7 @@ def write_tokenizer(
         "model_input_names": ["input_ids", *token_types, "attention_mask"],
         "clean_up_tokenization_spaces": False,
         **special_tokens,
+        **{name: "left" for name in SIDES if name in vocabulary.left_sides},
     }
     if chat_template is not None:
         config["chat_template"] = chat_template

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
+import tokenizers
 from tokenizers import pre_tokenizers
 
 from pretrainax.config import Choice, DataConfig, Experiment, ModelConfig, UserError, from_json, to_json
@@ -12,6 +14,7 @@ from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from pretrainax.tokenization import ByteBPE, PretrainedTokenizer, WordPiece
+from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import loader, write_tokenizer
 from tests.support.huggingface_directories import (
@@ -50,6 +53,26 @@ def test_the_named_class_loads_an_export_with_the_same_ids(name, model_type, tmp
     named = loader(path)
     assert named == ("PreTrainedTokenizerFast" if (name, model_type) == ("gpt2", "qwen2") else "AutoTokenizer")
     same_ids(tokenizer, getattr(transformers, named).from_pretrained(path))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "bert", "gpt2"])  # the first two classes pad on the left
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "tokenizer.json", None])
+def test_an_export_pads_and_truncates_on_the_side_of_the_imported_tokenizer(name, file, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    source, run, export = (tmp_path / folder for folder in ("source", "run", "export"))
+    shutil.copytree(new(name), source)
+    if file == "tokenizer_config.json":
+        changes = {"padding_side": "left", "truncation_side": "left", "tokenizer_class": "PreTrainedTokenizerFast"}
+        settings = json.loads((source / file).read_text()) | changes
+        (source / file).write_text(json.dumps(settings))
+    elif file:
+        padded = tokenizers.Tokenizer.from_file(str(source / file))
+        padded.enable_truncation(4, direction="left")
+        padded.save(str(source / file))
+    read_tokenizer(str(source)).save(str(run))
+    write_tokenizer(load_tokenizer(str(run)), str(export), ModelConfig(family="decoder"))
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (source, export))
+    assert (ours.padding_side, ours.truncation_side) == (theirs.padding_side, theirs.truncation_side)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
