@@ -210,11 +210,11 @@ class _Directory:
             frame = self._flag_frame(tokenizer.vocabulary)
         if outside := [i for i in frame.ids if i >= tokenizer.vocabulary.size]:
             raise self._error(f"the post_processor of tokenizer.json adds id {outside[0]}, which the vocabulary lacks")
-        start, left = decoder_start(self._directory), left_sides(self._directory, self._class_name())
+        class_name = self._class_name() or {"tokenizer.model": "Llama"}.get(name)
+        start, left = decoder_start(self._directory), left_sides(self._directory, class_name)
         tokenizer.vocabulary = dataclasses.replace(
             tokenizer.vocabulary, frame=frame, decoder_start=start, left_sides=left
         )
-        class_name = self._class_name() or {"tokenizer.model": "Llama"}.get(name)
         if class_name in _ADDING_SPACE and tokenizer.text_table.adds_space:
             tokenizer.prefix_spaces = "always" if self._config.get("legacy") else "first"
         return tokenizer
