@@ -21,14 +21,15 @@ from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.rematerialization import saved_residual
+from pretrainax.layers.rematerialization import barrier, fan_out, saved_residual
 from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.layers.sums import Sums, add_sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
-# The function of a sublayer: x [B, T, D] -> (output to add to the hidden states, auxiliary output)
-Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]
+# The function of a sublayer: x [B, T, D] -> (output to add to the hidden states, auxiliary output). Two copies of x may
+# follow x (`fan_out`).
+Function: TypeAlias = Callable[..., tuple[jax.Array, PyTree]]
 
 
 @flax.struct.dataclass
@@ -97,7 +98,6 @@ class Block(nn.Module):
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
-
         sublayer = functools.partial(self._sublayer, layer, context.deterministic)
         mask, is_local = context.mask, layer.is_local if context.is_local is None else context.is_local
         if not isinstance(is_local, bool):
@@ -114,10 +114,12 @@ class Block(nn.Module):
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
         feed_forwards = [spec.kind(spec.config, name=spec.name) for spec in feed_forwards_of(config)]
 
-        def self_attend(y: jax.Array) -> tuple[jax.Array, PyTree]:
+        def self_attend(y: jax.Array, *copies: jax.Array) -> tuple[jax.Array, PyTree]:
+            if copies and source is None and isinstance(attend, MultiHeadAttention):
+                return attend(*copies, mask, positions, ring, context.index, y)
             return attend(y, y if source is None else source, mask, positions, ring, context.index)
 
-        def attend_and_feed_forward(y: jax.Array) -> tuple[jax.Array, PyTree]:
+        def attend_and_feed_forward(y: jax.Array, *_: jax.Array) -> tuple[jax.Array, PyTree]:
             (attention_output, new_cache), (feed_forward_output, sums) = self_attend(y), feed_forwards[0](y, real)
             return attention_output + feed_forward_output, (new_cache, sums)
 
@@ -130,7 +132,7 @@ class Block(nn.Module):
                 x, cross_cache = self._cross_attend(x, cache, context, sublayer)
             sums: Sums = {}
             for feed_forward in feed_forwards:
-                x, new_sums = sublayer(str(feed_forward.name), x, lambda y, run=feed_forward: run(y, real))
+                x, new_sums = sublayer(str(feed_forward.name), x, lambda y, *_, run=feed_forward: run(y, real))
                 sums = add_sums(sums, new_sums)
         x = constrain(x)
         if branch is not None:
@@ -150,7 +152,11 @@ class Block(nn.Module):
         norm = Norm(config, name=f"{name}_norm")
         dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         if config.norm_at in ("post", "after"):
-            y, side_output = function(x)
+            # Behind a barrier, the residual connection reads x instead of normalizing it again. The copies are for the
+            # queries and the keys, so that each matmul of the backward adds the gradients of the further uses of x.
+            query_source, rest = fan_out(barrier(x))
+            key_source, x = fan_out(rest)
+            y, side_output = function(x, query_source, key_source)
             return norm(saved_residual(x + dropout(y))) if config.norm_at == "post" else saved_residual(
                 x + dropout(norm(y))
             ), side_output
@@ -168,4 +174,4 @@ class Block(nn.Module):
         """Applies cross-attention to an encoded sequence, and returns the hidden states and the sequence's KV cache."""
         cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")
         encoded = context.encoded if cache.cross_attention is None else cache.cross_attention
-        return sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))
+        return sublayer("cross_attention", x, lambda y, *_: cross(y, encoded, context.cross_mask, PositionTerms()))

@@ -137,6 +137,7 @@ class MultiHeadAttention(Attention):
         positions: PositionTerms,
         ring: Optional[KeyValues] = None,
         index: Optional[jax.Array] = None,
+        value_source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, KeyValues]:
         """Attends from x [B, T, D] to `source`, and returns the output [B, T, D] and the KV cache for later queries.
 
@@ -145,6 +146,7 @@ class MultiHeadAttention(Attention):
           ring: ring buffer with the tokens before x [B, 1, D]. The keys and values of x are appended to it, and the
             query attends to the ring buffer. If None, the query attends to `source`.
           index: [], token index of x in the ring buffer, or None without `ring`.
+          value_source: a copy of `source` (`fan_out`) from which values are computed. If None, it is `source`.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
         is_cached = isinstance(source, KeyValues)
@@ -167,7 +169,10 @@ class MultiHeadAttention(Attention):
         if source is x:
             x, source = fan_out(x)
         q = to_query(x)
-        k, v = source.heads_last() if is_cached else (to_key(source), to_value(source))
+        if isinstance(source, KeyValues):
+            k, v = source.heads_last()
+        else:
+            k, v = to_key(source), to_value(source if value_source is None else value_source)
         bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
             q, k = self._normalize_heads("query_norm", q), k if is_cached else self._normalize_heads("key_norm", k)

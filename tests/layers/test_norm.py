@@ -43,6 +43,12 @@ def test_bfloat16_is_normalised_in_float32():
     np.testing.assert_allclose(norm.apply(params, x).astype(jnp.float32), exact, rtol=2**-8)
 
 
+def test_a_bfloat16_row_without_variance_is_finite():
+    x = jnp.full((1, 1, 768), 103.0, jnp.bfloat16)  # rounding could make the mean of the squares less than its square
+    norm = Norm(ModelConfig(norm="layer", norm_epsilon=1e-12))
+    assert jnp.isfinite(norm.apply(norm.init(jax.random.key(0), x), x)).all()
+
+
 def test_a_norm_that_starts_around_one_is_an_rms_norm_of_scale_one():
     one, plain = (Norm(ModelConfig(norm=norm)) for norm in ("rms_plus_one", "rms"))
     starts = [norm.init(jax.random.key(0), X) for norm in (one, plain)]
