@@ -33,7 +33,7 @@ from pretrainax.models.heads.logit_products import (
     output_matrix,
 )
 from pretrainax.sharding.arrays import constrain, scattered_sum
-from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
+from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
 
 PER_TARGET = "per_target/"  # name prefix of values and weights of single predictions, [B, N] instead of sums
@@ -220,7 +220,9 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
         )
         for x in (features, *jax.tree.leaves(target_arrays))
     ]
-    matrix = _with_sharding(_cast_unembedding(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
+    keeps_mean = settings.z_loss or settings.logit_cap is not None
+    centered = bool(not keeps_mean and (are_rounded(features.dtype) or settings.products))
+    matrix = _with_sharding(cast_unembedding(unembedding, features.dtype, centered), logical_spec(None, "vocab_size"))
     matrix = output_matrix(matrix, settings.products)
 
     def one_chunk(start):
@@ -259,17 +261,20 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
     return sums, (d_features, d_matrix, d_bias), values
 
 
-def _cast_unembedding(settings: _Settings, unembedding, dtype):
+def cast_unembedding(unembedding: jax.Array, dtype: jnp.dtype, centered: bool) -> jax.Array:
     """Casts the unembedding matrix to `dtype` and pads it, [D, V] -> [D, V']; it is gathered once for all chunks.
 
     No pass reads the logits of the added columns, which are zeros.
 
-    A softmax does not depend on the mean of a token's logits. GPT-2's logits are near -100, where the spacing of
-    bfloat16 is 0.5, so the mean over the vocabulary is subtracted before rounding. With a cap or z-loss, nothing is
-    subtracted, because they depend on the mean and keep the mean small.
+    Args:
+      centered: whether to subtract the mean of the logits before they are rounded. GPT-2's logits are near -100, where
+        the spacing of bfloat16 is 0.5, and a softmax does not depend on a number that is added to all logits of a
+        token. The mean of some 1,024 columns is close enough, and avoids another pass over the matrix. Caps and z-loss
+        depend on the mean and keep it small.
     """
-    if (are_rounded(dtype) or settings.products) and not settings.z_loss and settings.logit_cap is None:
-        unembedding = unembedding - unembedding.mean(1, keepdims=True)
+    if centered:
+        stride = 1 if axis_size(TENSOR_AXIS) > 1 else max(unembedding.shape[1] // 1024, 1)
+        unembedding = unembedding - unembedding[:, ::stride].mean(1, keepdims=True)
     return pad(unembedding.astype(dtype), 1, column_multiple())
 
 
@@ -283,7 +288,7 @@ def _chunk(
     Args:
       vocabulary: the number of columns of `matrix` that are not padding, V.
       features: [S, M, D].
-      matrix: the result of `_cast_unembedding`, [D, V'], as an `OutputMatrix`.
+      matrix: the result of `cast_unembedding`, [D, V'], as an `OutputMatrix`.
       targets, weights, text_weights: [S, M], as in `loss_sums`.
     """
     products = logit_products(features, matrix, settings.products)

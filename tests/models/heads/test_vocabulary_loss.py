@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.config import MeshConfig
 from pretrainax.models.heads import logit_passes
 from pretrainax.models.heads.language_model import LanguageModelOutput
-from pretrainax.models.heads.vocabulary_loss import loss_sums
+from pretrainax.models.heads.vocabulary_loss import cast_unembedding, loss_sums
 from pretrainax.sharding.mesh import make_mesh
 
 BATCH_AXES, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
@@ -278,3 +278,13 @@ def test_chunks_of_a_split_batch_need_no_communication(config):
     ]
     assert all(math.prod(shape) <= WIDTH * 96 for shape in shapes)  # the matrix and its gradient, no [B, N, …]
     assert all(BATCH_AXES not in shape and LENGTH not in shape for shape in shapes)
+
+
+def test_the_logits_are_centered_by_the_mean_of_some_columns():
+    matrix = jnp.asarray(np.random.default_rng(0).normal(-20, 1, (WIDTH, 8192)), jnp.float32)
+    subtracted = matrix - cast_unembedding(matrix, jnp.float32, centered=True)
+    # float32 rounds numbers near 20 at 2^-20
+    np.testing.assert_allclose(
+        subtracted, jnp.broadcast_to(matrix[:, ::8].mean(1, keepdims=True), matrix.shape), atol=1e-5
+    )
+    assert abs(subtracted + 20).max() < 4 * 1024**-0.5  # four deviations of a mean of 1,024 columns
