@@ -26,6 +26,9 @@ from pretrainax.layers.sums import add_sums
 from pretrainax.models.base import register_model
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.models.heads.logit_passes import are_rounded, recomputed_logits
+from pretrainax.models.heads.logit_products import logit_products
+from pretrainax.models.heads.vocabulary_loss import cast_unembedding
 from pretrainax.models.outputs import Outputs
 from pretrainax.models.spread import HIDDEN_SPREAD
 from pretrainax.sharding.arrays import constrain
@@ -258,12 +261,16 @@ def _sample_tokens(generated: LanguageModelOutput, keys: jax.Array, positions: j
       positions: [B, N], the position of each prediction in its row. The noise depends on the key and this position.
     """
     generated = jax.lax.stop_gradient(generated)
-    matrix = constrain(generated.unembedding.astype(generated.features.dtype), logical_spec(None, "vocab_size"))
+    bias, cap, dtype = generated.bias, generated.logit_cap, generated.features.dtype
+    vocabulary = generated.unembedding.shape[1]
+    # The logits are rounded as in the loss.
+    matrix = cast_unembedding(generated.unembedding, dtype, centered=cap is None and are_rounded(dtype))
+    matrix = constrain(matrix, logical_spec(None, "vocab_size"))
 
     def sample_column(column):
         features, positions = column  # [B, E], [B]
-        output = dataclasses.replace(generated, features=features[:, None], unembedding=matrix)
-        logits = output.logits()[:, 0]  # [B, V]
+        products = logit_products(features[:, None], matrix, products="")
+        logits = recomputed_logits(products, vocabulary, bias, cap)[:, 0]  # [B, V]
         noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[1:]))
         noisy = constrain(logits + noise(keys, positions), logical_spec("batch", "vocab_size"))
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)

@@ -12,6 +12,7 @@ from pretrainax import models
 from pretrainax.config import DisentangledPositions, Generator, MeshConfig, TrainConfig, UserError
 from pretrainax.layers.compute import Compute, resolve_auto
 from pretrainax.models import electra
+from pretrainax.models.heads import logit_passes, logit_products
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
@@ -70,6 +71,15 @@ def test_replacements_are_drawn_from_the_softmax():
     for a, b in ((tokens[:, 1:], tokens[:, :-1]), (tokens[1:], tokens[:-1])):
         assert abs(np.mean(a == b) - same) < 4 * np.sqrt(same * (1 - same) / a.size)
     np.testing.assert_array_equal(replaced, tokens != 0)
+
+
+def test_an_accelerator_writes_no_float32_logits_to_sample(monkeypatch):
+    for module in (logit_passes, logit_products):
+        monkeypatch.setattr(module, "in_one_pass", lambda: True)
+    features = jnp.zeros((ROWS, SLOTS, 4), jnp.bfloat16)
+    generated = LanguageModelOutput(features, jnp.zeros((4, VOCABULARY)), jnp.zeros(VOCABULARY))
+    steps = str(jax.make_jaxpr(electra.sample_replacements)(generated, masked_batch()[1], jax.random.key(7)))
+    assert re.findall(r"(\w+)\[[\d,]*\] = dot_general", steps) == ["bf16"]
 
 
 @pytest.mark.parametrize("form", ["gathered", "everywhere"])
