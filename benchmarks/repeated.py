@@ -6,8 +6,8 @@
 The first command writes FOLDER/part.jsonl.gz with one of 71 records of the training text. The second one reads the
 folders of two finished ladders with the same sizes, amounts and seeds. The repeated tokens of a run are worth the
 number of new tokens at which the same trunk of the other ladder has the same loss, interpolated in the logarithm. It
-prints this number by epochs, and R*, the constant of Muennighoff et al. 2023 that fits all of them, with an interval
-over trunks.
+prints this number by epochs, and the law of Muennighoff et al. 2023 that fits all of them: its constant R*, with an
+interval over trunks.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 from scipy import optimize
@@ -45,45 +46,56 @@ def runs_by_trunk(ladder: str) -> dict[str, list[Run]]:
     return found
 
 
-def worth(new: Sequence[Run], loss: float) -> float:
-    """Returns the number of new tokens at which a trunk has a loss; NaN outside of its losses."""
+def worth(new: Sequence[Run], loss: float) -> Optional[float]:
+    """Returns the number of new tokens at which a trunk has a loss; None outside of its losses."""
     losses, amounts = [-run.loss for run in new], np.log([run.tokens for run in new])
-    return float(np.exp(np.interp(-loss, losses, amounts, left=np.nan, right=np.nan)))
+    found = np.exp(np.interp(-loss, losses, amounts, left=np.nan, right=np.nan))
+    return float(found) if np.isfinite(found) else None
 
 
-def fitted_repetition(repeated: Sequence[Run], worths: Sequence[float]) -> float:
-    """Returns the R* with the smallest mean squared error of the logarithm of the worths."""
-    tokens, epochs = (np.array([getattr(run, name) for run in repeated]) for name in ("tokens", "epochs"))
+def fitted_law(pairs: Sequence[tuple[Run, float]], free_share: bool) -> tuple[float, float]:
+    """Returns (share, R*) with the smallest mean squared error of the logarithm of the worths.
+
+    Args:
+      pairs: runs and their worths.
+      free_share: a token of the first epoch may be worth `share` tokens of new text, because a part of the records is
+        less diverse than rows of all records. If False, it is worth 1.
+    """
+    runs, worths = zip(*pairs, strict=True)
+    tokens, epochs = (np.array([getattr(run, name) for run in runs]) for name in ("tokens", "epochs"))
+
+    def difference(log_repetition: float) -> np.ndarray:
+        return np.log(worths) - np.log(effective_tokens(tokens, epochs, np.exp(log_repetition)))
 
     def error(log_repetition: float) -> float:
-        return float(np.mean((np.log(effective_tokens(tokens, epochs, np.exp(log_repetition))) - np.log(worths)) ** 2))
+        return float(np.var(found := difference(log_repetition)) + (0 if free_share else np.mean(found) ** 2))
 
-    return float(np.exp(optimize.minimize_scalar(error, bounds=(np.log(1e-2), np.log(MOST)), method="bounded").x))
+    best = optimize.minimize_scalar(error, bounds=(np.log(1e-2), np.log(MOST)), method="bounded").x
+    return float(np.exp(np.mean(difference(best)))) if free_share else 1.0, float(np.exp(best))
 
 
-def interval(pairs: Mapping[str, list[tuple[Run, float]]]) -> tuple[float, float]:
-    """Returns the 95 % bootstrap interval of R* over trunks."""
-    rng, trunks = np.random.default_rng(0), list(pairs)
-    drawn = [
-        [pair for i in rng.integers(len(trunks), size=len(trunks)) for pair in pairs[trunks[i]]]
-        for _ in range(RESAMPLES)
-    ]
-    low, high = np.quantile([fitted_repetition(*zip(*sample, strict=True)) for sample in drawn], (0.025, 0.975))
-    return float(low), float(high)
+def fit(pairs: Mapping[str, list[tuple[Run, float]]], free_share: bool) -> dict:
+    """Returns the share and R* with the 95 % bootstrap interval of R* over trunks; `pairs` are those of each trunk."""
+    rng, trunks = np.random.default_rng(0), list(pairs.values())
+
+    def drawn() -> list[tuple[Run, float]]:
+        return [pair for i in rng.integers(len(trunks), size=len(trunks)) for pair in trunks[i]]
+
+    low, high = np.quantile([fitted_law(drawn(), free_share)[1] for _ in range(RESAMPLES)], (0.025, 0.975))
+    share, repetition = fitted_law([pair for trunk in trunks for pair in trunk], free_share)
+    return {"share": share, "repetition": repetition, "low": float(low), "high": float(high)}
 
 
 def compare(new: str, repeated: str) -> dict:
-    """Returns the worth of each repeated run, and R* with its interval."""
+    """Returns the worth of each repeated run, and the fits with a share of 1 and with a free share."""
     theirs, pairs, rows = runs_by_trunk(new), {}, []
     for trunk, runs in runs_by_trunk(repeated).items():
         for run, same in zip(runs, theirs[trunk], strict=True):
             tokens = worth(theirs[trunk], run.loss)
             rows.append({**run._asdict(), "loss_of_new_text": same.loss, "worth": tokens})
-            if np.isfinite(tokens):
+            if tokens is not None:
                 pairs.setdefault(trunk, []).append((run, tokens))
-    every = [pair for trunk in pairs.values() for pair in trunk]
-    low, high = interval(pairs)
-    return {"repetition": fitted_repetition(*zip(*every, strict=True)), "low": low, "high": high, "runs": rows}
+    return {"fits": [fit(pairs, free_share) for free_share in (False, True)], "runs": rows}
 
 
 def table(result: Mapping) -> str:
@@ -92,15 +104,15 @@ def table(result: Mapping) -> str:
     def mean(values: Sequence[float], digits: int) -> str:
         return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}"
 
-    law = f"worth with R* = {result['repetition']:.1f}"
-    rows = [("epochs", "tokens", "loss - loss of new text", "worth, M new tokens", law)]
+    rows = [("epochs", "tokens", "loss - loss of new text", "worth, M new tokens", "law", "law with a share")]
     for epochs in sorted({round(run["epochs"]) for run in result["runs"]}):
         runs = [run for run in result["runs"] if round(run["epochs"]) == epochs]
         difference = mean([run["loss"] - run["loss_of_new_text"] for run in runs], 3)
-        worths = [run["worth"] / 1e6 for run in runs]
-        by_law = np.mean([effective_tokens(run["tokens"], run["epochs"], result["repetition"]) for run in runs]) / 1e6
-        found = mean(worths, 2) if np.isfinite(worths).all() else "not known"  # less than the least new text
-        rows.append((str(epochs), f"{runs[0]['tokens'] / 1e6:.0f} M", difference, found, f"{by_law:.2f}"))
+        worths = [run["worth"] / 1e6 for run in runs if run["worth"] is not None]
+        found = mean(worths, 2) if len(worths) == len(runs) else "not known"  # less than the least new text
+        tokens, passes = runs[0]["tokens"] / 1e6, runs[0]["epochs"]
+        laws = [f"{law['share'] * effective_tokens(tokens, passes, law['repetition']):.2f}" for law in result["fits"]]
+        rows.append((str(epochs), f"{tokens:.0f} M", difference, found, *laws))
     return text_table(rows)
 
 
@@ -119,7 +131,9 @@ def main() -> None:
         return write_part(options.books, options.every)
     result = compare(options.new, options.repeated)
     print(table(result))
-    print(f"R* = {result['repetition']:.1f} (95 %: {result['low']:.1f} to {result['high']:.1f})")
+    for law in result["fits"]:
+        interval = f"{law['low']:.1f} to {law['high']:.1f}"
+        print(f"share {law['share']:.2f}: R* = {law['repetition']:.1f} (95 %: {interval})")
     if options.out:
         with open(os.path.join(options.out, "repeated.json"), "w") as f:
             json.dump(result, f, indent=1)

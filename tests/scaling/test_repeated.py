@@ -4,7 +4,6 @@ import gzip
 import importlib.util
 import json
 
-import numpy as np
 import pytest
 
 from pretrainax.scaling.power_laws import Run, effective_tokens
@@ -40,12 +39,19 @@ def test_a_planted_worth_is_found(repeated, tmp_path):
     found = repeated.compare(new, same)
     by_epochs = {run["epochs"]: run["worth"] for run in found["runs"] if run["parameters"] == SIZES[0]}
     exact = {epochs: effective_tokens(epochs * UNIQUE, epochs, 5.0) for epochs in (2.0, 4.0, 8.0, 16.0)}
-    assert np.isnan(by_epochs.pop(2.0)) and exact.pop(2.0) < 1e6  # less than the smallest amount of new text
-    # the losses are not a straight line between two amounts of new text: a third of a step of 2 is within 2 %
-    assert by_epochs == pytest.approx({epochs: exact[epochs] for epochs in by_epochs}, rel=0.02)
-    assert found["repetition"] == pytest.approx(5.0, rel=0.1)
-    assert found["low"] == pytest.approx(found["high"])  # all trunks are the same
+    assert by_epochs.pop(2.0) is None and exact.pop(2.0) < 1e6  # less than the smallest amount of new text
+    # losses are not straight lines between two amounts of new text, which differ by a factor of 2
+    assert by_epochs == pytest.approx(exact, rel=0.02)
+    for fit in found["fits"]:
+        assert (fit["share"], fit["repetition"]) == pytest.approx((1.0, 5.0), rel=0.1)
+        assert fit["low"] == pytest.approx(fit["high"])  # all trunks are the same
     assert repeated.table(found).splitlines()[-1].split()[:3] == ["16", "8", "M"]
+
+
+def test_text_of_less_worth_has_a_share(repeated):
+    runs = [Run("", 1, epochs * UNIQUE, 1.0, epochs) for epochs in (4.0, 8.0, 16.0)]
+    pairs = [(run, 0.8 * effective_tokens(run.tokens, run.epochs, 7.0)) for run in runs]
+    assert repeated.fitted_law(pairs, free_share=True) == pytest.approx((0.8, 7.0), rel=1e-3)
 
 
 def test_a_part_has_one_of_n_records(repeated, tmp_path):

@@ -2,12 +2,13 @@
 
 import json
 import re
+import statistics
 
 import pytest
 
 from pretrainax.scaling.law_checks import form_problems
 from pretrainax.scaling.law_fit import fit
-from pretrainax.scaling.power_laws import Run
+from pretrainax.scaling.power_laws import Run, effective_tokens
 from tests.support.runs import ROOT
 
 DOCS = ROOT / "docs"
@@ -200,3 +201,17 @@ def test_the_score_of_a_ladder_is_of_its_report(name):
     exact = [score["predicted"], *score["interval"], score["measured"], 100 * score["error"]]
     assert len(found) == 5 and all(same(a, b) for a, b in zip(found, exact, strict=True)), (found, exact)
     assert ("outside the interval" in measured[1]) is not score["is_in_interval"]
+
+
+def test_the_table_of_repeated_text_is_of_its_runs():
+    found, rows = report("repeated"), cells((DOCS / "studies" / "index.md").read_text(), "Repeated text")[2:]
+    assert len(rows) == 4
+    for epochs, _, difference, worth, *laws in rows:
+        runs = [run for run in found["runs"] if round(run["epochs"]) == int(epochs)]
+        assert len(runs) == 8
+        assert same(difference.split()[0], statistics.mean(run["loss"] - run["loss_of_new_text"] for run in runs))
+        worths = [run["worth"] for run in runs]
+        assert worth == "not known" if None in worths else same(worth.split()[0], statistics.mean(worths) / 1e6)
+        for written, fit in zip(laws, found["fits"], strict=True):
+            tokens = effective_tokens(runs[0]["tokens"], runs[0]["epochs"], fit["repetition"])
+            assert same(written, fit["share"] * tokens / 1e6)
