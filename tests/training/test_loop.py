@@ -177,7 +177,7 @@ def test_a_metric_of_a_callback_that_selects_may_be_an_array(monkeypatch):
     loop, _ = simulated(monkeypatch)
     loop.run.experiment.evaluate.select_by, loop.run.validated = "accuracy", lambda state: None
     loop.run.validate, loop.writer.log = lambda params: {"loss": 3.0}, lambda *_: None
-    results = {"evaluation_metrics": [{"accuracy": np.float32(0.5)}]}
+    results = {"evaluation_metrics": [("Own.evaluation_metrics", {"accuracy": np.float32(0.5)})]}
     loop.callbacks = SimpleNamespace(call=lambda method, *_: results.get(method, []))
     assert Loop._evaluate(loop, None)
     assert json.loads(json.dumps(loop.loop_state.to_json()))["best_loss"] == 0.5
