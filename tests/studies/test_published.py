@@ -212,6 +212,6 @@ def test_the_table_of_repeated_text_is_of_its_runs():
         assert same(difference.split()[0], statistics.mean(run["loss"] - run["loss_of_new_text"] for run in runs))
         worths = [run["worth"] for run in runs]
         assert worth == "not known" if None in worths else same(worth.split()[0], statistics.mean(worths) / 1e6)
-        for written, fit in zip(laws, found["fits"], strict=True):
-            tokens = effective_tokens(runs[0]["tokens"], runs[0]["epochs"], fit["repetition"])
-            assert same(written, fit["share"] * tokens / 1e6)
+        for written, law in zip(laws, found["fits"], strict=True):
+            tokens = effective_tokens(runs[0]["tokens"], runs[0]["epochs"], law["repetition"])
+            assert same(written, law["share"] * tokens / 1e6)
