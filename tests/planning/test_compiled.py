@@ -119,6 +119,7 @@ def lowered(experiment: Experiment, topology: Topology) -> jax.stages.Lowered:
 def test_matmuls_for_a_gpu_add_biases_and_gradients_and_apply_relu(variant, activation):
     experiment = config(variant)
     experiment.train.dtype, experiment.model.activation = "bfloat16", activation
+    experiment.model.norm_at = "post" if variant == "bert" else "pre"
     text = lowered(experiment, absent("h100:1")).compile().as_text()
     kernels = re.findall(r"(?m)^.* custom-call.*__cublas\$lt\$matmul.*", text)
     biased = [re.search(r'op_name="([^"]*)"', kernel)[1] for kernel in kernels if '"epilogue":"BIAS"' in kernel]
