@@ -51,7 +51,7 @@ class Vocabulary:
     frame: Optional[SpecialTokenFrame] = dataclasses.field(default=None, compare=False)
     # first decoder token of the encoder-decoder that has this tokenizer; None: the training objective determines it
     decoder_start: Optional[int] = dataclasses.field(default=None, compare=False)
-    # those of padding_side and truncation_side of tokenizer_config.json that an export writes as "left"
+    # "padding_side" and "truncation_side", if an export sets them to "left" in tokenizer_config.json
     left_sides: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
