@@ -75,7 +75,7 @@ def fitted_law(pairs: Sequence[tuple[Run, float]], free_share: bool) -> tuple[fl
 
 
 def fit(pairs: Mapping[str, list[tuple[Run, float]]], free_share: bool) -> dict:
-    """Returns the share and R* with the 95 % bootstrap interval of R* over trunks; `pairs` are those of each trunk."""
+    """Fits the law to the pairs of all trunks; returns its share, and R* with a 95 % bootstrap interval over trunks."""
     rng, trunks = np.random.default_rng(0), list(pairs.values())
 
     def drawn() -> list[tuple[Run, float]]:

@@ -49,7 +49,7 @@ def declare(*metrics: Metric, depends_on: Optional[tuple[Aspect, ...]] = None) -
 
 
 def with_metrics(metrics: Mapping, more: Mapping, origin: str) -> dict:
-    """Adds the metrics that a callback returns to those of a line of metrics.jsonl, and merges STANDARD_ERRORS.
+    """Adds the metrics of a callback to a line of metrics.jsonl, and merges STANDARD_ERRORS.
 
     origin: the method of the callback, "NAME.method", for messages.
 

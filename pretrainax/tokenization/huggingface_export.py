@@ -80,7 +80,7 @@ def loader(directory: str) -> str:
     """Returns the transformers class that loads the tokenizer of an export with the same ids.
 
     NOTE This is AutoTokenizer, except for model_type qwen2: AutoTokenizer of transformers 5 loads all its tokenizers as
-    Qwen2Tokenizer, which replaces the normalizer and the pre-tokenizer of tokenizer.json by those of Qwen 2.
+    Qwen2Tokenizer, which uses the normalizer and pre-tokenizer of Qwen 2 and ignores those of tokenizer.json.
     """
     if read_object(os.path.join(directory, "config.json")).get("model_type") != "qwen2":
         return "AutoTokenizer"

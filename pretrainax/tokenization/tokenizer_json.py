@@ -51,7 +51,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 def special_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """Converts `tokenizer` to one of the `tokenizers` library that encodes special pieces in a text as special ids.
 
-    The ids equal those of transformers. The result is cached.
+    Its ids are equal to the ids of transformers. The result is cached.
 
     Raises:
       UserError: as in `library_tokenizer`.

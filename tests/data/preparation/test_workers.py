@@ -79,7 +79,7 @@ def test_loader_workers_know_the_classes_of_the_config_file(own_source):
 
 
 def test_workers_know_the_classes_of_a_notebook():
-    """The main module of a notebook has no file, like that of `python -c`."""
+    """A notebook has a main module without a file, and so has `python -c`."""
     code = OWN.partition("def get_config")[0] + (
         "from pretrainax.data.pipeline import iterate\n"
         "from pretrainax.data.preparation.workers import Workers\n"
