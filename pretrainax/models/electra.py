@@ -26,7 +26,7 @@ from pretrainax.layers.sums import add_sums
 from pretrainax.models.base import register_model
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.heads.language_model import LanguageModelOutput
-from pretrainax.models.heads.logit_passes import are_rounded, recomputed_logits
+from pretrainax.models.heads.logit_passes import recomputed_logits
 from pretrainax.models.heads.logit_products import logit_products
 from pretrainax.models.heads.vocabulary_loss import cast_unembedding
 from pretrainax.models.outputs import Outputs
@@ -263,8 +263,7 @@ def _sample_tokens(generated: LanguageModelOutput, keys: jax.Array, positions: j
     generated = jax.lax.stop_gradient(generated)
     bias, cap, dtype = generated.bias, generated.logit_cap, generated.features.dtype
     vocabulary = generated.unembedding.shape[1]
-    # The logits are rounded as in the loss.
-    matrix = cast_unembedding(generated.unembedding, dtype, centered=cap is None and are_rounded(dtype))
+    matrix = cast_unembedding(generated.unembedding, dtype, keeps_mean=cap is not None)  # as in the loss
     matrix = constrain(matrix, logical_spec(None, "vocab_size"))
 
     def sample_column(column):

@@ -220,10 +220,9 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
         )
         for x in (features, *jax.tree.leaves(target_arrays))
     ]
-    keeps_mean = settings.z_loss or settings.logit_cap is not None
-    centered = bool(not keeps_mean and (are_rounded(features.dtype) or settings.products))
-    matrix = _with_sharding(cast_unembedding(unembedding, features.dtype, centered), logical_spec(None, "vocab_size"))
-    matrix = output_matrix(matrix, settings.products)
+    keeps_mean = bool(settings.z_loss) or settings.logit_cap is not None
+    matrix = cast_unembedding(unembedding, features.dtype, keeps_mean, settings.products)
+    matrix = output_matrix(_with_sharding(matrix, logical_spec(None, "vocab_size")), settings.products)
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · size
@@ -261,18 +260,19 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, target_arrays
     return sums, (d_features, d_matrix, d_bias), values
 
 
-def cast_unembedding(unembedding: jax.Array, dtype: jnp.dtype, centered: bool) -> jax.Array:
+def cast_unembedding(unembedding: jax.Array, dtype: jnp.dtype, keeps_mean: bool, products: str = "") -> jax.Array:
     """Casts the unembedding matrix to `dtype` and pads it, [D, V] -> [D, V']; it is gathered once for all chunks.
 
-    No pass reads the logits of the added columns, which are zeros.
+    No pass reads the logits of the added columns, which are zeros. Logits that are rounded lose their mean first:
+    GPT-2's logits are near -100, where the spacing of bfloat16 is 0.5, and a softmax does not depend on a number that
+    is added to all logits of a token. The mean of some 1,024 columns is close enough, and avoids another pass over the
+    matrix.
 
     Args:
-      centered: whether to subtract the mean of the logits before they are rounded. GPT-2's logits are near -100, where
-        the spacing of bfloat16 is 0.5, and a softmax does not depend on a number that is added to all logits of a
-        token. The mean of some 1,024 columns is close enough, and avoids another pass over the matrix. Caps and z-loss
-        depend on the mean and keep it small.
+      keeps_mean: whether the result depends on the mean, as with caps and the z-loss, which keep it small.
+      products: the format of the matmul's operands, as in `loss_sums`.
     """
-    if centered:
+    if not keeps_mean and (are_rounded(dtype) or products):
         stride = 1 if axis_size(TENSOR_AXIS) > 1 else max(unembedding.shape[1] // 1024, 1)
         unembedding = unembedding - unembedding[:, ::stride].mean(1, keepdims=True)
     return pad(unembedding.astype(dtype), 1, column_multiple())
