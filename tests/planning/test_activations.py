@@ -3,7 +3,7 @@
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from pretrainax.config import LearnedPositions, UserError
+from pretrainax.config import DisentangledPositions, LearnedPositions, UserError
 from pretrainax.config.config_file import config_names, read_config_file
 from pretrainax.config.validation import complete
 from pretrainax.planning import activations
@@ -30,6 +30,16 @@ def windowed_t5(attention="auto"):
 def test_logits_of_attention_are_counted_where_no_layer_runs_cudnn(attention, logits):
     shapes = [x.shape for x in saved_residuals(windowed_t5(attention), ONE, "gpu")]
     assert any(shape[-2:] == (512, 512) for shape in shapes) == logits
+
+
+def test_a_block_of_deberta_keeps_its_relative_logits_but_not_the_products_before_them():
+    experiment = tiny.get_config("bert")
+    model, length = experiment.model, experiment.data.sequence_length
+    model.num_layers, model.position = 1, DisentangledPositions(num_buckets=8, max_distance=32)
+    residuals = [x for x in saved_residuals(experiment, ONE, "gpu") if x.module.endswith("self_attention")]
+    (rows,) = [x.shape[1] for x in residuals if x.shape[-3:] == (model.num_heads, length, length)]
+    # The products of a block of `length` queries with the distances in its window.
+    assert not [x for x in residuals if x.shape[-2:] == (rows * length, 2 * length)]
 
 
 @pytest.mark.parametrize("attention, reason", [("cudnn", "has causal windows only"), ("tpu_flash", "needs a TPU")])

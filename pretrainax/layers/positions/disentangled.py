@@ -30,6 +30,7 @@ from pretrainax.layers.positions.base import (
     position_table,
     register_positions,
 )
+from pretrainax.layers.rematerialization import saved_residual
 from pretrainax.sharding.arrays import constrain
 
 _BLOCK = 128  # number of queries that share a window of distances
@@ -55,7 +56,9 @@ class DisentangledTerms(PositionTerms):
         self, config: ModelConfig, q: jax.Array, k: jax.Array, to_query: nn.Module, to_key: nn.Module, scale: float
     ) -> jax.Array:
         _, row_index = rows_by_distance(config, q.shape[1], k.shape[1], self.offset)
-        return scale * disentangled_bias(q, k, to_query(self.relative)[row_index], to_key(self.relative)[row_index])
+        positions = to_query(self.relative)[row_index], to_key(self.relative)[row_index]
+        # One array of T · S numbers is smaller than the two products from which it is computed.
+        return saved_residual(scale * disentangled_bias(q, k, *positions))
 
 
 @register_positions(DisentangledPositions)
