@@ -289,8 +289,8 @@ class HuggingFace:
                 encoder_decoder_key = {"is_encoder_decoder": True} if classifier.family else {}  # some files have False
                 _check_constants(json, classifier.constants, architecture)
                 config = without_heads(self.read_config({**json, "architectures": None, **encoder_decoder_key}))
+                config = config.stacks[classifier.family] if classifier.family else config
                 config.head = _read_head(json, classifier.head, self.default_labels)
-                config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
                 return classifier.apply_to(config)
         config = self.base()
         json = json | {key: json[alias] for alias, key in self.aliases.items() if alias in json}

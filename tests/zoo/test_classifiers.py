@@ -7,6 +7,7 @@ import pytest
 
 from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag
 from pretrainax.inference.verification.reference import model_inputs
+from pretrainax.interop.architectures import described_model
 from pretrainax.models.heads.extract import FORBIDDEN_LOGIT
 from pretrainax.zoo.family import differences, without_heads
 from tests.golden import CASES
@@ -145,6 +146,12 @@ def test_of_their_siblings_the_names_are_the_same(kind, name):
     case = with_head(name, kind)
     oracle(case)
     assert not differences(described(case), case.config)
+
+
+def test_a_class_of_the_encoder_reads_files_with_fewer_decoder_layers():
+    case = with_head("t5_1_1", Tag)
+    file = case.family.huggingface.write_config(case.config) | {"num_decoder_layers": 1}  # as in ByT5
+    assert not differences(described_model(file)[1], case.config)
 
 
 def described(case: Case) -> ModelConfig:
