@@ -78,7 +78,7 @@ from pretrainax.tokenization.chat import copy_templates, read_templates
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import loader, write_tokenizer
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_locations, their_shape
-from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
+from pretrainax.zoo.family import ConfigJson, HuggingFace, default_label_names, differences
 
 _DIFFERENCE = "embedding_difference/"  # path prefix of the difference between discriminator and generator embeddings
 DTYPES = {name: np.dtype(name) for name in EXPORT_DTYPES}
@@ -335,17 +335,18 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
 
     Args:
       tokenizer: folder of the tokenizer.
-      labels: label names of a classifier. If empty, the labels are named by number, from 0.
+      labels: label names of a classifier. If empty, the labels have transformers' default names, LABEL_0, LABEL_1, …
     """
     objectives = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
     objective = objectives[model.family]() if model.own_model is None else Choice.named(model.own_model.objective)()
+    if isinstance(model.head, (Classify, Tag)):
+        labels = tuple(labels) or tuple(default_label_names(int(model.head.num_labels)))
     if isinstance(model.head, Classify):
-        names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
-        by_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}
-        classification = Classification(labels=names, multi_label=model.head.kind == "multi")
+        by_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(labels))}
+        classification = Classification(labels=tuple(labels), multi_label=model.head.kind == "multi")
         objective = by_kind.get(model.head.kind, classification)
     elif isinstance(model.head, Tag):
-        objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
+        objective = TokenClassification(labels=tuple(labels))
     elif isinstance(model.head, Extract):
         objective = ExtractiveQA()
     elif isinstance(model.head, Embed):

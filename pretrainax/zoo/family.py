@@ -408,11 +408,16 @@ def _read_head(json: ConfigJson, class_head: TaskHead, default_labels: int) -> T
     return dataclasses.replace(class_head, num_labels=labels, kind=kind, pooling=pooling)
 
 
+def default_label_names(count: int) -> list[str]:
+    """Returns the names of labels in transformers if config.json does not name them: LABEL_0, LABEL_1, …"""
+    return [f"LABEL_{i}" for i in range(count)]
+
+
 def _write_head(head: TaskHead) -> ConfigJson:
-    """Returns the config.json keys for a task head; labels are named LABEL_0, LABEL_1, …"""
+    """Returns the config.json keys for a task head; the labels have transformers' default names."""
     if isinstance(head, Extract):
         return {}
-    names = [f"LABEL_{i}" for i in range(head.num_labels)]
+    names = default_label_names(int(head.num_labels))
     json: ConfigJson = {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},

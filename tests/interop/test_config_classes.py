@@ -15,10 +15,12 @@ import safetensors.numpy
 from pretrainax.config import LinearScaling, LongContextScaling, LongRopeScaling, UserError, YarnScaling
 from pretrainax.inference.verification.settings import comparable, their_config
 from pretrainax.interop.architectures import DAMAGED, described_model
-from pretrainax.interop.weights import DirectoryWeights
+from pretrainax.interop.directories import evaluation_of
+from pretrainax.interop.weights import DirectoryWeights, label_names
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden.case import VOCABULARY, needs_transformers, weights
 from tests.support.exports import assert_transformers_computes_the_same
+from tests.support.loaded import letters
 from tests.support.mutated_configs import bases, mutated, other_value, outcome
 from tests.support.released import RELEASED, write_release
 from tests.support.tiers import few
@@ -198,6 +200,13 @@ def test_an_import_tells_that_switch_skips_no_tokens(tmp_path):
     write_release(tmp_path / "source", "switch")
     (note,) = DirectoryWeights(str(tmp_path / "source")).notes()
     assert note.startswith("expert_capacity 64 was ignored")
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])
+def test_labels_without_names_are_named_as_in_their_class(task):
+    file = bases("bert")["released"] | {"architectures": [f"BertFor{task}"]}
+    experiment = evaluation_of(described_model(file)[1], letters().vocabulary, "", label_names(file))
+    assert list(experiment.objective.labels) == list(their_config(file)["id2label"].values()) == ["LABEL_0", "LABEL_1"]
 
 
 # --- one line --------------------------------------------------------------------------------------------------------
