@@ -228,6 +228,14 @@ class DirectoryWeights:
         for copy, original in self._tied.items():  # a file may contain only one of two tied tensors
             if copy in self._file_names:
                 self._file_names.setdefault(original, self._file_names[copy])
+        has_class = config.head is None and self.architecture == self._family.class_of(config)
+        copied = self._family.copied(config) if has_class else {}
+        self._copied = {
+            copy: original
+            for copy, original in copied.items()
+            if copy in required and copy not in self._file_names and original in self._file_names
+        }
+        self._file_names |= {copy: self._file_names[original] for copy, original in self._copied.items()}
         self._check(
             config, [name for name in self._file_names if not any(is_known(name) for is_known in known_predicates)]
         )
@@ -332,7 +340,7 @@ class DirectoryWeights:
         return {name: self._tensors.dtypes[theirs].name for name, theirs in self._file_names.items()}
 
     def notes(self) -> list[str]:
-        """Returns messages about config.json, float64 tensors that are converted, and files that are ignored."""
+        """Returns messages about config.json, copied and converted tensors, and files that are ignored."""
         num_converted = sum(dtype == "float64" for dtype in self.dtypes.values())
         has_both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
         return [
@@ -348,6 +356,7 @@ class DirectoryWeights:
         return self._tensors[self._file_names[name]]
 
     def read(self, path: str, index: Index) -> np.ndarray:
+            *(f"{x} is a copy of {y}; transformers ties them, here both are trained" for x, y in self._copied.items()),
         """Reads the slice `index` of the parameter `path` as float32; raises UserError for non-finite values."""
         row, shape = self._rows[path]
         stacked = stacked_axes(row)

@@ -235,6 +235,8 @@ class HuggingFace:
     notes: Callable[[ConfigJson], list[str]] = lambda json: []  # features of config.json that this package ignores
     write: Callable[[ModelConfig], ConfigJson] = _nothing_to_write
     tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # name of a tied copy -> original
+    # name of a tensor that a file of `architecture` may lack -> the tensor whose values transformers then uses
+    copied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # their zero tensors: name -> shape
     ignored: tuple[str, ...] = ()  # regular expressions for tensors to skip (masks, frequencies, unused heads)
 

@@ -262,7 +262,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 def _read_mt5(json: ConfigJson, config: ModelConfig) -> None:
     """Sets mT5's fields from config.json; ignores `tie_word_embeddings`, which transformers 5 always sets to true.
 
-    If the weights of a file really are tied, converting them raises an error, because lm_head.weight is missing.
+    If a file has no lm_head.weight, the output matrix is a copy of the embeddings (see `HuggingFace.copied`).
     """
     read_common(json, config, "gated-gelu")
 
@@ -326,6 +326,8 @@ def _huggingface(
             "decoder.embed_tokens.weight": "shared.weight",
             **({"lm_head.weight": "shared.weight"} if config.tie_embeddings else {}),
         },
+        # transformers 5 ties the embeddings of all new models, also of those that do not scale tied logits.
+        copied=lambda config: {} if config.tie_embeddings else {"lm_head.weight": "shared.weight"},
         # Older files contain this tensor, which transformers also ignores.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )

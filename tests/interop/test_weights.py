@@ -19,7 +19,8 @@ from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.zoo.convert import rows_of, to_huggingface
 from tests.golden import CASES
-from tests.golden.case import weights
+from tests.golden.case import needs_transformers, weights
+from tests.support.exports import assert_transformers_computes_the_same
 from tests.support.huggingface_weights import PUBLISHED, assert_same, stored, write_directory, write_tokenizer
 from tests.support.tiers import few
 
@@ -396,3 +397,23 @@ def test_every_flipped_bit_of_an_export_is_seen(source, tmp_path):
         file.write_bytes(bad)
         with pytest.raises(UserError, match="model.safetensors changed"):
             verify_files(str(tmp_path / "out"))
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+def test_the_output_matrix_of_a_new_t5_is_a_copy_of_the_embeddings(kind, tmp_path):
+    import transformers
+
+    sizes = dict(vocab_size=99, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=2, feed_forward_proj="gated-gelu")
+    theirs = transformers.AutoConfig.for_model(kind, **sizes, tie_word_embeddings=False)
+    transformers.AutoModelForSeq2SeqLM.from_config(theirs).save_pretrained(tmp_path / "tied")
+    transformers.AutoModel.from_config(theirs).save_pretrained(tmp_path / "bare")
+    source = DirectoryWeights(str(tmp_path / "tied"))
+    on = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on), source.abstract)
+    assert_transformers_computes_the_same(tmp_path / "tied", source.config, source.params(abstract))
+    assert source.notes() == [
+        "lm_head.weight is a copy of shared.weight; transformers ties them, here both are trained"
+    ]
+    with pytest.raises(UserError, match="is a model without unembedding: it lacks lm_head.weight"):
+        DirectoryWeights(str(tmp_path / "bare"))
