@@ -94,15 +94,14 @@ def _norms(path: str, name: str) -> list[NameRow]:
 
 # --- config.json: contains a Gemma 2 config.json for each stack -------------------------------------------------------
 
+_UNUSED = {"architectures": None, "tie_word_embeddings": True}  # keys of a stack that transformers does not use
 _, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     """Sets all fields from config.json; raises UserError if the stacks differ in fields other than sizes."""
     assert _GEMMA is not None
-    stacks = [
-        _GEMMA.read_config({**(json.get(stack) or {}), "architectures": None}) for stack in ("encoder", "decoder")
-    ]
+    stacks = [_GEMMA.read_config({**(json.get(stack) or {}), **_UNUSED}) for stack in ("encoder", "decoder")]
     if differing_fields := [name for name in differences(*stacks) if name not in ("num_layers", *_DECODER_FIELDS)]:
         raise UserError(
             f"config.json has an encoder and a decoder that differ in {', '.join(differing_fields)}; only num_layers, "

@@ -209,6 +209,13 @@ def test_labels_without_names_are_named_as_in_their_class(task):
     assert list(experiment.objective.labels) == list(their_config(file)["id2label"].values()) == ["LABEL_0", "LABEL_1"]
 
 
+def test_t5gemma_ties_embeddings_as_the_file_and_not_a_stack_says():
+    file = bases("t5gemma")["released"]
+    for tied in (True, False):
+        stacks = {"encoder": file["encoder"] | {"tie_word_embeddings": not tied}, "decoder": file["decoder"]}
+        assert read("t5gemma", **stacks, tie_word_embeddings=tied).tie_embeddings == tied
+
+
 # --- one line --------------------------------------------------------------------------------------------------------
 
 
