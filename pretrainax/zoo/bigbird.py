@@ -61,12 +61,15 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     kind = json.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise UserError(f"config.json has attention_type {kind!r}; supported: block_sparse, original_full")
-    if kind == "original_full":
-        config.sparse_attention = None
+    blocks = RandomBlocks(size=json.get("block_size", 64), random=json.get("num_random_blocks", 3))
+    config.sparse_attention = None if kind == "original_full" else blocks
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return {"attention_type": "original_full" if config.sparse_attention is None else "block_sparse"}
+    blocks = config.sparse_attention
+    if not isinstance(blocks, RandomBlocks):
+        return {"attention_type": "original_full"}
+    return {"attention_type": "block_sparse", "block_size": blocks.size, "num_random_blocks": blocks.random}
 
 
 _HEAD_NAME = "qa_classifier"
@@ -94,8 +97,7 @@ FAMILIES = (
             model_type="big_bird",
             architecture=lambda config: "BigBirdForPreTraining" if config.pair_head else "BigBirdForMaskedLM",
             base=bigbird,
-            fields=bert.FIELDS
-            | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
+            fields=bert.FIELDS,
             table=huggingface_names,
             # There is no `multiple_choice_class`: our rows contain all choices of a question, but block-sparse
             # attention supports only one document per row.

@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pretrainax.config import LearnedPositions, RandomBlocks
+from pretrainax.config import Classify, Extract, LearnedPositions, RandomBlocks, UserError
 from pretrainax.inference.verification.reference import sparse_inputs
+from pretrainax.interop.architectures import describe_model, described_model
+from pretrainax.zoo.family import differences, without_heads
 from tests.golden.case import Case, needs_transformers, weights
 from tests.golden.encoders import BIGBIRD, tiny
 from tests.golden.make import oracle
@@ -46,3 +48,19 @@ def test_logits_of_long_rows_are_those_of_transformers(length, drawn):
     real = arrays["segment_ids"] > 0
     # as all parity tests
     np.testing.assert_allclose(our_logits(config, weights(config), arrays)[real], expected[real], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("head", [None, Classify(num_labels=3, kind="single", hidden="model"), Extract(True, True)])
+def test_full_attention_of_an_import_is_exported(head):
+    config = dataclasses.replace(tiny(BIGBIRD), sparse_attention=None, head=head)
+    config = config if head is None else without_heads(config)
+    family, config_json, _ = describe_model(config, "big_bird")
+    assert (family.model_type, config_json["attention_type"]) == ("big_bird", "original_full")
+    assert not differences(described_model(config_json)[1], config)
+
+
+def test_blocks_of_null_tokens_are_one_line_that_names_the_key():
+    config_json = describe_model(tiny(BIGBIRD), None)[1]
+    for key in ("block_size", "num_random_blocks"):
+        with pytest.raises(UserError, match=f"{key} is None, it must be of type int"):
+            described_model(config_json | {key: None})
