@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional, cast
@@ -220,6 +221,8 @@ def describe_export(
     if model.family == "decoder":  # a text ends with [SEP] if the vocabulary has no EOS
         vocabulary = dataclasses.replace(vocabulary, eos=vocabulary.separator)
     config_json |= _vocabulary_ids(config_json, vocabulary, start) | _special_ids(imported)
+    if imported.get("model_type") == family.model_type:
+        config_json = _unread_settings(imported) | config_json
     config_json = _without_new_forced_ids(config_json, imported)
     if config_json.get("is_encoder_decoder") and config_json["decoder_start_token_id"] is None:
         config_json["decoder_start_token_id"] = start  # the imported file has null, and generation_config.json an id
@@ -391,6 +394,15 @@ def _vocabulary_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Opti
 def _special_ids(config_json: ConfigJson) -> ConfigJson:
     """Returns the special token ids in a config.json by field name; each is a number, null or a list like [1, 106]."""
     return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
+
+
+# Keys of config.json that affect only training, or only a task head that the model lacks.
+_UNREAD = re.compile(r"\w*(dropout\w*|pdrop|layerdrop)|classifier_pooling|initializer_\w+|router_jitter_noise")
+
+
+def _unread_settings(config_json: ConfigJson) -> ConfigJson:
+    """Returns the settings of an imported config.json that this package does not read, for its export."""
+    return {name: value for name, value in config_json.items() if _UNREAD.fullmatch(name)}
 
 
 def _without_new_forced_ids(settings: ConfigJson, imported: ConfigJson) -> ConfigJson:

@@ -40,6 +40,7 @@ from tests.support.huggingface_weights import (
     write_run,
     write_tokenizer,
 )
+from tests.support.loaded import letters
 from tests.support.parity import ours
 from tests.support.runs import FAST
 from tests.support.tiers import few
@@ -185,6 +186,16 @@ def test_config_and_tokenizer_travel_along(source, tmp_path):
     assert a.items() <= (b | {"pad_token_id": a.get("pad_token_id")}).items()
     assert (b["pad_token_id"], b["dtype"]) == (0, "float32")
     assert read_tokenizer(str(source)).fingerprint == read_tokenizer(str(tmp_path / "out")).fingerprint
+
+
+def test_settings_of_training_that_we_do_not_read_travel_along():
+    vocabulary = letters().vocabulary
+    experiment = directories.evaluation_of(CASES["bert"].config, vocabulary, "")
+    for model_type, kept in (("bert", 0.3), ("roberta", None)):
+        imported = {"model_type": model_type, "classifier_dropout": 0.3, "hidden_dropout_prob": 0.7}
+        _, config_json, _ = directories.describe_export(experiment, vocabulary, None, imported)
+        assert config_json.get("classifier_dropout") == kept
+        assert config_json["hidden_dropout_prob"] == experiment.model.dropout_rate != 0.7
 
 
 @needs_transformers
