@@ -263,7 +263,10 @@ class DirectoryWeights:
         if problems and not self._fresh_heads:
             problems = shape_problems(self._rows, shapes, unknown)
         if problems:
-            raise UserError(f"{self.directory}: the weights do not match its config.json: {'; '.join(problems)}")
+            raise UserError(
+                f"{self.directory}: the weights do not match its config.json: {'; '.join(problems)}"
+                f"{self._unsupported_class()}"
+            )
         if absent and not self._fresh_heads:
             missing = ", ".join(sorted(name for rows in absent.values() for name in _names(rows)))
             raise UserError(
@@ -273,6 +276,14 @@ class DirectoryWeights:
                 f"transformers import {self._family.class_of(config)} as M; M.from_pretrained('{self.directory}')"
                 ".save_pretrained('with_heads')\", and copy its tokenizer files there"
             )
+
+    def _unsupported_class(self) -> str:
+        """Returns a note for error messages if config.json names a class that this package does not have, else ""."""
+        classifiers = [classifier.architecture for classifier in self._family.classifiers]
+        supported = [self._family.class_of(dataclasses.replace(self.config, head=None)), *classifiers]
+        if self.architecture in supported or self.architecture.endswith("Model"):
+            return ""
+        return f"; its class is {self.architecture}, supported: {', '.join(supported)}"
 
     def _is_absent(self, rows: Rows, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         """Returns True if a head module must be initialized, because its tensors are missing or have other shapes.
@@ -345,6 +356,7 @@ class DirectoryWeights:
         has_both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
         return [
             *self._config_notes,
+            *(f"{x} is a copy of {y}; transformers ties them, here both are trained" for x, y in self._copied.items()),
             *([f"{num_converted} tensors of float64 were converted to float32"] if num_converted else []),
             *([f"{SINGLE} was read, as in transformers; the files of {INDEX} were ignored"] if has_both else []),
         ]
@@ -356,7 +368,6 @@ class DirectoryWeights:
         return self._tensors[self._file_names[name]]
 
     def read(self, path: str, index: Index) -> np.ndarray:
-            *(f"{x} is a copy of {y}; transformers ties them, here both are trained" for x, y in self._copied.items()),
         """Reads the slice `index` of the parameter `path` as float32; raises UserError for non-finite values."""
         row, shape = self._rows[path]
         stacked = stacked_axes(row)

@@ -417,3 +417,16 @@ def test_the_output_matrix_of_a_new_t5_is_a_copy_of_the_embeddings(kind, tmp_pat
     ]
     with pytest.raises(UserError, match="is a model without unembedding: it lacks lm_head.weight"):
         DirectoryWeights(str(tmp_path / "bare"))
+
+
+def test_an_unknown_class_is_named_with_the_classes_that_are_supported(tmp_path):
+    source = write_directory(tmp_path / "source", "eurobert")
+    state = stored(source)
+    save(source, state | {"classifier.weight": np.zeros((2, 3), np.float32)})
+    path = source / "config.json"
+    path.write_text(path.read_text().replace("EuroBertForMaskedLM", "EuroBertForSequenceClassification"))
+    message = (
+        "unknown; its class is EuroBertForSequenceClassification, supported: EuroBertForMaskedLM, EuroBertForToken"
+    )
+    with pytest.raises(UserError, match=message):
+        DirectoryWeights(str(source))
