@@ -49,7 +49,7 @@ class Classify(HeadConfig):
     kind: Kind = "auto"
     pooling: Pooling = "cls"  # the first token (cls), the mean or maximum over all tokens, or the last token
     # activation of a hidden layer with the width of the model; none: no hidden layer; model: the activation of the
-    # feed-forward (BigBird)
+    # feed-forward (BigBird, ModernBERT)
     hidden: Literal["none", "tanh", "gelu", "relu", "model"] = "tanh"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
@@ -86,8 +86,9 @@ class Tag(HeadConfig):
     # for each tag, the numbers of the tags that may precede the tag in a CRF; an empty inner tuple allows all tags.
     # (): no constraints. auto: the constraints of the task's tagging scheme: I-PER only after B-PER or I-PER
     follows: Annotated[tuple[tuple[int, ...], ...], AUTO] = ()
-    # activation of a hidden layer with the width of the model (ModernBERT: gelu)
-    hidden: Literal["none", "gelu"] = "none"
+    # activation of a hidden layer with the width of the model; none: no hidden layer; model: the activation of the
+    # feed-forward (ModernBERT)
+    hidden: Literal["none", "gelu", "model"] = "none"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
     output_bias: bool = True  # bias of the last linear layer
@@ -125,8 +126,9 @@ class Extract(HeadConfig):
     # predicts answers only in the second segment (token type 1), or at the first token, if the question has no answer
     # (BigBird)
     second_text: bool = False
-    # activation of a hidden layer with the width of the model (ModernBERT: gelu)
-    hidden: Literal["none", "gelu"] = "none"
+    # activation of a hidden layer with the width of the model; none: no hidden layer; model: the activation of the
+    # feed-forward (ModernBERT)
+    hidden: Literal["none", "gelu", "model"] = "none"
     hidden_bias: bool = True  # bias of the hidden layer
     hidden_norm: bool = False  # a norm of the output of the hidden layer (ModernBERT)
     output_bias: bool = True  # bias of the last linear layer

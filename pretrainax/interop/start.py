@@ -82,7 +82,7 @@ class StartModel(NamedTuple):
             return dataclasses.replace(model, head=usual.left_open())
         changed = classifier.apply_to(model)
         fits = not classifier.changes or _shapes(changed) == _shapes(model)
-        return dataclasses.replace(changed if fits else model, head=dataclasses.replace(classifier.head))
+        return dataclasses.replace(changed if fits else model, head=classifier.head_for(model))
 
 
 def start_model_of(name: str) -> StartModel:

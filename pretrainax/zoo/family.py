@@ -142,6 +142,12 @@ class TaskClass(NamedTuple):
         """Returns a copy of `config` with the fields in `changes` replaced."""
         return dataclasses.replace(config, **copy.deepcopy(dict(self.changes)))
 
+    def head_for(self, config: ModelConfig) -> TaskHead:
+        """Returns the head for a model; the hidden layer of ModernBERT has the activation of its feed-forward."""
+        if self.head.hidden_norm and config.activation != self.head.hidden:
+            return dataclasses.replace(self.head, hidden="model")
+        return dataclasses.replace(self.head)
+
     def rows(self, head: TaskHead) -> list[NameRow]:
         """Builds the name-table rows of the parameters of `head`."""
         module = _MODULES[type(head)]
@@ -292,7 +298,7 @@ class HuggingFace:
                 _check_constants(json, classifier.constants, architecture)
                 config = without_heads(self.read_config({**json, "architectures": None, **encoder_decoder_key}))
                 config = config.stacks[classifier.family] if classifier.family else config
-                config.head = _read_head(json, classifier.head, self.default_labels)
+                config.head = _read_head(json, classifier.head_for(config), self.default_labels)
                 return classifier.apply_to(config)
         config = self.base()
         json = json | {key: json[alias] for alias, key in self.aliases.items() if alias in json}

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag
+from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag, UserError
 from pretrainax.inference.verification.reference import model_inputs
 from pretrainax.interop.architectures import described_model
 from pretrainax.models.heads.extract import FORBIDDEN_LOGIT
@@ -152,6 +152,16 @@ def test_a_class_of_the_encoder_reads_files_with_fewer_decoder_layers():
     case = with_head("t5_1_1", Tag)
     file = case.family.huggingface.write_config(case.config) | {"num_decoder_layers": 1}  # as in ByT5
     assert not differences(described_model(file)[1], case.config)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", [Classify, Tag, Extract])
+def test_the_hidden_layer_of_modernbert_has_the_activation_of_the_feed_forward(kind):
+    case = with_head("modernbert", kind)
+    config = dataclasses.replace(case.config, activation="silu")
+    with pytest.raises(UserError, match="config.model.head.hidden='gelu'"):
+        case.family.huggingface.write_config(config)
+    compare(case._replace(config=dataclasses.replace(config, head=dataclasses.replace(config.head, hidden="model"))))
 
 
 def described(case: Case) -> ModelConfig:
