@@ -396,8 +396,11 @@ def _special_ids(config_json: ConfigJson) -> ConfigJson:
     return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
 
 
-# Keys of config.json that affect only training, or only a task head that the model lacks.
-_UNREAD = re.compile(r"\w*(dropout\w*|pdrop|layerdrop)|classifier_pooling|initializer_\w+|router_jitter_noise")
+# Keys of config.json that affect only training, or only a task head that the model lacks, and the maximum length of
+# Marian, whose positions are computed.
+_UNREAD = re.compile(
+    r"\w*(dropout\w*|pdrop|layerdrop)|classifier_pooling|initializer_\w+|router_jitter_noise|max_position_embeddings"
+)
 
 
 def _unread_settings(config_json: ConfigJson) -> ConfigJson:

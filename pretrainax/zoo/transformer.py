@@ -61,7 +61,6 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 def _write(config: ModelConfig) -> ConfigJson:
     return write_decoder(config) | {
-        "max_position_embeddings": 1024,  # positions are computed, so any number works
         "pad_token_id": 0,  # ids of our vocabularies with sentinels; Marian's defaults assume 58,101 ids
         "eos_token_id": 1,
         "forced_eos_token_id": 1,

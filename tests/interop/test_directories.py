@@ -198,6 +198,14 @@ def test_settings_of_training_that_we_do_not_read_travel_along():
         assert config_json["hidden_dropout_prob"] == experiment.model.dropout_rate != 0.7
 
 
+def test_the_maximum_length_of_an_imported_marian_travels_along():
+    vocabulary = letters().vocabulary
+    experiment = directories.evaluation_of(CASES["transformer"].config, vocabulary, "")
+    for imported in ({"model_type": "marian", "max_position_embeddings": 512}, {}):  # by default, the class has 1,024
+        _, config_json, _ = directories.describe_export(experiment, vocabulary, None, imported)
+        assert config_json.get("max_position_embeddings") == imported.get("max_position_embeddings")
+
+
 @needs_transformers
 @pytest.mark.parametrize("has_files", [True, False])
 def test_named_chat_templates_travel_along(has_files, source, tmp_path):
