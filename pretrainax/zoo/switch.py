@@ -58,7 +58,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     """Sets T5's fields, embedding tying and the spacing of expert layers from config.json."""
-    t5.read_common({"num_decoder_layers": 12} | json, config, "relu")
+    t5.read_common({"num_decoder_layers": 12} | json, config, json.get("dense_act_fn", "relu"))
     config.tie_embeddings = config.scale_tied_logits = json.get("tie_word_embeddings", True)
     assert config.experts is not None
     counts = {stack: json.get(f"num_sparse_{stack}_layers", 3) for stack in config.stacks}

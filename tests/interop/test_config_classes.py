@@ -196,6 +196,12 @@ def test_all_layers_of_qwen_3_moe_have_the_window():
     assert (config.layer_pattern, config.window) == (("local",), 4)
 
 
+def test_switch_has_the_activation_of_its_only_key_in_transformers_5():
+    released = bases("switch")["released"]
+    file = {key: x for key, x in released.items() if key != "feed_forward_proj"} | {"dense_act_fn": "gelu"}
+    assert described_model(file)[1].activation == described_model(their_config(file))[1].activation == "gelu"
+
+
 def test_an_import_tells_that_switch_skips_no_tokens(tmp_path):
     write_release(tmp_path / "source", "switch")
     (note,) = DirectoryWeights(str(tmp_path / "source")).notes()
