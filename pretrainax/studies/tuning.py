@@ -152,12 +152,16 @@ class _Rounds:
         return best
 
     def _edge(self, arm: str, field: str, multiples: Sequence[float]) -> str:
-        """Returns "smallest" or "largest" if an arm's best value is at an edge of the grid, else ""."""
+        """Returns "smallest" or "largest" if an arm's best value is at an edge of the grid or outside of it, else "".
+
+        A refinement can be outside, because `_refinements` yields values on both sides of the arm's own value.
+        """
         if field not in self._defaults[arm]:
             return ""
         value, default = dict(self._best[arm])[field], self._defaults[arm][field]
-        edges = {default * multiples[0]: "smallest", default * multiples[-1]: "largest"}
-        return edges.get(value, "")
+        if value <= default * multiples[0]:
+            return "smallest"
+        return "largest" if value >= default * multiples[-1] else ""
 
     def _cost(self, arm: str, setting: Setting, is_part: bool = False) -> float:
         """Returns the mean cost of a setting over the seeds; infinity if a trial failed."""

@@ -65,6 +65,19 @@ def test_a_best_value_at_the_edge_widens_the_grid_of_all_arms():
     assert state.chosen["muon"][RATE] == pytest.approx(0.54)
 
 
+@pytest.mark.parametrize(("grid", "best"), [((1.0, 3.0, 9.0), 0.55), ((0.1, 0.3, 1.0), 1.8)])
+@pytest.mark.parametrize("widen", [True, False])
+def test_a_best_refinement_outside_of_the_grid_is_at_its_edge(widen, grid, best):
+    """An arm without the first field tries half a step on both sides of its own value, which is an end of the grid."""
+    defaults = {"two": {RATE: 1.0, OTHER: 1.0}, "one": {OTHER: 1.0}}
+    values = {RATE: {"two": grid[1]}, OTHER: {"two": grid[1], "one": best}}
+    state, _ = run(Tuning({RATE: grid, OTHER: grid}, widen=widen), defaults, values)
+    tried = [dict(request.setting)[OTHER] for request in state.requested if request.arm == "one"]
+    assert list(state.unfinished) == ([] if widen else ["one"])
+    assert (min(tried) < state.chosen["one"][OTHER] < max(tried)) is widen
+    assert trials(state, "one") == trials(state, "two")
+
+
 @pytest.mark.parametrize("widen, count", [(True, 3 + MAX_WIDENINGS), (False, 3)])
 def test_a_best_value_that_stays_at_the_edge_is_unfinished(widen, count):
     best = {RATE: {"muon": 1e-9, "adamw": 1e-3}, OTHER: {"muon": 3e-4}}
