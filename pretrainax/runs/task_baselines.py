@@ -82,12 +82,14 @@ class Validated(NamedTuple):
         """Computes a metric minus the metric without each group of records, [groups].
 
         The groups are `clusters`, or at most _MAX_GROUPS unions of them, which depend on the records alone, if the
-        metric is no ratio of sums over records.
+        metric is no ratio of sums over records. The change without the only group is 0, as in `leave_one_out`.
         """
         clusters = self.clusters
         if sums := self.task.record_sums(model.outputs, self.notes).get(metric):
             return leave_one_out(*(np.bincount(clusters, x) for x in sums))[1]
         groups = (clusters % _MAX_GROUPS)[record_indices(self.notes)]
+        if not groups.any():
+            return np.zeros(1)
         rest = (np.flatnonzero(groups != group) for group in range(groups.max() + 1))
         without = [_selected(self.task, model.outputs, self.notes, documents)[metric] for documents in rest]
         return model.metrics[metric] - np.array(without)

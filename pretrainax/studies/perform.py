@@ -1,6 +1,7 @@
 """Performs the jobs of a study: trains runs and computes measures, and writes result files."""
 
 import json
+import math
 import os
 import shlex
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Optional
 
 import jax
+import numpy as np
 
 from pretrainax.config import Diverged, Experiment, RunFailed, UserError
 from pretrainax.config.metric import larger_is_better
@@ -19,10 +21,10 @@ from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.studies import measures  # noqa: F401  registers the classes that a study file names
 from pretrainax.studies.arms import VALIDATIONS, configured, fingerprint, length_flags, untrained_flags
 from pretrainax.studies.jobs import RUN, Job, Results, experiment_of, run_flags
-from pretrainax.studies.outcomes import MeasureContext
+from pretrainax.studies.outcomes import MeasureContext, Outcome
 from pretrainax.studies.plan import Plan
 from pretrainax.studies.stop_at import StopAt
-from pretrainax.studies.study import Arm, Study
+from pretrainax.studies.study import Arm, Measure, Study
 from pretrainax.training.metrics import read_metrics
 
 Train = Callable[[Experiment, str], int]  # trains a run in a folder and returns the exit code
@@ -61,12 +63,21 @@ def _measure(plan: Plan, workdir: str, job: Job, experiment: Experiment, train_r
             if job.step == "measure":
                 if is_first:  # before the outcomes: `ValidationLoss` then opens the run once
                     measure.baselines(run, experiment, context)
-                measure.outcomes(run, experiment, context)
+                _outcomes(measure, run, experiment, context)
             elif measure.chooses:
                 chosen[measure.name] = measure.choose(run, experiment, context)
     except Diverged as e:
         return {"failed": str(e)}
     return {"failed": "", "choices": chosen}
+
+
+def _outcomes(measure: Measure, run: str, experiment: Experiment, context: MeasureContext) -> list[Outcome]:
+    """Computes a measure of a run; raises Diverged if a number is not finite, because such a run has no rank."""
+    found = measure.outcomes(run, experiment, context)
+    for value, changes in found:
+        if not (math.isfinite(value) and (changes is None or np.isfinite(changes).all())):
+            raise Diverged(f"{measure.name} is not finite ({value:g})")
+    return found
 
 
 def context_of(
@@ -142,7 +153,7 @@ def _cost(plan: Plan, job: Job, experiment: Experiment, run: str, lines: list[di
     for measure in plan.study.measures:
         if measure.name == plan.study.tuning.measure and job.step == "train":
             try:
-                found = measure.outcomes(run, experiment, context_of(plan.study, {}, job.seed, True, train_run))
+                found = _outcomes(measure, run, experiment, context_of(plan.study, {}, job.seed, True, train_run))
             except Diverged:
                 return None
             return signed(measure.larger_is_better, sum(outcome.value for outcome in found) / len(found))

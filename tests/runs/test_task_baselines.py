@@ -189,6 +189,12 @@ def test_changes_are_those_of_the_metric_without_each_record(metric):
     )  # float64
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "matthews"])
+def test_the_only_record_has_no_change(metric):
+    one = Validated(TASK, VALIDATED.notes[:1], VALIDATED.records[:1])
+    assert one.changes(metric, one.answers(Baseline("model", logits(0.8)[:1]))).tolist() == [0.0]
+
+
 def test_records_of_one_group_are_left_out_together():
     records = [Record((f"text {i // 2}",), note) for i, note in enumerate(VALIDATED.notes)]
     model = VALIDATED.answers(Baseline("model", logits(0.8)))

@@ -5,6 +5,7 @@ import json
 import math
 import os
 
+import numpy as np
 import pytest
 
 from pretrainax.config import Diverged, RunFailed, UserError
@@ -12,9 +13,11 @@ from pretrainax.files.json_files import read_object
 from pretrainax.studies.findings import findings_of
 from pretrainax.studies.jobs import Results
 from pretrainax.studies.ladder.jobs import LadderJob, perform_rung
+from pretrainax.studies.outcomes import Outcome
 from pretrainax.studies.perform import perform
 from pretrainax.studies.plan import extended, write_plan
-from pretrainax.studies.study import Final, Tuning
+from pretrainax.studies.study import Contrast, Final, Tuning
+from pretrainax.studies.verdicts import judge
 from tests.studies import fake_study
 from tests.studies.fake_study import ADAM, RATE, LastLoss, plan
 from tests.support.runs import TINY
@@ -93,6 +96,31 @@ def test_a_measure_that_diverges_does_not_end_the_study(at, change, seeds, tmp_p
     found = findings_of(results, range(3))
     assert found.changes == [change]
     assert sorted(found.outcomes["loss"]["muon"]) == seeds and sorted(found.outcomes["loss"]["adamw"]) == [0, 1, 2]
+
+
+class MeasureWithoutNumbers(LastLoss):
+    """A measure whose numbers are not finite for some runs: the seed 1 of an arm, and a learning rate of the tuning."""
+
+    outcome = Outcome(math.nan)
+
+    def outcomes(self, folder, experiment, context):
+        is_bad = "muon" in folder and experiment.train.seed_of("init") == 1 or experiment.optimizer.learning_rate < 2e-3
+        return [self.outcome] if is_bad else super().outcomes(folder, experiment, context)
+
+
+@pytest.mark.parametrize("outcome", [Outcome(math.nan), Outcome(math.inf), Outcome(1.0, np.array([0.1, math.nan]))])
+def test_a_measure_that_is_not_finite_counts_as_failed(outcome, tmp_path, monkeypatch):
+    """The smallest rate is the first trial, which would otherwise have the smallest cost: no number is below NaN."""
+    monkeypatch.setattr(MeasureWithoutNumbers, "outcome", outcome)
+    tuning = Tuning({RATE: (0.3, 1.0, 3.0)}, measure="bits")
+    made = plan(tuning=tuning, measures=(MeasureWithoutNumbers("bits"),), primary=Contrast("bits", "adamw", "muon"))
+    results, _ = finish(made, tmp_path)
+    found = findings_of(results, range(3))
+    assert found.chosen["adamw"] == {RATE: 3e-3}
+    (change,) = found.changes
+    assert change.startswith("the measures of final/muon/") and "seed-1 failed: bits is not finite" in change
+    assert sorted(found.outcomes["bits"]["muon"]) == [0, 2]
+    assert "2 of 3 seeds are finished" in judge(made.study, found)[0].text
 
 
 @pytest.mark.parametrize("error", [UserError, RunFailed])
