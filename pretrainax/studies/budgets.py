@@ -106,6 +106,8 @@ class ArmCost:
         while steps > 1 and cost > amount:
             steps -= 1
             cost = self._cost(name, steps)
+        while (more := self._cost(name, steps + 1)) <= amount:  # the division above may round 1001 down to 1000
+            steps, cost = steps + 1, more
         if abs(cost - amount) > _TOLERANCE * amount:
             raise UserError(
                 f"the arm {self._arm.name} cannot have budget.{name} {amount:.4g}: {steps:,} steps cost {cost:.4g}, "

@@ -74,6 +74,12 @@ def test_a_budget_in_seconds_uses_the_measured_speed(data):
     assert lengths_of(study(arm, arm, seconds=60.0), {"gpt": 0.25})["gpt"].steps == 240
 
 
+@pytest.mark.parametrize("steps", [1001, 1003])
+def test_a_budget_of_exactly_n_steps_is_n_steps(steps, data):
+    """1000 * (1001 / 1000) is below 1001."""
+    assert ArmCost(Arm("gpt", f"{TINY}:gpt", data), Budget(seconds=steps), 1.0).length().steps == steps
+
+
 @pytest.mark.parametrize(
     "budget, message",
     [
