@@ -23,6 +23,7 @@ _WITHIN = ": for more text of the same documents; other documents may differ mor
 MIN_DOCUMENTS = 3
 _BLOCKS = 20  # number of blocks into which fewer documents are cut
 _NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
+_SAME = 1e-12  # a standard error below this multiple of its value consists of rounding errors: all clusters are equal
 
 
 class Estimate(NamedTuple):
@@ -79,7 +80,7 @@ def ratio(sums: Numbers, counts: Numbers, documents: Optional[Numbers] = None, u
     The documents are a random sample, so their sums and their counts are random. The standard error is that of the
     jackknife, and the interval is a t interval with Satterthwaite's degrees of freedom (Bell and McCaffrey 2002, Bias
     Reduction in Standard Errors): few of them if a few long documents dominate. If all counts are 1, these are the
-    mean and its usual t interval.
+    mean and its usual t interval. If all documents have the same ratio, the error is 0 and there is no interval.
 
     Fewer than MIN_DOCUMENTS documents are cut into blocks of consecutive units, which replace the documents. The
     interval then describes more text of the same documents, not other documents. The error is that of a block
@@ -137,6 +138,8 @@ def _over_clusters(value: float, errors: np.ndarray, shares: np.ndarray, name: s
     squares = np.square(odds)
     # Satterthwaite's approximation for independent clusters whose variance is proportional to their counts
     degrees = odds.sum() ** 2 / (squares.sum() + squares.sum() ** 2 - np.square(squares).sum())
+    if error <= _SAME * abs(value):
+        return Estimate(value, 0.0, None, name, float(degrees))
     return Estimate(value, error, _t_interval(value, error, degrees), name, float(degrees))
 
 
@@ -188,7 +191,9 @@ def jackknife(value: float, values_without: Sequence[float], records: int, is_sh
     """Computes the error of any metric of a sample of records from its values without each of G groups of records.
 
     The interval is a t interval. A share has Wilson's interval for the number of independent trials that have the same
-    standard error, or `records` trials if the standard error is 0.
+    standard error, or `records` trials if the standard error is 0. If the error of a share is estimated from the G
+    groups, the number of trials is smaller, so that the interval has the width of a t interval with G - 1 degrees of
+    freedom (Korn and Graubard 1998; recalled). If each record is right or wrong, the error follows from the share.
 
     Args:
       value: metric of all records.
@@ -201,7 +206,11 @@ def jackknife(value: float, values_without: Sequence[float], records: int, is_sh
         return Estimate(value, None, wilson(value, records) if is_share and 0 <= value <= 1 else None, "records")
     error = math.sqrt((groups - 1) / groups * np.square(without - without.mean()).sum())
     if is_share and 0 <= value <= 1:
-        trials = value * (1 - value) / error**2 if error and 0 < value < 1 else records
+        trials = float(records)
+        if error and 0 < value < 1:
+            trials = value * (1 - value) / error**2
+            if groups < records or not math.isclose(trials, records - 1):
+                trials *= (_NORMAL_QUANTILE / t_quantile(groups - 1)) ** 2
         return Estimate(value, error or None, wilson(value, trials), "records (Wilson)")
     if not error:  # for example, an F1 of 1
         return Estimate(value, None)
@@ -286,9 +295,9 @@ def _format_value(result: Result) -> str:
 
 
 def format_interval(result: Result) -> str:
-    """Formats the 95 % interval of a result, or else its standard error; "" if both are unknown."""
+    """Formats the 95 % interval of a result, or else its standard error; "" if both are unknown, or the error is 0."""
     if result.interval is None:
-        return "" if result.standard_error is None else f"± {result.standard_error:,.4f}"
+        return "" if not result.standard_error else f"± {result.standard_error:,.4f}"
     return " to ".join(metric_text(result.measure, bound) for bound in result.interval)
 
 
