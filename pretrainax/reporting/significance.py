@@ -17,15 +17,16 @@ def p_value(value: float, error: Optional[float], degrees: Optional[float]) -> f
     """Computes the two-sided p-value of the hypothesis that a true value is 0.
 
     Args:
-      error: standard error of the value. None: unknown, so the p-value is 1.
-      degrees: degrees of freedom of the t distribution. None: the normal distribution.
+      error: standard error of the value. None: unknown, so the p-value is 1. 0: all n observations are equal, so the
+        p-value is that of the sign test, 2 / 2^n.
+      degrees: degrees of freedom of the t distribution, n - 1 if the error is 0. None: the normal distribution.
     """
     from scipy.special import ndtr, stdtr
 
     if error is None or value == 0:
         return 1.0
     if error == 0:
-        return 0.0
+        return 0.0 if degrees is None else 2.0**-degrees
     z = -abs(value) / error
     return 2 * float(ndtr(z) if degrees is None else stdtr(degrees, z))
 

@@ -1,11 +1,13 @@
 """Computes the difference of any metric between two models on the same records, with its bootstrap error."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 
+from pretrainax.reporting.significance import ALPHA
 from pretrainax.scoring.results import Estimate
 
 T = TypeVar("T")
@@ -14,9 +16,10 @@ _MIN_RESAMPLES, _MAX_SECONDS = 25, 30.0  # after this time, the bootstrap ends, 
 
 
 def resampled_gain(metric: Callable[[T, np.ndarray], float], pair: tuple[T, T], clusters: np.ndarray) -> Estimate:
-    """Computes the difference of a metric, and its standard error from a bootstrap over clusters.
+    """Computes the difference of a metric, with its standard error from a bootstrap over clusters and a t interval.
 
-    The same clusters are drawn for both models. The standard error is None for a single cluster.
+    The same clusters are drawn for both models. The standard error is None for a single cluster. For a mean over n
+    clusters, it equals the usual standard error: the spread of resamples is smaller by the factor sqrt(1 - 1 / n).
 
     Args:
       metric: computes the metric of one of the `pair`, for the records with the given indices.
@@ -35,4 +38,7 @@ def resampled_gain(metric: Callable[[T, np.ndarray], float], pair: tuple[T, T], 
             break
         drawn = np.concatenate([groups[i] for i in rng.integers(len(groups), size=len(groups))])
         differences.append(metric(model, drawn) - metric(baseline, drawn))
-    return Estimate(float(value), float(np.std(differences, ddof=1)))
+    degrees = len(groups) - 1
+    error = float(np.std(differences, ddof=1)) * math.sqrt(len(groups) / degrees)
+    estimate = Estimate(float(value), error, None, "records", degrees)
+    return estimate._replace(interval=estimate.t_interval(ALPHA) if error else None)
