@@ -72,8 +72,8 @@ def _check_widths(flag: Sequence[str]) -> int:
     """Prints, and with --picture draws, the sizes of activations and updates in all widths. Returns the exit code."""
     from pretrainax.scaling import coordinates, coordinates_report  # import JAX
 
-    if len(flag) < 2 or not all(word.isdecimal() and int(word) > 0 for word in flag):
-        raise UserError(f"--widths={','.join(flag)} is not a list of at least two widths, such as 64,128,256")
+    if not all(word.isdecimal() and int(word) > 0 for word in flag) or len({*map(int, flag)}) < max(len(flag), 2):
+        raise UserError(f"--widths={','.join(flag)} is not a list of at least two different widths, such as 64,128,256")
     if _PICTURE.value:
         output_file("picture", _PICTURE.value)
     widths = sorted(map(int, flag))

@@ -6,12 +6,21 @@ import sys
 import numpy as np
 import pytest
 
+from pretrainax import inspect
+from pretrainax.config import UserError
 from tests.support.pages import Tags
 
 
 def test_importing_it_loads_no_jax():
     code = "import sys, pretrainax.inspect; print([m for m in ('jax', 'flax') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("widths", ["64", "64,64", "64,x", "0,64"])
+def test_widths_that_compare_nothing_are_refused(widths):
+    """A width differs from itself by nothing, so that each model would count as one that transfers."""
+    with pytest.raises(UserError, match=f"--widths={widths} is not a list of at least two different widths"):
+        inspect._check_widths(widths.split(","))
 
 
 @pytest.mark.slow
