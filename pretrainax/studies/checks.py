@@ -141,7 +141,8 @@ def _tuning_problems(study: Study, experiments: Mapping[str, Experiment]) -> Ite
     if not tuning.grid:
         yield "tuning.grid is empty: give a field and multiples, such as 'optimizer.learning_rate' = [0.3, 1, 3]"
     for field, multiples in tuning.grid.items():
-        if len(multiples) < 2 or 1 not in multiples or list(multiples) != sorted({*multiples}) or multiples[0] <= 0:
+        is_finite = all(0 < multiple < float("inf") for multiple in multiples)
+        if len(multiples) < 2 or 1 not in multiples or list(multiples) != sorted({*multiples}) or not is_finite:
             yield f"tuning.grid.{field} is {list(multiples)}, it must have 1 and other positive multiples, in order"
         arms = [name for name, experiment in experiments.items() if tunable(experiment).get(field)]
         if not arms and len(experiments) == len(trained):

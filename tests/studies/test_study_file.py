@@ -113,6 +113,7 @@ def test_all_mistakes_of_form_are_listed(tmp_path):
         ({"budget": Budget(flops=1e9, machine="h200x")}, "budget.machine: "),
         ({"tuning": Tuning({"optimizer.rate": (0.5, 1, 2), RATE: (0.5, 1)})}, "optimizer.rate is in no arm, "),
         ({"tuning": Tuning({RATE: (0.5, 2)})}, "it must have 1 and other positive multiples, in order"),
+        ({"tuning": Tuning({RATE: (1, float("inf"))})}, "it must have 1 and other positive multiples, in order"),
         ({"tuning": Tuning({"optimizer.b2": (0.9, 1)})}, f"tuning.grid lacks {RATE} of the arm gpt"),
         ({"tuning": Tuning({RATE: (0.5, 1)}, measure="accuracy")}, "tuning.measure is 'accuracy'"),
         (

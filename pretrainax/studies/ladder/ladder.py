@@ -1,6 +1,7 @@
 """Defines the contents of a ladder file, and checks them."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Optional
 
@@ -70,17 +71,21 @@ def read_ladder(path: str) -> tuple[Ladder, Experiment]:
 
 def _number_problems(ladder: Ladder) -> Iterator[str]:
     for name, values, least in (("widths", ladder.widths, 3), ("tokens", ladder.tokens, 2)):
-        if len(values) < least or list(values) != sorted({*values}) or values[0] <= 0:
+        is_finite = all(0 < value < math.inf for value in values)
+        if len(values) < least or list(values) != sorted({*values}) or not is_finite:
             yield f"{name} is {list(values)}, it must have at least {least} different positive numbers, in order"
     widths = [*ladder.widths, *([ladder.held_out.width] if ladder.held_out else [])]
     if ladder.head_width < 1 or any(width % ladder.head_width for width in widths):
         yield f"head_width is {ladder.head_width}, it must be a divisor of all widths, {widths}"
+    for name in ("width", "tokens") if ladder.held_out else ():
+        if not 0 < (value := getattr(ladder.held_out, name)) < math.inf:
+            yield f"held_out.{name} is {value}, it must be above 0 and finite"
     for name in ("warmup_share", "decay_share"):
         if not 0 < (share := getattr(ladder, name)) < 1:
             yield f"{name} is {share}, it must be above 0 and below 1"
     if ladder.seeds < 1:
         yield f"seeds is {ladder.seeds}, it must be at least 1"
-    if ladder.rate is not None and not 0 < ladder.rate.parameters < float("inf"):
+    if ladder.rate is not None and not 0 < ladder.rate.parameters < math.inf:
         yield f"rate.parameters is {ladder.rate.parameters}, it must be above 0 and finite"
 
 
