@@ -28,7 +28,7 @@ class SignalToNoise(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        return self.signal / self.noise if self.noise else math.inf
+        return self.signal / self.noise if self.noise else math.inf if self.signal else 0.0
 
     @property
     def decides(self) -> bool:

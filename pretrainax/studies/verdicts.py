@@ -207,7 +207,7 @@ def _more_seeds(comparison: Comparison, level: float, margin: Optional[float]) -
     """Returns the seeds to add for 80 % power, if the true difference is the estimate, and the advice in words."""
     noise, effect, count = comparison.noise, comparison.estimate.value, len(comparison.seeds)
     if noise is None:
-        return None, "nothing varies between the seeds, so that the error is unknown"
+        return None, "all seeds have this difference, so that the error is unknown"
 
     def decided(seeds: int, noise: Noise = noise) -> float:
         equal = 0.0 if margin is None else equivalence_power(margin, seeds, noise, level, abs(effect))

@@ -36,6 +36,11 @@ def test_one_model_or_unknown_noise_gives_nothing():
     assert signal_to_noise([[[1.0], [2.0]], [[]]]) is None
 
 
+def test_equal_values_of_all_models_and_seeds_have_no_signal():
+    found = signal_to_noise([[[1.0], [1.0]], [[1.0], [1.0]]])
+    assert found is not None and found.ratio == 0 and not found.decides
+
+
 @pytest.mark.parametrize("models", [2, 5])
 def test_equal_models_are_decided_in_five_percent_of_cases(models):
     decided = np.mean([signal_to_noise(study(0.0, models, seed=i)).decides for i in range(300)])
