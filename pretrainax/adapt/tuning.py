@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Optional
+from typing import ClassVar, Optional, cast
 
 import flax.linen as nn
 import jax
@@ -167,3 +167,8 @@ def abstract_params(config: ModelConfig) -> PyTree:
 def broadcast_to_rows(vector: jax.Array, y: jax.Array) -> jax.Array:
     """Reshapes `vector`, whose axes are the last axes of y, so that it broadcasts with y; casts it to y's dtype."""
     return vector.astype(y.dtype).reshape((1,) * (y.ndim - vector.ndim) + vector.shape)
+
+
+def has_plain_model(experiment: Experiment) -> bool:
+    """Checks whether a model without `config.tuning` computes the same function as the trained model."""
+    return experiment.tuning is None or cast(Tuning, experiment.tuning).is_mergeable

@@ -6,13 +6,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Optional, cast
+from typing import NamedTuple, Optional
 
 import jax
 import numpy as np
 
 from pretrainax import config, models
-from pretrainax.adapt.tuning import Tuning
+from pretrainax.adapt.tuning import has_plain_model
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
@@ -147,7 +147,7 @@ def export_workdir(
     started = time.perf_counter()
     config_path = run_to_export(workdir, to)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
-    experiment = _read_run(config_path, steps)
+    experiment = config.config_at_checkpoint(config.load(config_path), list(map(step_of, steps)))
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     check_rows(workdir, tokenizer.vocabulary, experiment.model)
@@ -181,19 +181,6 @@ def export_workdir(
     return f"{len(tensors):,} tensors exported to {summary}"
 
 
-def _read_run(path: str, steps: Sequence[str]) -> Experiment:
-    """Loads the config that `steps` were trained with; raises UserError if its tuning cannot be merged.
-
-    Args:
-      path: path of the run's config file.
-      steps: checkpoint folders.
-    """
-    experiment = config.config_at_checkpoint(config.load(path), list(map(step_of, steps)))
-    if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
-        raise UserError(f"{path} is of a run with {experiment.tuning}, so there is no plain model to export")
-    return experiment
-
-
 def describe_export(
     experiment: Experiment, vocabulary: Vocabulary, part: Optional[str] = None, imported: Optional[ConfigJson] = None
 ) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
@@ -208,8 +195,13 @@ def describe_export(
       imported: original config.json of an imported model, or None if the model was not imported.
 
     Raises:
-      UserError: transformers cannot compute the model, or it has no such part; the message gives the reason.
+      UserError: transformers cannot compute the model, it has no such part, or its tuning cannot be merged into it; the
+        message gives the reason.
     """
+    if not has_plain_model(experiment):
+        raise UserError(
+            f"{experiment.tuning} cannot be merged into a plain model: only export --adapter may write it, for peft"
+        )
     model, imported = experiment.model, imported or {}
     if part and model.generator is None:
         raise UserError(f"--part={part} is for ELECTRA models, and this model has no generator: leave it out")

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax import adapt, config, models
+from pretrainax.adapt.tuning import has_plain_model
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import TRAINED, Initializer, Params, load_steps
 from pretrainax.checkpoints.run_json import stored_shapes
@@ -221,7 +222,7 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check_plain(origin: Origin, experiment: Experiment) -> None:
-    if experiment.tuning is not None and not cast(adapt.Tuning, experiment.tuning).is_mergeable:
+    if not has_plain_model(experiment):
         raise UserError(
             f"{origin.directory} is a run with {experiment.tuning}, which cannot be merged into a plain model: start "
             f"from {experiment.checkpoint.init_from}"

@@ -1,11 +1,11 @@
 """Generates a task's text outputs for records of the validation split during training."""
 
 from collections.abc import Sequence
-from typing import Optional, cast
+from typing import Optional
 
 import jax
 
-from pretrainax.adapt import Tuning
+from pretrainax.adapt.tuning import has_plain_model
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.objectives import Objective
@@ -58,7 +58,7 @@ class AnswerWriter(Callback):
 
 def check_answers(experiment: Experiment) -> None:
     """Raises UserError if the config requests generated answers during validation but the run cannot generate them."""
-    task, tuning = experiment.validation_objective, experiment.tuning
+    task = experiment.validation_objective
     if not isinstance(task, WritingTask) or task.answers == 0:
         return
     if jax.process_count() > 1:
@@ -66,8 +66,8 @@ def check_answers(experiment: Experiment) -> None:
             f"config.objective.answers is {task.answers}, but a run of several processes cannot generate answers: set "
             "it to 0, and generate them with python -m pretrainax.evaluate in one process"
         )
-    if tuning is not None and not cast(Tuning, tuning).is_mergeable:
+    if not has_plain_model(experiment):
         raise UserError(
-            f"config.objective.answers is {task.answers}, but a model with {tuning} generates no text: set it to 0, "
-            "or use LoRA"
+            f"config.objective.answers is {task.answers}, but a model with {experiment.tuning} generates no text: "
+            "set it to 0, or use LoRA"
         )

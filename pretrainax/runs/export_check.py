@@ -1,8 +1,5 @@
 """Shows at the start of a run as which class of transformers its model can be exported."""
 
-from typing import cast
-
-from pretrainax.adapt.tuning import Tuning
 from pretrainax.config import UserError
 from pretrainax.interop.directories import describe_export
 from pretrainax.models.base import model_of
@@ -21,9 +18,7 @@ class ExportCheck(Callback):
             use = f"load and export build config.model instead of {type(model).__name__}, with other parameters"
             return [("WARNING", f"{use}: name it in config.model.parts to use it after training")]
         try:
-            if trained.tuning is not None and not cast(Tuning, trained.tuning).is_mergeable:
-                raise UserError(f"{trained.tuning} cannot be merged into the model")
             _, config_json, _ = describe_export(trained, run.prepared.tokenizer.vocabulary)
         except UserError as reason:
-            return [("WARNING", f"exports as a PretrainAX directory only: {reason}")]
+            return [("WARNING", f"cannot be exported as a model of transformers: {reason}")]
         return [("exports as", f"{config_json['architectures'][0]} of transformers")]

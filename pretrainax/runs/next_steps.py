@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
+from pretrainax.adapt.tuning import has_plain_model
 from pretrainax.config import Experiment, UserError, config_at_checkpoint, load
 from pretrainax.config.choice import format_value, is_importable
 from pretrainax.config.values import leaf_fields
@@ -48,6 +49,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     tensorboard = _python("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
         tensorboard = f"{_python('-m', 'pip', 'install', 'tensorboard')} && {tensorboard}"
+    train_on = resume_command(f"{prefix}-more", _set_flags(words, [*init_flags, *no_adapt]))
     vocabulary = load_tokenizer(os.path.join(folder, "tokenizer")).vocabulary
     export_flags = [f"--workdir={workdir}", f"--to={prefix}-huggingface", *recipe_flag]
     uses = [
@@ -61,7 +63,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     rows = [
         *uses,
         ("train longer", resume_command(workdir, _set_flags(remove_flags(words, _BUDGET), extension_flags))),
-        ("train on from here", resume_command(f"{prefix}-more", _set_flags(words, [*init_flags, *no_adapt]))),
+        *([("train on from here", train_on)] if has_plain_model(experiment) else []),
         ("curves in TensorBoard", tensorboard),
     ]
     return f"what next\n{text_table(rows, indent='  ')}"
@@ -79,13 +81,16 @@ def after_import(workdir: str) -> str:
 
 
 def _uses(experiment: Experiment, vocabulary: Vocabulary, origin: str) -> Iterator[tuple[str, str]]:
-    """Yields (label, command) for each use of a model: to predict labels, to generate text, or to fill masks."""
+    """Yields (label, command) for each use of a model: to predict labels, to generate text, or to fill masks.
+
+    Yields nothing for a model that supports none of them.
+    """
     model, task = experiment.model, experiment.objective
     if isinstance(task, Task) and task.has_head:
         files = ["--input=records.jsonl", "--output=predictions.jsonl"]
         if type(task).prediction is not Task.prediction and not _error(task_in, experiment, origin):
             yield "predict", _pretrainax("predict", f"--from={origin}", *files)
-    elif model.head is not None or model.unsupported("generation"):
+    elif model.head is not None or model.unsupported("generation") or not has_plain_model(experiment):
         return
     elif model.family in ("decoder", "encoder_decoder"):
         has_spans = model.family == "encoder_decoder" and len(vocabulary.sentinels) > 1 and not isinstance(task, Task)

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from pretrainax.adapt import LoRA, PromptTuning
 from pretrainax.config import Classify, Phase
 from pretrainax.config.serialization import dump, load
 from pretrainax.interop.adaptations import Layers
@@ -113,6 +114,19 @@ def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
     text = next_steps.after_training("run", [])
     assert "not possible: no architecture of transformers computes this config.model" in text
     assert "huggingface export" not in text
+
+
+@pytest.mark.parametrize("tuning, unused", [(LoRA(), set()), (PromptTuning(), {"generate", "train on from here"})])
+def test_a_model_that_cannot_be_merged_is_not_offered_to_write_or_to_start_from(tuning, unused, workdir):
+    workdir("run", "gpt")
+    experiment = load("run/config.json")
+    all_commands = set(commands(next_steps.after_training("run", [])))
+    experiment.tuning, experiment.checkpoint.init_from = tuning, "runs/base"
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    found = commands(next_steps.after_training("run", []))
+    assert all_commands - set(found) == unused
+    export = " ".join(found["export to transformers"])
+    assert ("not possible" in export) == ("export --adapter may write it, for peft" in export) == bool(unused)
 
 
 @dataclasses.dataclass

@@ -167,9 +167,9 @@ def test_the_class_of_the_export_is_said_before_the_first_step(run, changes):
 def test_what_cannot_be_exported_is_a_warning_before_the_first_step(run):
     ((name, line),) = export_rows(run, norm="rms")
     assert name == "WARNING" and line.endswith("GPT2LMHeadModel of transformers cannot express config.model.norm='rms'")
-    assert line.startswith("exports as a PretrainAX directory only: no architecture of transformers computes this")
+    assert line.startswith("cannot be exported as a model of transformers: no architecture of transformers")
     ((name, line),) = export_rows(run, tuning=PromptTuning())
-    assert name == "WARNING" and line.endswith("cannot be merged into the model")
+    assert name == "WARNING" and line.endswith("plain model: only export --adapter may write it, for peft")
 
 
 def test_a_model_of_ones_own_has_no_class_of_an_export(run):

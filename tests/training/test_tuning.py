@@ -193,5 +193,5 @@ def test_a_run_with_a_prompt_is_scored_and_writes_no_embeddings(base, text, cach
     assert np.isfinite(np.asarray(loaded(loaded.encode(["tal okto"])).logits)).all()
     with pytest.raises(UserError, match="it cannot give embeddings: for that, tune it by LoRA"):
         loaded.embed(["tal okto"])
-    with pytest.raises(UserError, match="there is no plain model to export"):
+    with pytest.raises(UserError, match="cannot be merged into a plain model: only export --adapter"):
         directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))

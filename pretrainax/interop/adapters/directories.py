@@ -107,16 +107,18 @@ def _to_peft(workdir: str, experiment: Experiment, start: Origin, trained: State
         task = task_fields(their.family, model)
         saved_fields, saved = whole_to_peft(whole, fields["target_modules"], task["task_type"], their)
         return fields | task | saved_fields, tensors | saved
-    if model.generator is None and isinstance(tuning, (PrefixTuning, PromptTuning)) and not whole:
+    is_virtual = isinstance(tuning, (PrefixTuning, PromptTuning))
+    if model.generator is None and is_virtual and not whole:
         is_prefix = isinstance(tuning, PrefixTuning)
         fields, tensors = (
             prefix_to_peft(tuning, trained, model) if is_prefix else prompt_to_peft(tuning, trained, model)
         )
         return fields | {"task_type": "CAUSAL_LM" if model.family == "decoder" else "SEQ_2_SEQ_LM"}, tensors
     others = f", which also trains {', '.join(whole)}" if whole else ""
+    whole_export = "" if is_virtual else ". Leave out --adapter to export the whole model"
     raise UserError(
         f"{workdir} has config.tuning {tuning}{others}: the peft format supports LoRA and IA3, and PrefixTuning and "
-        "PromptTuning without other trained parameters. Leave out --adapter to export the whole model"
+        f"PromptTuning without other trained parameters{whole_export}"
     )
 
 
