@@ -21,8 +21,9 @@ from pretrainax.data.batch import Example, is_encoder_decoder
 from pretrainax.inference import beam_search, token_loop
 from pretrainax.inference.cached import CachedModel
 from pretrainax.inference.constraints import allowed_ids, mask_of, matching, stopping, without_strings
+from pretrainax.inference.framing import checked_texts
 from pretrainax.inference.inherited import request_of
-from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.loaded import LoadedModel, check_language_model
 from pretrainax.inference.prompts import batch_of, generation_limit, read_prompt, tokens_of
 from pretrainax.inference.request import SAMPLING_ONLY, Sampling
 from pretrainax.inference.rows import bucket
@@ -94,8 +95,8 @@ def generate(
     """
     sampling = request_of(loaded, {}).sampling if sampling is None else sampling
     sampling.check()
-    if isinstance(prompts, str):
-        raise UserError("prompts is one string, it must be a list of strings: write [text]")
+    prompts = checked_texts(prompts, "prompts")
+    check_language_model(loaded)
     examples = []
     for number, prompt in enumerate(prompts):
         try:

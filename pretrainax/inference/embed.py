@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax.config import Embed, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.data.leading_tokens import is_imported
-from pretrainax.inference.framing import frame_of, framed_rows, max_input_length, read_example
+from pretrainax.inference.framing import checked_texts, frame_of, framed_rows, max_input_length, read_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
 from pretrainax.interop.sentence_transformers import Modules, read_modules
@@ -55,7 +55,8 @@ def embed(
     family, before = loaded.experiment.model.family, frame_of(loaded).before
     if pooling == "cls" and (family == "decoder" or len(before) != 1):
         raise UserError(f"pooling is 'cls', {loaded.origin} reads no [CLS] before a text: take mean, last or max")
-    if modules.lowercase and not isinstance(texts, str):
+    texts = checked_texts(texts)
+    if modules.lowercase:
         texts = ["".join(map(str.lower, text)) for text in texts]  # as `tokenizers`: "Σ" has one form
     rows = framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True", limit)
     vectors = pooled(loaded, rows, pooling)

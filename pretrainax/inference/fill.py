@@ -63,6 +63,8 @@ def fill(
       UserError: the text has no hole, an unsupported hole, or too many tokens; the model cannot fill holes; an option
         is out of range or has no effect on this model.
     """
+    if not isinstance(text, str):
+        raise UserError(f"text is {text!r:.80}, it must be a string: fill takes one text at a time")
     _check_options(loaded, top, order, max_new_tokens)
     holes = Holes(loaded.tokenizer, text)
     if loaded.model.config.family == "encoder":

@@ -1,6 +1,6 @@
 """Adds the special tokens of training to input texts, so that inference inputs have the training format."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 Kind = TypeVar("Kind", bound=Objective)
+Text = TypeVar("Text")
 _PLACEHOLDER = -1  # stands for the token ids of a text in a prompt; not a valid token id
 
 
@@ -113,6 +114,27 @@ def check_length(
         )
 
 
+def checked_texts(texts: Iterable[Text], name: str = "texts", pairs: bool = False) -> list[Text]:
+    """Returns the texts as a list.
+
+    Args:
+      name: name of the argument for the message.
+      pairs: whether an item may also be a pair of strings (source, target).
+
+    Raises:
+      UserError: `texts` is a single string, or an item is no string.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"{name} is one string, it must be a list of strings: write [text]")
+    items = list(texts)
+    for number, text in enumerate(items):
+        is_pair = pairs and isinstance(text, tuple) and len(text) == 2 and all(isinstance(x, str) for x in text)
+        if not (isinstance(text, str) or is_pair):
+            kinds = "a string or a tuple of two strings (source, target)" if pairs else "a string"
+            raise UserError(f"{name}[{number}] is {text!r:.80}, it must be {kinds}")
+    return items
+
+
 def framed_rows(
     loaded: LoadedModel,
     texts: Sequence[str],
@@ -129,11 +151,10 @@ def framed_rows(
       limit: maximum number of tokens, if it is smaller than the model's.
 
     Raises:
-      UserError: a text has no tokens or too many tokens, the limit leaves no room for special tokens, or `texts` is a
-        single string.
+      UserError: a text has no tokens or too many tokens, the limit leaves no room for special tokens, or `texts` is no
+        list of strings.
     """
-    if isinstance(texts, str):
-        raise UserError("texts is one string, it must be a list of strings: write [text]")
+    texts = checked_texts(texts)
     before, after = frame_of(loaded)
     limits = [x for x in (limit, max_input_length(loaded)) if x is not None]
     limit, rows, special = min(limits, default=None), [], len(before) + len(after)
@@ -142,7 +163,7 @@ def framed_rows(
             f"{loaded.origin} reads at most {limit} tokens, but {special} special tokens surround each text: raise its "
             "maximum length (max_seq_length or model_max_length in its files)"
         )
-    for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
+    for number, ids in enumerate(loaded.tokenizer.encode_batch(texts)):
         if truncate and limit is not None:
             ids = ids[: limit - special]
         row = np.concatenate([before, ids, after]).astype(np.int32)

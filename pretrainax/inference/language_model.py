@@ -22,6 +22,7 @@ from pretrainax.inference.prompts import batch_of
 from pretrainax.inference.request import Sampling
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.storage.store import print_message
+from pretrainax.tasks import Task
 
 if TYPE_CHECKING:
     from pretrainax.scoring.likelihood import Score
@@ -124,7 +125,7 @@ class LanguageModel(LoadedModel):
         if isinstance(records, (str, Mapping)):
             raise UserError("records is one record, it must be a list of records: write [record]")
         task = task_of(self)
-        fields = ({task.fields[0]: record} if isinstance(record, str) else record for record in records)
+        fields = (_fields_of(record, task) for record in records)
         try:
             return list(predict(self, task, fields, batch_size))
         except ValueError as e:
@@ -146,3 +147,12 @@ class LanguageModel(LoadedModel):
         from pretrainax.scoring.likelihood import score  # not at the top of the file: scoring imports this package
 
         return score(self.generator or self, texts, context=context, stride=stride, by_word=by_word, seed=seed)
+
+
+def _fields_of(record: Union[str, Mapping], task: Task) -> Mapping:
+    """Returns the fields of a record; a string is the value of the task's first field."""
+    if isinstance(record, str):
+        return {task.fields[0]: record}
+    if not isinstance(record, Mapping):
+        raise UserError(f"a record is {record!r:.80}, it must be a string or a dict of fields")
+    return record

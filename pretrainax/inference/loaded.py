@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrainax.adapt import Adapted
-from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.config import Embed, Experiment, ModelConfig, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.interop.generation import GenerationFile
@@ -181,5 +181,5 @@ def check_language_model(loaded: LoadedModel) -> None:
     if (head := loaded.experiment.model.head) is not None:
         raise UserError(
             f"{loaded.origin} has the task head {head} and no language-model head: it cannot generate, fill in or "
-            "score text; evaluate it with python -m pretrainax.evaluate --from=DIR"
+            f"score text; it supports {'embed' if isinstance(head, Embed) else 'predict'} and evaluate"
         )

@@ -74,13 +74,14 @@ def _check_unknown_tokens(text: str, tokenizer: Tokenizer) -> None:
       text: a part of a prompt that lies between special tokens of the vocabulary.
     """
     vocabulary = tokenizer.vocabulary
+    sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_PREFIX) for i in vocabulary.sentinels]
     if match := _SENTINEL.search(text):
-        sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_PREFIX) for i in vocabulary.sentinels]
         hint = f"its sentinels are {sentinels[0]} to {sentinels[-1]}" if sentinels else "it has no sentinels"
         raise UserError(f"the vocabulary lacks {match[0]}: {hint}")
     if match := _MASK.search(text):
         mask = vocabulary.mask
-        hint = "it has no mask" if mask is None else f"its mask is written {tokenizer.special_pieces[mask]}"
+        holes = f"; write {sentinels[0]}, {sentinels[1]}, … for missing spans" if len(sentinels) > 1 else ""
+        hint = f"it has no mask{holes}" if mask is None else f"its mask is written {tokenizer.special_pieces[mask]}"
         raise UserError(f"the vocabulary lacks {match[0]}: {hint}")
 
 

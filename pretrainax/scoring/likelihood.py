@@ -15,7 +15,7 @@ import numpy as np
 
 from pretrainax.config import Diverged, UserError
 from pretrainax.data.batch import Batch, Example
-from pretrainax.inference.framing import max_input_length
+from pretrainax.inference.framing import checked_texts, max_input_length
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
@@ -69,8 +69,7 @@ def score(
     Raises:
       UserError: an option is out of range or has no effect on this model, or a text is too long for an encoder.
     """
-    if isinstance(texts, str):
-        raise UserError(f"texts is one text: give a list of them, [{texts[:20]!r}]")
+    texts = checked_texts(texts, pairs=True)
     method = method_of(loaded, Scoring(context, stride, by_word, seed))
     scorings = []
     for number, text in enumerate(texts):

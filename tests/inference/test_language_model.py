@@ -67,6 +67,21 @@ def test_texts_are_encoded_as_in_training():
         face("gpt2").encode("a")
 
 
+@pytest.mark.parametrize(
+    "name, method, argument, said",
+    [
+        ("gpt2", "embed", ["a", None], r"texts\[1\] is None, it must be a string$"),
+        ("gpt2", "encode", [3], r"texts\[0\] is 3, it must be a string$"),
+        ("gpt2", "generate", [("a", "b")], r"prompts\[0\] is \('a', 'b'\), it must be a string$"),
+        ("gpt2", "score", [["a", "b"]], r"\['a', 'b'\], it must be a string or a tuple of two strings"),
+        ("bert_masked_lm", "fill", ["a [MASK]"], "text is .*, it must be a string: fill takes one text at a time"),
+    ],
+)
+def test_what_is_not_a_text_is_named(name, method, argument, said):
+    with pytest.raises(UserError, match=said):
+        getattr(face(name), method)(argument)
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5_1_1"])
 def test_what_is_encoded_is_what_the_model_takes(name):

@@ -170,9 +170,14 @@ def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
     for record in ("a text", {"text": "a"}):  # not a record for each character or field
         with pytest.raises(UserError, match=r"records is one record, it must be a list of records: write \[record\]"):
             loaded.predict(record)
+    with pytest.raises(UserError, match=r"a record is \('a', 'b'\), it must be a string or a dict of fields"):
+        loaded.predict([("a", "b")])
     language_model = pretrainax.load(write_directory(tmp_path / "bert", "bert"))
     with pytest.raises(UserError, match="has no head of a task.*--config=finetune:TASK"):
         language_model.predict(["a"])
+    for ask in (loaded.generate, loaded.score):  # also in an encoder, whose masks and likelihoods need another head
+        with pytest.raises(UserError, match="no language-model head: .*; it supports predict and evaluate"):
+            ask(["a"])
     experiment = dataclasses.replace(loaded.experiment, objective=Classification(labels=("a", "b")))
     with pytest.raises(UserError, match="Classification of 2 labels needs Classify"):
         task_of(loaded, experiment)

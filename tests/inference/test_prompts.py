@@ -115,6 +115,17 @@ def test_special_pieces_of_a_prompt_are_ids():
     assert ids_of("", LETTERS).tolist() == []
 
 
+@pytest.mark.parametrize("sentinels, hint", [(10, "; write <extra_id_0>, <extra_id_1>, … for missing spans"), (0, "")])
+def test_a_mask_that_the_vocabulary_lacks_names_the_sentinels_instead(sentinels, hint):
+    tokenizer = letters(sentinels=sentinels)
+    tokenizer = type(tokenizer)(
+        tokenizer.model, dataclasses.replace(tokenizer.vocabulary, mask=None), tokenizer.special_pieces
+    )
+    with pytest.raises(UserError) as caught:
+        ids_of("a [MASK] b", tokenizer)
+    assert str(caught.value) == f"the vocabulary lacks [MASK]: it has no mask{hint}"
+
+
 @needs_transformers
 def test_special_tokens_of_a_tokenizer_json_are_the_ids_of_transformers(tmp_path):
     import transformers

@@ -162,7 +162,7 @@ def test_logits_exist_for_some_tokens_at_a_time():
 
 
 def test_bad_input_is_one_line():
-    with pytest.raises(UserError, match="texts is one text: give a list of them"):
+    with pytest.raises(UserError, match="texts is one string, it must be a list of strings"):
         score(loaded_case("gpt2"), "a text")
     with pytest.raises(UserError, match="text 1 has 46 tokens, and this encoder takes at most 18 at a time"):
         score(loaded_case("bert_masked_lm"), ["a", TEXTS[0]])
