@@ -16,6 +16,7 @@ from pretrainax.training.start import Row
 
 # Up to 4 epochs are nearly as good as new data; later epochs help less (Muennighoff et al. 2023, arXiv 2305.16264).
 FEW_EPOCHS = 4
+FEW_RECORDS = 20  # of a validation split: an accuracy has a standard error of 0.11
 
 
 class Paper(NamedTuple):
@@ -100,7 +101,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         ("run", _length(run, f"{large_number(tokens)} tokens", f"{times} epochs")),
         *([("recipe", paper.recipe)] if paper.recipe else []),
         *([("deviations", paper.deviations)] if paper.deviations else []),
-        *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
+        *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_few_records(run))),
         *more,
         *(("WARNING", warning) for warning in objective_warnings),
     ]
@@ -151,6 +152,16 @@ def _validation(run: Run) -> Iterator[Row]:
         yield (
             "validation",
             ", ".join(filter(None, ("" if valid_objective is None else str(valid_objective), selection))),
+        )
+
+
+def _few_records(run: Run) -> Iterator[str]:
+    """Yields a warning if few records validate a task, as 1 % of a small file does."""
+    count = sum(corpus.num_records for corpus in run.prepared.valid)
+    if run.experiment.objective.unit == "records" and count < FEW_RECORDS:
+        yield (
+            f"ONLY {count:,} VALIDATION RECORDS: metrics and the best checkpoint are mostly chance; set "
+            "config.data.source.valid_path, or increase config.data.source.valid_fraction"
         )
 
 

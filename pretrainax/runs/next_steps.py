@@ -18,7 +18,7 @@ from pretrainax.inference.predictions import task_in
 from pretrainax.interop.directories import describe_export
 from pretrainax.models.heads import HEADS
 from pretrainax.reporting.tables import text_table
-from pretrainax.tasks import Task
+from pretrainax.tasks import Task, TextGeneration
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 
 _BUDGET = ("config.train.budget",)
@@ -95,6 +95,7 @@ def _uses(experiment: Experiment, vocabulary: Vocabulary, origin: str) -> Iterat
     elif model.family in ("decoder", "encoder_decoder"):
         has_spans = model.family == "encoder_decoder" and len(vocabulary.sentinels) > 1 and not isinstance(task, Task)
         prompt = "The <extra_id_0> walks in <extra_id_1> park" if has_spans else "Once upon a time"
+        prompt = task.filled_template(prompt) if isinstance(task, TextGeneration) else prompt
         yield "generate", _pretrainax("generate", f"--from={origin}", prompt)
     elif vocabulary.mask is not None and (model.generator is not None or HEADS["lm"].is_in(model)):
         yield "fill", _pretrainax("generate", f"--from={origin}", "--fill=5", f"The {PLAIN} walks in the park.")

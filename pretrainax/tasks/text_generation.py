@@ -59,6 +59,11 @@ class TextGeneration(WritingTask):
     def fields(self) -> tuple[str, ...]:
         return (*(name for _, name, _, _ in string.Formatter().parse(self.input) if name), self.target_field)
 
+    def filled_template(self, text: str) -> str:
+        """Returns the template with `text` in place of each field."""
+        pieces = string.Formatter().parse(self.input)
+        return "".join(literal + text * (name is not None) for literal, name, _, _ in pieces)
+
     @property
     def packages(self) -> tuple[str, ...]:
         return (*super().packages, *(("sklearn",) if self.labels else ()))

@@ -16,7 +16,7 @@ from pretrainax.config.serialization import dump, load
 from pretrainax.interop.adaptations import Layers
 from pretrainax.optim import AdamW
 from pretrainax.runs import next_steps
-from pretrainax.tasks import Classification
+from pretrainax.tasks import Classification, TextGeneration
 from tests.support import tiny
 from tests.support.runs import ENV, ROOT, command, last_line, run
 
@@ -163,6 +163,15 @@ def test_the_first_commands_use_the_model(variant, use, words, workdir):
         found = commands(text)
         assert [name for name in found if name in ("generate", "fill", "predict")] == ([use] if use else [])
         assert use is None or (next(iter(found)) == use and found[use] == ["pretrainax", *words])
+
+
+def test_a_prompt_follows_the_template_of_the_training(workdir):
+    workdir("run", "t5")
+    experiment = load("run/config.json")
+    experiment.objective = TextGeneration(input="sentence {{1}}: {a.text}\nTL;DR:")
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    (command,) = (line for line in next_steps.after_import("run").split("\n  ") if line.startswith("generate "))
+    assert shlex.split(command)[-1] == "sentence {1}: Once upon a time\nTL;DR:"
 
 
 def test_a_model_with_the_head_of_a_task_predicts(workdir):

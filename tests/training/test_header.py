@@ -9,6 +9,7 @@ import pytest
 
 from pretrainax.adapt import LoRA, PromptTuning
 from pretrainax.config import LayersConfig, UserError
+from pretrainax.data.objectives import CausalLM
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.runs import header
@@ -101,6 +102,20 @@ def test_the_length_of_fine_tuning_is_that_of_its_records(run):
     assert header._length(changed, "3.3 M tokens", "3 epochs") == (
         "3 epochs of 8,551 records = 801 steps, 3.3 M tokens; validation every 10 and checkpoint every 5"
     )
+
+
+@pytest.mark.parametrize(
+    "records, objective, is_warned",
+    [((1,), Classification(), True), ((10, 10), Classification(), False), ((1,), CausalLM(), False)],
+)
+def test_a_task_that_few_records_validate_is_a_warning(records, objective, is_warned, run):
+    """By default a source holds out 1 % of its records: 1 of 100."""
+    valid = tuple(types.SimpleNamespace(num_records=count) for count in records)
+    experiment = dataclasses.replace(run.experiment, objective=objective)
+    prepared = dataclasses.replace(run.prepared, valid=valid)
+    found = list(header._few_records(dataclasses.replace(run, experiment=experiment, prepared=prepared)))
+    assert len(found) == is_warned
+    assert not found or found[0].startswith("ONLY 1 VALIDATION RECORDS: metrics and the best checkpoint are mostly")
 
 
 def test_epochs_are_those_of_the_batches_of_the_run(run):
