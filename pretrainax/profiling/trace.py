@@ -3,7 +3,9 @@
 A trace consists of planes, each plane consists of lines, and each line consists of events:
 
     CPU  one plane for the host; each XLA thunk is an event in the line of its thread, with the statistic `hlo_op`
-    GPU  one plane per device, "/device:GPU:0", with one line per stream; kernels have `hlo_op`, copies do not
+    GPU  one plane per device, "/device:GPU:0", with one line per stream; kernels have `hlo_op`, copies do not. For the
+         kernels of a CUDA graph (statistic `cuda_graph_id`), it names the graph ("command_buffer_3"); XLA names these
+         kernels after their instructions
     TPU  one plane per device, "/device:TPU:0"; its line "XLA Ops" has the kernels, with their HLO text as names, and
          its line "XLA Modules" has the programs, "jit_step(7)"
 
@@ -89,7 +91,7 @@ def read_trace(path: str) -> Trace:
     steps = sorted({int(dict(e.stats)["step_num"]) for e in _events(data, _HOST) if e.name == STEP})
     platform, runs = _runs(data)
     programs_by_id = _match_programs({run.op for device in runs.values() for run in device}, programs)
-    runs = {device: _without_loops(device_runs, programs_by_id) for device, device_runs in runs.items()}
+    runs = {device: _runs_of_instructions(device_runs, programs_by_id) for device, device_runs in runs.items()}
     if not steps or not any(runs.values()):
         missing = f"step of a run ({STEP})" if not steps else "kernel"
         raise UserError(f"{path} has no {missing}: it is not a profile of a pretrainax run")
@@ -167,8 +169,14 @@ def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[Program
 
 
 def _count_shared(program: Program, names: set[str]) -> int:
-    """Counts how many of `names` are instructions in the program."""
-    return len(names & {name for values in program.computations.values() for name in values})
+    """Counts how many of `names` are instructions in the program, or kernels named after them."""
+    instructions = {_kernel_name(name) for values in program.computations.values() for name in values}
+    return len({_kernel_name(name) for name in names} & instructions)
+
+
+def _kernel_name(instruction: str) -> str:
+    """Returns XLA's name of the kernel of an instruction, for example loop_fusion_2 for loop_fusion.2."""
+    return re.sub(r"\W", "_", instruction)
 
 
 def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
@@ -186,23 +194,29 @@ def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
     return platform, runs
 
 
-def _without_loops(runs: list[Run], programs: dict[ProgramId, Program]) -> list[Run]:
-    """Removes the executions of loops, conditionals and calls, which enclose executions of other instructions."""
-    enclosing = {
-        (program_id, instruction.name)
+def _runs_of_instructions(runs: list[Run], programs: dict[ProgramId, Program]) -> list[Run]:
+    """Assigns the kernels of CUDA graphs to their instructions, and removes executions that enclose other executions.
+
+    Loops, conditionals and calls enclose other executions. A kernel of a library has its own name and no instruction.
+    """
+    instructions = {
+        Op(program_id, instruction.name): instruction
         for program_id, program in programs.items()
         for values in program.computations.values()
         for instruction in values.values()
-        if instruction.opcode in VIEWS
     }
-    return [run for run in runs if run.op not in enclosing]
+    kernels = {op._replace(name=_kernel_name(op.name)): op for op in instructions}
+    runs = [run if run.op in instructions else run._replace(op=kernels.get(run.op, run.op)) for run in runs]
+    return [run for run in runs if run.op not in instructions or instructions[run.op].opcode not in VIEWS]
 
 
 def _runs_of_gpu(plane: Plane) -> Iterator[Run]:
     """Yields the executions in a GPU's plane, from all of its streams."""
     for line in plane.lines:
         if line.name.startswith("Stream"):
-            yield from (_run(event, dict(event.stats)) for event in line.events)
+            for event in line.events:
+                stats = dict(event.stats)
+                yield _run(event, stats | {"hlo_op": event.name} if "cuda_graph_id" in stats else stats)
 
 
 def _runs_of_tpu(plane: Plane) -> Iterator[Run]:

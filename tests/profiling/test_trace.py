@@ -69,6 +69,27 @@ def gpu_trace(tmp_path, steps=STEPS, devices=1, programs=None):
     return read_trace(str(path))
 
 
+def test_kernels_of_a_cuda_graph_are_read_by_their_own_names(tmp_path):
+    """XLA records most of a step as CUDA graphs. `hlo_op` then names the graph, which is no instruction."""
+    graph = {"hlo_module": "jit_step", "program_id": 5, "hlo_op": "command_buffer_3", "cuda_graph_id": 9}
+    kernels = [
+        Event("gemm_fusion_dot_1", 0, 400, graph),  # of the instruction gemm_fusion_dot.1
+        Event("sum", 500, 200, graph),
+        Event("nvjet_hsh_128x256", 800, 100, graph),  # of a library
+    ]
+    path = tmp_path / "gpu.xplane.pb"
+    planes = [("/host:CPU", {"python": [STEPS[0]]}), ("/device:GPU:0", {"Stream #13(Compute)": kernels})]
+    path.write_bytes(xspace(planes, {"jit_step(5)": step_proto("gemm_fusion_dot.1")}))
+    trace = read_trace(str(path))
+    assert trace.busy == pytest.approx(
+        {Op(CALLED, "gemm_fusion_dot.1"): 400e-9, Op(CALLED, "sum"): 200e-9, Op(CALLED, "nvjet_hsh_128x256"): 100e-9}
+    )
+    modules = {(work.module, work.kind): work.seconds for work in kernel_work(trace)}
+    assert modules == pytest.approx(
+        {("mlp", "products"): 400e-9, ("norm", "elementwise"): 200e-9, ("", "unknown"): 100e-9}
+    )
+
+
 def tpu_lines():
     """As those of the GPU, without the copy."""
     return {
