@@ -19,7 +19,7 @@ class Side:
           env: variables in addition to the variables of this process.
         """
         env = os.environ | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))} | env
-        env |= {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
+        env |= {"XLA_CLIENT_MEM_FRACTION": "0.4", "XLA_PYTHON_CLIENT_MEM_FRACTION": ""}  # JAX refuses both names
         command = [sys.executable, script, "--serve", *words]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 

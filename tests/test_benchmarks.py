@@ -183,6 +183,19 @@ def test_parts_see_one_gpu(of_benchmarks, monkeypatch):
     assert gpu.environment("")["CUDA_VISIBLE_DEVICES"] == "3"
 
 
+def test_parts_have_the_memory_of_a_gpu_by_one_of_jaxs_two_names(of_benchmarks, monkeypatch):
+    """JAX finds no GPU if both are set."""
+    gpu, new, former = of_benchmarks("gpu"), "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    for name in (new, former):
+        monkeypatch.delenv(name, raising=False)
+    assert gpu.environment("")[new] == "0.92"
+    monkeypatch.setenv(new, "0.5")
+    assert gpu.environment("")[new] == "0.5" and former not in gpu.environment("")
+    monkeypatch.delenv(new)
+    monkeypatch.setenv(former, "0.6")
+    assert gpu.environment("")[former] == "0.6" and new not in gpu.environment("")
+
+
 def test_a_gpu_that_jax_cannot_start_is_explained(tmp_path):
     (plugin := tmp_path / "packages" / "jax_plugins" / "broken").mkdir(parents=True)
     (plugin / "__init__.py").write_text("def initialize():\n    raise RuntimeError('Unable to load cuDNN.')\n")

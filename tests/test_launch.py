@@ -64,6 +64,27 @@ def test_slurm_numbers_the_processes_of_all_nodes_and_gives_each_its_gpu(tmp_pat
 
 
 @pytest.mark.parametrize(
+    "given, used",
+    [
+        ({}, ["XLA_CLIENT_MEM_FRACTION=0.92"]),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.8"}, ["XLA_CLIENT_MEM_FRACTION=0.8"]),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.8"}, ["XLA_PYTHON_CLIENT_MEM_FRACTION=0.8"]),  # JAX refuses both names
+    ],
+)
+def test_slurm_sets_the_memory_of_a_gpu_by_one_of_jaxs_two_names(given, used, tmp_path, monkeypatch):
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in {"scontrol": "echo node1", "srun": "env", ".venv/bin/python": ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": "1", "SLURM_NTASKS_PER_NODE": "1"}
+    slurm |= {"SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(tmp_path), **given}
+    out = run("bash", "launch/slurm.sbatch", *RUN, **slurm, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout
+    assert [line for line in out.splitlines() if "MEM_FRACTION" in line] == used
+
+
+@pytest.mark.parametrize(
     "code, state, restarts, requeues",
     [(75, "RUNNING", 0, 1), (1, "RUNNING", 9, 1), (75, "CANCELLED", 0, 0), (75, "COMPLETING", 0, 0), (75, "", 0, 1)]
     + [(2, "RUNNING", 0, 0), (0, "RUNNING", 0, 0), (1, "RUNNING", 10, 0)],

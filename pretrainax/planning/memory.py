@@ -38,7 +38,7 @@ from pretrainax.sharding.stages import Stages, pipeline_stages
 # A run fits if its estimate fills at most this fraction of the chip's memory. The remaining memory is for gaps between
 # the compiler's buffers, and for the padding of arrays on a TPU to multiples of 128.
 MARGIN = 0.85
-MEM_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION=0.92"  # as in launch/slurm.sbatch: MARGIN plus compiled programs
+MEM_FRACTION = "XLA_CLIENT_MEM_FRACTION=0.92"  # as in launch/slurm.sbatch: MARGIN plus compiled programs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,7 @@ from pretrainax.training.start import Row
 # The peak memory of six runs on a CPU was 0.5 to 1.6 times the estimate, without compiler and runtime.
 CPU_MARGIN = 0.6
 _DEFAULT_FRACTION, _FRACTION = 0.75, float(MEM_FRACTION.partition("=")[2])  # share of a GPU's memory that JAX uses
+_FRACTION_NAMES = {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"}  # JAX accepts both, but not together
 _MAX_DOUBLINGS = 12  # the search for a sufficient number of devices ends at 2^12 times the devices of the run
 
 
@@ -156,7 +157,7 @@ def _host_rows(estimate: Memory) -> Iterator[Row]:
 
 def _advice(experiment: Experiment, estimate: Memory, plan: _Plan) -> str:
     """Returns the cheapest change with which the run fits, or the number of devices with which it would."""
-    if plan.device.platform == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
+    if plan.device.platform == "gpu" and not _FRACTION_NAMES & set(os.environ):
         assert plan.memory is not None
         if estimate.total <= plan.memory / _DEFAULT_FRACTION * _FRACTION:
             return f"set the environment variable {MEM_FRACTION}"

@@ -197,7 +197,8 @@ def test_a_model_that_no_number_of_devices_holds_is_told_so(room):
 @pytest.fixture
 def gpu(monkeypatch):
     """A process with one GPU; returns a function that sets its kind."""
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     monkeypatch.setattr(memory_check, "available_memory", lambda: 10**12)
@@ -210,16 +211,23 @@ def gpu(monkeypatch):
     return of_kind
 
 
-@pytest.mark.parametrize("kind", ["NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090", "Tesla T4"])
-def test_a_gpu_is_first_given_the_memory_that_jax_leaves_free(kind, gpu, room, monkeypatch):
+@pytest.mark.parametrize(
+    "kind, variable",
+    [
+        ("NVIDIA H100 80GB HBM3", "XLA_CLIENT_MEM_FRACTION"),
+        ("NVIDIA GeForce RTX 4090", "XLA_PYTHON_CLIENT_MEM_FRACTION"),  # its former name
+        ("Tesla T4", "XLA_CLIENT_MEM_FRACTION"),
+    ],
+)
+def test_a_gpu_is_first_given_the_memory_that_jax_leaves_free(kind, variable, gpu, room, monkeypatch):
     gpu(kind)
     chip = memory_check._Plan().chip
     experiment = make()
     needed = estimated(experiment, 1, chip)
     assert needed < estimated(experiment, 1)  # bfloat16, also on a GPU that the planner does not know
     room(int(0.99 * needed))
-    assert "set the environment variable XLA_PYTHON_CLIENT_MEM_FRACTION=0.92;" in refusal(experiment)
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    assert "set the environment variable XLA_CLIENT_MEM_FRACTION=0.92;" in refusal(experiment)
+    monkeypatch.setenv(variable, "0.9")
     assert f"but a {kind} has" in refusal(experiment) and "add --config.train.accumulate=" in refusal(experiment)
     room(needed * 10)
     assert [name for name, _ in header(experiment)] == ["memory"]
