@@ -49,17 +49,14 @@ def environment(packages: str) -> dict[str, str]:
     """Returns the variables of a part: this project and the packages come first on the path; no network; one GPU."""
     paths = [str(HERE.parent), str(HERE), *([os.path.abspath(packages)] if packages else [])]
     paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
-    fraction = {} if os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") else {"XLA_CLIENT_MEM_FRACTION": "0.92"}
-    return (
-        fraction
-        | os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "HF_HUB_OFFLINE": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0"),
-        }
-    )
+    defaults = {} if os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") else {"XLA_CLIENT_MEM_FRACTION": "0.92"}
+    own = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
+    }
+    return defaults | os.environ | own
 
 
 def run_part(name: str, seconds: float, args: argparse.Namespace) -> None:

@@ -125,16 +125,19 @@ CASES = {
 }
 
 
+UNTUNED = {"xla_gpu_autotune_level": 0}  # XLA options of the float32 references, which are not timed
+
+
 def kernels(record: Record, tiny: bool) -> None:
+    with gpu.failures(record, "experts", case="grouped product"):
+        record("experts", **expert_metrics(*((64, 4, 16, 32) if tiny else (16384, 8, 1024, 4096))))
+    with gpu.failures(record, "loss", case="chunked loss"):
+        record("loss", **loss_metrics(*((64, 16, 101) if tiny else (8192, 768, 50257))))
     for name, case in CASES.items():
         if tiny:
             case = case._replace(rows=2, queries=min(case.queries, 32), keys=min(case.keys, 32), size=8)
         with gpu.failures(record, "attention", case=name):
             record("attention", case=name, **attention_metrics(case))
-    with gpu.failures(record, "experts", case="grouped product"):
-        record("experts", **expert_metrics(*((64, 4, 16, 32) if tiny else (16384, 8, 1024, 4096))))
-    with gpu.failures(record, "loss", case="chunked loss"):
-        record("loss", **loss_metrics(*((64, 16, 101) if tiny else (8192, 768, 50257))))
 
 
 def attention_metrics(case: Case) -> dict[str, object]:
@@ -163,17 +166,17 @@ def attention_metrics(case: Case) -> dict[str, object]:
     if ids is not None:
         wanted = wanted * (ids > 0)[:, :, None, None]  # outputs at padding have no meaning
 
-    def both(function):
+    def both(function, options=None):
         def value(*given):
             made = function(*given).astype(jnp.float32)
             return (made * wanted).sum(), made
 
         places = (0, 1, 2, 3) if case.bias else (0, 1, 2)
-        return jax.jit(jax.value_and_grad(value, places, has_aux=True))
+        return jax.jit(jax.value_and_grad(value, places, has_aux=True), compiler_options=options)
 
     arrays = (q, k, v, bias)
     with jax.default_matmul_precision("highest"):
-        exact = both(plain)(*(None if x is None else x.astype(jnp.float32) for x in arrays))
+        exact = both(plain, UNTUNED)(*(None if x is None else x.astype(jnp.float32) for x in arrays))
     got, low = both(run)(*arrays), both(plain)
     seen = 1.0 if ids is None else (ids > 0)[:, :, None, None]
     return {
@@ -229,8 +232,8 @@ def expert_metrics(rows: int, experts: int, inner: int, columns: int) -> dict[st
     value = lambda function: lambda x, kernel: (function(x, kernel).astype(jnp.float32) * wanted).sum()  # noqa: E731
     ours = jax.jit(jax.value_and_grad(value(lambda x, kernel: run(x, kernel, sizes)), (0, 1)))
     with jax.default_matmul_precision("highest"):
-        theirs = jax.jit(jax.grad(value(exact), (0, 1)))(x, kernel)
-        made = jax.jit(exact)(x, kernel)
+        theirs = jax.jit(jax.grad(value(exact), (0, 1)), compiler_options=UNTUNED)(x, kernel)
+        made = jax.jit(exact, compiler_options=UNTUNED)(x, kernel)
     seconds = seconds_of(ours, x, kernel, least=0.05)
     return {
         "rows": rows,
@@ -265,7 +268,8 @@ def loss_metrics(tokens: int, width: int, vocabulary: int) -> dict[str, object]:
 
     ours = jax.jit(jax.value_and_grad(chunked, (0, 1)))
     with jax.default_matmul_precision("highest"):
-        loss, gradients = jax.jit(jax.value_and_grad(plain, (0, 1)))(features, matrix)
+        reference = jax.jit(jax.value_and_grad(plain, (0, 1)), compiler_options=UNTUNED)
+        loss, gradients = reference(features, matrix)
     got = ours(features, matrix)
     return {
         "tokens": tokens,
@@ -296,6 +300,7 @@ def determinism(record: Record, tiny: bool, out: str) -> None:
                 "process",
                 mode=mode,
                 process=process,
+                equal=found["digests"][0] == found["digests"][1],
                 seconds_to_compile=found["compiled"],
                 seconds_a_step=found["seconds"],
                 digests=" ".join(found["digests"]),

@@ -27,6 +27,7 @@ from pretrainax.layers.attention import choose_backend
 from pretrainax.planning import memory
 from pretrainax.planning.current_devices import current_topology
 from pretrainax.planning.hlo import Program, memory_traffic_of
+from pretrainax.planning.roofline import memory_bytes_between_products
 from pretrainax.profiling.report import estimate_compiled
 from pretrainax.profiling.trace import read_trace
 from pretrainax.runtime import host
@@ -37,6 +38,7 @@ from pretrainax.training.run import Run, open_run
 from pretrainax.zoo import preset
 
 GROUPS, STEPS, TRACED, KERNELS = 5, 4, 3, 10
+TUNING = {"off": {"xla_gpu_autotune_level": 0}, "on": {}}  # XLA options of the two programs of a case
 
 
 class Case(NamedTuple):
@@ -98,38 +100,42 @@ def opened(
 
 
 def step(name: str, record, tiny: bool) -> None:
-    """Records compile time, step time, memory and kernels of a case, and the values of the plan."""
+    """Records compile time, step time, memory and kernels of a case, and the values of the plan.
+
+    The case is measured without autotuning first: on a new card, autotuning may not end within the part's time limit.
+    """
     with opened(name, tiny) as (run, batch):
-        state = jax.block_until_ready(run.fresh_state())
-        lowered = run.step.lower(state, batch)
-        began = time.perf_counter()
-        program = lowered.compile()
-        compiled = time.perf_counter() - began
-        seconds, state = timed(program, run, state, batch)
-        device = jax.devices()[0]
-        peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-        rate = run.work.tokens_per_step / seconds[0]
-        record(
-            "step",
-            ms=1e3 * seconds[0],
-            range=f"{1e3 * seconds[1]:.2f} to {1e3 * seconds[2]:.2f}",
-            tokens_per_second=rate,
-            mfu=run.work.mfu(run.work.flops_per_step, seconds[0]),
-            mfu_executed=run.work.mfu(run.work.flops_done_per_step, seconds[0]),
-            peak_gb=peak and peak / 1e9,
-            compile_seconds=compiled,
-            attention=", ".join(
-                sorted({choose_backend("auto", platform(), spec)[0] for spec in run.work.attention_specs})
-            ),
-        )
-        planned(run, Program(program.as_text()), seconds[0], record)
-        with gpu.failures(record, "trace"):
-            traced(run, program, state, batch, record)
-        if device.platform == "gpu":
+        lowered = run.step.lower(run.fresh_state(), batch)
+        compile_seconds = {}
+        for tuning, options in TUNING.items():
             began = time.perf_counter()
-            lowered.compile(compiler_options={"xla_gpu_autotune_level": "0"})
-            without = time.perf_counter() - began
-            record("compiling", seconds=compiled, without_autotuning=without, autotuning=compiled - without)
+            program = lowered.compile(compiler_options=options)
+            compile_seconds[tuning] = time.perf_counter() - began
+            seconds, state = timed(program, run, jax.block_until_ready(run.fresh_state()), batch)
+            recorded = functools.partial(record, autotuning=tuning)
+            peak = measured(run, seconds, compile_seconds[tuning], recorded)
+            with gpu.failures(recorded, "plan"):
+                planned(run, Program(program.as_text()), seconds[0], peak, recorded)
+            with gpu.failures(recorded, "trace"):
+                traced(run, program, state, batch, recorded)
+        record("compiling", **compile_seconds, autotuning=compile_seconds["on"] - compile_seconds["off"])
+
+
+def measured(run: Run, seconds: tuple[float, float, float], compile_seconds: float, record) -> Optional[float]:
+    """Records the speed of a step; returns the peak memory of the device in GB."""
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    record(
+        "step",
+        ms=1e3 * seconds[0],
+        range=f"{1e3 * seconds[1]:.2f} to {1e3 * seconds[2]:.2f}",
+        tokens_per_second=run.work.tokens_per_step / seconds[0],
+        mfu=run.work.mfu(run.work.flops_per_step, seconds[0]),
+        mfu_executed=run.work.mfu(run.work.flops_done_per_step, seconds[0]),
+        peak_gb=peak and peak / 1e9,
+        compile_seconds=compile_seconds,
+        attention=", ".join(sorted({choose_backend("auto", platform(), spec)[0] for spec in run.work.attention_specs})),
+    )
+    return peak and peak / 1e9
 
 
 def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], object]:
@@ -149,24 +155,31 @@ def timed(program, run: Run, state, batch) -> tuple[tuple[float, float, float], 
     return (statistics.median(groups), min(groups), max(groups)), state
 
 
-def planned(run: Run, program: Program, seconds: float, record) -> None:
-    """Records the memory traffic of the compiled step, and the planned and the measured step time."""
+def planned(run: Run, program: Program, seconds: float, peak_gb: Optional[float], record) -> None:
+    """Records the memory traffic of the compiled step, and the plan's time, bytes and memory next to the measured ones.
+
+    The plan's bytes are those outside products, estimated without a compiler.
+    """
     moved = memory_traffic_of(program)
     record("compiled", moved_gb=moved.total / 1e9, besides_products_gb=moved.bytes_outside_matmuls / 1e9)
     if (topology := current_topology()) is None:
         record("no plan", why=f"the plan has no rates for {jax.devices()[0].device_kind}")
         return
-    needed = memory.estimate(
-        run.trained, mesh_sizes(run.trained.mesh, topology.num_devices, processes=1), topology.chip
-    )
+    sizes = mesh_sizes(run.trained.mesh, topology.num_devices, processes=1)
+    needed = memory.estimate(run.trained, sizes, topology.chip)
     expected = estimate_compiled(program, run.trained, topology)
+    besides_products = memory_bytes_between_products(run.trained, sizes, topology.chip.platform, needed)
     record(
         "plan",
         ms=1e3 * expected.seconds,
+        range=" to ".join(f"{1e3 * limit:.1f}" for limit in expected.range),
         measured_ms=1e3 * seconds,
         products_ms=1e3 * expected.compute,
         memory_ms=1e3 * expected.memory,
+        besides_products_gb=besides_products / 1e9,
+        compiled_besides_products_gb=moved.bytes_outside_matmuls / 1e9,
         memory_gb=needed.total / 1e9,
+        measured_peak_gb=peak_gb,
     )
 
 
@@ -194,6 +207,7 @@ def peers(record, tiny: bool) -> None:
     """Records the step time of torch with the same batches: compiled, with bfloat16 autocast; eager if that fails."""
     if importlib.util.find_spec("torch") is None:
         raise SystemExit("torch is not installed")
+    jax.config.update("jax_platforms", "cpu")  # on a GPU, JAX would take the memory that torch needs
     import against_torch
 
     size = "small" if tiny else "gpu"

@@ -86,7 +86,7 @@ def without(folder, *modules):
     return f"--packages={folder}"
 
 
-def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path):
+def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path, of_benchmarks):
     """On a bare machine: without what only the loading of data needs."""
     bare = without(tmp_path / "packages", "grain", "array_record", "portpicker", "tensorflow_datasets", "tensorflow")
     done = run("gpu", f"--out={tmp_path}", "--tiny", "--minutes=60", bare)  # far more than it takes
@@ -99,10 +99,12 @@ def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path):
     found = {(line["part"], line["what"]): line for line in lines}
     for case in (line for line in lines if line["what"] == "attention"):  # bfloat16 rounds at 2^-8 = 0.4 %
         assert case["error"] < 0.01 and case["error of gradients"] < 0.02, case
+    assert {line["case"] for line in lines if line["what"] == "attention"} == set(of_benchmarks("gpu_kernels").CASES)
     assert found["kernels", "experts"]["error"] < 0.01 and found["kernels", "loss"]["error"] < 1e-3
     assert all(line["in_a_process"] and line["in_another_process"] for line in lines if line["what"] == "bits")
     assert found["gpt2", "step"]["tokens_per_second"] > 0 and found["gpt2", "compiled"]["moved_gb"] > 0
-    assert sum(line["what"] == "kernel" for line in lines if line["part"] == "t5") == 10
+    kernels = [line["autotuning"] for line in lines if line["part"] == "t5" and line["what"] == "kernel"]
+    assert kernels == ["off"] * 10 + ["on"] * 10
     page = (tmp_path / "table.md").read_text()
     assert all(f"## {part}\n" in page for part in ended) and "| causal | xla |" in page
 
@@ -179,7 +181,7 @@ def test_parts_see_one_gpu(of_benchmarks, monkeypatch):
     gpu = of_benchmarks("gpu")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu.environment("")["CUDA_VISIBLE_DEVICES"] == "0"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert gpu.environment("")["CUDA_VISIBLE_DEVICES"] == "3"
 
 
@@ -208,16 +210,23 @@ def test_a_step_is_compared_with_its_plan_also_without_a_trace(tmp_path):
     """CUPTI, which traces a GPU, may be missing."""
     code = (
         "import gpu_steps; from pretrainax.config import UserError\n"
+        "from pretrainax.planning.topologies import Topology\n"
         "def read_trace(path): raise UserError('no kernel')\n"
-        "gpu_steps.read_trace = read_trace; gpu_steps.step('bert', lambda *a, **k: print(*a, *k.values()), True)"
+        "gpu_steps.read_trace, gpu_steps.current_topology = read_trace, lambda: Topology.parse('h200:1')\n"
+        "gpu_steps.step('bert', lambda *a, **k: print(*a, *k.items()), True)"
     )
     paths = os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["step", "compiled"]
-    assert lines[2:] == ["no plan the plan has no rates for cpu", "trace failed UserError: no kernel"]
+    whats = [line.partition(" (")[0] for line in lines]
+    assert whats == 2 * ["step", "compiled", "plan", "trace failed"] + ["compiling"]
+    assert all("'UserError: no kernel'" in line for line in lines if line.startswith("trace"))
+    for line, tuning in zip([line for line in lines if line.startswith("plan")], ("off", "on"), strict=True):
+        assert f"('autotuning', '{tuning}')" in line
+        assert all(f"('{name}', " in line for name in ("ms", "measured_ms", "memory_gb", "measured_peak_gb"))
+        assert all(f"('{name}', " in line for name in ("besides_products_gb", "compiled_besides_products_gb"))
 
 
 def test_torch_takes_the_batches_of_the_steps_and_runs_eagerly_if_it_cannot_compile(of_benchmarks, monkeypatch):
@@ -232,7 +241,10 @@ def test_torch_takes_the_batches_of_the_steps_and_runs_eagerly_if_it_cannot_comp
         return lambda steps: 0.0
 
     monkeypatch.setattr(torch_side, "theirs", theirs)
+    platforms = steps.jax.config.jax_platforms
     steps.peers(lambda what, **metrics: recorded.append({"what": what} | metrics), tiny=False)
+    assert steps.jax.config.jax_platforms == "cpu"  # JAX takes no memory of a GPU from torch
+    steps.jax.config.update("jax_platforms", platforms)
     rows = [row for row in recorded if row["what"] != "left out"]
     assert taken == [(steps.CASES[name].rows, steps.CASES[name].length) for name in ("gpt2", "bert")]
     assert [(row["what"], row["side"], row["kind"], row.get("batch")) for row in rows] == [
