@@ -1,4 +1,4 @@
-"""Kernels for other hardware, on the CPU."""
+"""The fixture that runs kernels of accelerators on the CPU."""
 
 import jax
 import pytest
@@ -12,6 +12,6 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(
         pallas, "pallas_call", lambda *args, **options: compiled(*args, **(options | {"interpret": True}))
     )
-    jax.clear_caches()  # the kernels are jitted inside: what another test traced would come back
+    jax.clear_caches()  # The kernels call jit internally, so the cache may contain traces of other tests.
     yield
     jax.clear_caches()

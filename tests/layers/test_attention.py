@@ -28,7 +28,7 @@ from tests.support.attending import (
 
 
 def by_loops(q, k, v, bias, allowed, scale, logit_cap=None, sinks=None):
-    """Attention as its definition says, one query at a time in float64."""
+    """Computes attention from its definition, one query at a time, in float64."""
     out = np.zeros(q.shape)
     for b, t, h in np.ndindex(*q.shape[:3]):
         g = h // (q.shape[2] // k.shape[2])
@@ -92,7 +92,7 @@ def test_a_sink_takes_its_part_of_the_weights(size, compiled):
         return attention(q, k, v, weights=Weights(sinks=sinks), mask=mask, scale=0.3)
 
     got = compiled(with_sinks)(sinks)
-    assert_close(got, expected, 2e-6)  # float32 sums of 8 and 3 terms; exp(200) is more than float32 holds
+    assert_close(got, expected, 2e-6)  # float32 sums of 8 and 3 terms; exp(200) overflows float32
     gradient = jax.grad(lambda sinks: jnp.sum(jnp.sin(with_sinks(sinks))))(sinks)
     assert np.isfinite(gradient).all() and gradient[1] != 0
 
@@ -116,7 +116,8 @@ def test_what_the_mask_forbids_has_no_influence(prefix):
     for s in range(6):
         after = run(q, k.at[:, s].set(50.0), v.at[:, s].set(50.0), None, mask)
         assert np.array_equal(before[:, forbidden[:, s]], after[:, forbidden[:, s]])
-        assert not np.isclose(before[:, ~forbidden[:, s]], after[:, ~forbidden[:, s]]).all(-1).any()  # it is seen
+        # Allowed queries see the changed key.
+        assert not np.isclose(before[:, ~forbidden[:, s]], after[:, ~forbidden[:, s]]).all(-1).any()
 
 
 DECODER = ModelConfig(
@@ -124,7 +125,7 @@ DECODER = ModelConfig(
     layer_pattern=("local", "global"),
     window=2,
     position=RotaryPositions(16),
-    init_stddev=0.5,  # so that attention is not uniform
+    init_stddev=0.5,  # so that the attention weights are not uniform
     **dict(vocab_size=50, num_layers=2, d_model=16, d_ff=32, num_heads=4, num_kv_heads=2),
 )
 
@@ -166,7 +167,8 @@ def test_bfloat16_gives_bfloat16_near_float32():
     exact = arrays(2, 16, 16, 2, 2, 16)
     out = run(*arrays(2, 16, 16, 2, 2, 16, dtype=jnp.bfloat16), Mask(True))
     assert out.dtype == jnp.bfloat16
-    # operands are off by 2^-9 = 0.2 %, logits (a few units) by some times that, and so are the weights of values near 1
+    # Rounding changes operands by 2^-9 = 0.2 %. Logits (a few units) and the weights of values near 1 change by a few
+    # times that.
     assert_close(out.astype(jnp.float32), run(*exact, Mask(True)), 0.05)
 
 
@@ -177,7 +179,7 @@ def test_queries_without_a_key_are_finite_and_so_are_gradients(has_bias):
     chex.assert_tree_all_finite(output_and_gradients(args, mask))
 
 
-# --- the door ------------------------------------------------------------------------------------------------------
+# --- wrong shapes -------------------------------------------------------------------------------------------------
 
 Q = jnp.zeros((2, 6, 4, 8))
 K = jnp.zeros((2, 6, 2, 8))
@@ -211,7 +213,7 @@ def test_an_axis_that_would_broadcast_is_refused_by_its_name(change, said, compi
 
 
 def kernel_cases(batch=2):
-    """(name, mask, lengths): packed causal, padded cross-attention, causal without segment ids."""
+    """Yields (mask, lengths): packed causal, padded cross-attention, causal without segment ids."""
     whole = jnp.ones((batch, 114), jnp.int32)
     yield Mask(True, packed_ids(batch, 128), packed_ids(batch, 128)), (128, 128)
     yield Mask(False, whole, jnp.minimum(packed_ids(batch, 200), 1)), (114, 200)
@@ -265,7 +267,7 @@ def test_kernels_take_a_batch_that_the_mesh_does_not_divide(interpreted):
 
 @pytest.fixture
 def asked_of_cudnn(monkeypatch):
-    """The function of JAX that calls cuDNN answers on the CPU; returns the arguments of its calls."""
+    """Replaces JAX's call of cuDNN with its XLA implementation, for the CPU; returns the arguments of the calls."""
     calls, answer = [], jax.nn.dot_product_attention
 
     def call(*args, **options):
@@ -290,14 +292,14 @@ def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(asked_of_cudnn, 
 @pytest.mark.parametrize("has_bias", (True, False))
 @pytest.mark.parametrize("causal", (True, False))
 def test_cudnn_is_told_the_length_of_the_one_text_of_a_row(asked_of_cudnn, causal, has_bias):
-    """Values and gradients are those of the mask; the bias is that of all rows, and no array of each."""
+    """Tests that values and gradients equal those with a mask, and that all rows share one bias array."""
     queries, keys = jnp.asarray([12, 5, 0]), jnp.asarray([16, 9, 0])
     ids = [(jnp.arange(n)[None] < length[:, None]).astype(jnp.int32) for n, length in ((12, queries), (16, keys))]
     args = arrays(3, 12, 16, 4, 2, 8, has_bias)
     real = (ids[0] > 0)[:, :, None, None]
 
     def results(mask, implementation):
-        def read(*args):  # what is said of padding is read by nobody
+        def read(*args):  # The outputs at padding are undefined, and the model never reads them.
             return jnp.where(real, run(*args, mask, implementation), 0)
 
         out, backward = jax.vjp(read, *args)
@@ -327,7 +329,7 @@ def test_cudnn_is_given_a_mask_where_a_row_may_have_several_texts(asked_of_cudnn
     "case, lengths",
     [
         *((case, lengths) for case in ("causal", "two-sided", "one segment") for lengths in ((7, 7), (8, 5), (5, 8))),
-        # self-attention only: the kernel need not give what a query without a key gets
+        # These cases are self-attention only, because the kernel's output is undefined for a query without a key.
         *(("packed", (7, 7)), ("window", (7, 7))),
     ],
 )
@@ -348,7 +350,7 @@ def test_odd_lengths_are_padded_by_a_token_that_changes_nothing(asked_of_cudnn, 
     assert q.shape[1] % 2 == k.shape[1] % 2 == 0 and (bias is None or bias.shape[2:] == (q.shape[1], k.shape[1]))
 
 
-# --- the choice ----------------------------------------------------------------------------------------------------
+# --- the choice of a backend ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Masks by hand, and those of a few queries beside the square of all."""
+"""Tests masks by hand, and compares the masks of a few queries with rows of the full square mask."""
 
 import chex
 import jax
@@ -104,7 +104,7 @@ ROW_OF = {
 
 
 def at(mask, position):
-    """The mask of the queries at these positions, [T] or [B, T], of the same keys."""
+    """Returns the mask of the queries at these positions, [T] or [B, T], for the same keys."""
     ids = mask.query_segment_ids
     position = jnp.asarray(position, jnp.int32)
     return mask.replace(query_positions=position, query_segment_ids=None if ids is None else ids[0][position])
@@ -113,7 +113,8 @@ def at(mask, position):
 @pytest.mark.parametrize("name", ROW_OF)
 def test_the_mask_of_one_query_is_its_row_of_the_square(name):
     square = ROW_OF[name].materialize(6, 6)
-    one = jax.jit(lambda t: at(ROW_OF[name], t[None, None]).materialize(1, 6))  # [1, 1]: a traced position, of one row
+    # [1, 1]: a traced position in a single row
+    one = jax.jit(lambda t: at(ROW_OF[name], t[None, None]).materialize(1, 6))
     for t in range(6):
         chex.assert_trees_all_equal(one(jnp.int32(t)), square[:, :, t : t + 1])
 

@@ -1,4 +1,4 @@
-"""What is collected of a model's attentions when it is traced."""
+"""Tests which attention specs the collector records while a model is traced."""
 
 import jax
 import jax.numpy as jnp

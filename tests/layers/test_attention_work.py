@@ -1,4 +1,4 @@
-"""The pairs that an attention multiplies, against its mask and against the tables of the kernel that skips."""
+"""Tests the number of pairs that an attention multiplies, against its mask and against the block tables of splash."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def work(name, *args, **other):
 @pytest.mark.parametrize("causal, window", MASKS)
 @pytest.mark.parametrize("tile", [(1, 1), (4, 8), (8, 4), (16, 16)])
 def test_pairs_are_those_of_the_tiles_of_which_anything_is_seen(causal, window, tile):
-    length = 42  # which no tile divides
+    length = 42  # No tile size divides this length.
     seen = np.asarray(Mask(causal, window=window).materialize(length, length)[0, 0])
     expected = 0
     for top in range(0, length, tile[0]):
@@ -81,12 +81,13 @@ def test_cudnn_multiplies_what_the_mask_leaves_and_all_where_a_prefix_is_a_mask_
 
 def test_the_last_part_of_a_causal_row_has_the_most_pairs():
     parts = work("tpu_splash", 4096, True, None, sequence=4).pairs
-    assert (parts / 512**2).tolist() == [3, 7, 11, 15]  # of 8 × 8 tiles
+    assert (parts / 512**2).tolist() == [3, 7, 11, 15]  # numbers of tiles, out of 8 × 8
     assert parts.sum() == work("tpu_splash", 4096, True, None).pairs.sum()
 
 
 def test_a_backward_makes_again_what_it_has_not_kept():
     again = {name: work(name, 512, True, None).recomputed for name in BACKENDS}
     assert again == {"xla": 0, "cudnn": 1, "tiled": 3, "tpu_flash": 3, "tpu_splash": 3}
-    assert work("xla", 512, True, None, sequence=2).recomputed == 1  # a ring's
-    assert work("tiled", 512, True, None, bias="shared").recomputed == 5  # logits and weights once more for the bias
+    assert work("xla", 512, True, None, sequence=2).recomputed == 1  # ring attention
+    # The gradient of the bias computes logits and weights once more.
+    assert work("tiled", 512, True, None, bias="shared").recomputed == 5

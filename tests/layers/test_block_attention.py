@@ -1,4 +1,4 @@
-"""Attention by random blocks: what each block meets, what is drawn, and a cost that is linear in the length."""
+"""Tests attention by random blocks: the blocks that each block attends to, the random draws, and linear cost."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ CONFIG = ModelConfig(
 def test_a_block_meets_its_neighbours_the_ends_and_what_is_drawn():
     fixed = key_blocks(CONFIG, 24, None)[0]
     assert fixed.tolist() == [
-        [0, -1, 1, 2, 7, 0],  # the neighbour on the left is the first block
+        [0, -1, 1, 2, 7, 0],  # The left neighbour is the first block, which is already in the list.
         *([0, i - 1, i, i + 1, 7, 0] for i in range(2, 6)),
         [0, 5, 6, -1, 7, 0],
     ]
@@ -109,7 +109,7 @@ def test_what_is_drawn_is_what_transformers_draws_in_training(length, size, coun
 
 
 def allowed_pairs(table, length, size):
-    """How often each query meets each key, [H, T, T], of the table of a row of whole blocks."""
+    """Returns how often each query attends to each key, [H, T, T], from the table of a row of whole blocks."""
     heads, between, _ = table.shape
     met = np.zeros((heads, between + 2, between + 2))
     met[:, [0, -1]] = 1
@@ -134,7 +134,7 @@ def test_queries_read_the_keys_of_their_blocks(length, drawn, deterministic):
     met = allowed_pairs(table, length, 3) * np.asarray(ids[:, None, :, None] == ids[:, None, None, :])
     weights = met * np.exp(np.einsum("bthk,bshk->bhts", q, k) * 0.5)
     expected = np.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdims=True), v)
-    np.testing.assert_allclose(got, expected, atol=2e-6)  # float32: the same sums in another order
+    np.testing.assert_allclose(got, expected, atol=2e-6)  # float32 rounding; the sums have another order
 
 
 def test_of_few_blocks_each_meets_all():
@@ -162,7 +162,7 @@ def cost(length):
 @pytest.mark.parametrize("kind", [0, 1], ids=["FLOPs", "bytes"])
 def test_four_times_the_length_costs_four_times_as_much(kind):
     short, longer, longest = (cost(length)[kind] for length in (1024, 4096, 16_384))
-    # the blocks at the ends count less in a longer row
+    # In a longer row, the blocks at the ends have a smaller share of the cost.
     assert longer / short == pytest.approx(4, rel=0.15) and longest / longer == pytest.approx(4, rel=0.05)
 
 

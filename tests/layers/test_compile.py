@@ -1,4 +1,4 @@
-"""Compiles for accelerators that are not there: the attention backends and the loss, forward and backward."""
+"""Compiles the attention backends and the loss, forward and backward, for accelerators that this machine lacks."""
 
 import dataclasses
 import importlib.util
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.aot
 def installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # The parent package is missing.
         return False
 
 
 def mesh_of(topology):
-    """4 devices: the batch over 2, heads and vocabulary over 2."""
+    """Builds a mesh of 4 devices: 2 split the batch, and 2 split heads and vocabulary."""
     try:
         devices = np.array(Topology.parse(topology).devices()).reshape(2, 1, 1, 1, 1, 2)
     except UserError as e:
@@ -54,19 +54,19 @@ def gpu_mesh():
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    lengths: tuple[int, int]  # of queries and keys
+    lengths: tuple[int, int]  # lengths of the queries and of the keys
     has_bias: bool = False
     causal: bool = True
     window: Optional[int] = None
-    mixed: bool = False  # as in a scan over layers of which some have the window and some have not
+    mixed: bool = False  # as in a scan over layers, some of which have the window
     cap: Optional[float] = None
     prefix: bool = False
-    single_segment: bool = False  # a row
-    width: int = 64  # of a head
+    single_segment: bool = False  # Each row contains one segment.
+    width: int = 64  # width of a head
 
 
 def compile_attention(mesh, implementation, case):
-    """8 rows a device, 8 heads with 4 key heads, bfloat16, segment ids."""
+    """Compiles a step with 8 rows per device, 8 heads, 4 key heads, bfloat16 and segment ids."""
     (t, s), (heads, key_heads, width) = case.lengths, (8, 4, case.width)
 
     def shape(sizes, dtype, *spec):
@@ -105,7 +105,8 @@ def compile_attention(mesh, implementation, case):
         return jax.jit(step).lower(q, k, k, bias, mask).compile()
 
 
-# GPT's and LLaMA's; T5's encoder, decoder and cross-attention (114 is what 512 tokens leave for the spans)
+# Shapes of GPT and LLaMA, and of T5's encoder, decoder and cross-attention. Span corruption shortens 512 tokens to 114
+# targets.
 SHAPES = {
     "causal": Case(lengths=(1024, 1024), has_bias=False, causal=True),
     "encoder with bias": Case(lengths=(512, 512), has_bias=True, causal=False),
@@ -113,7 +114,7 @@ SHAPES = {
     "cross": Case(lengths=(114, 512), has_bias=False, causal=False),
 }
 WITHOUT_BIAS = ("causal", "cross")
-# Mistral's; ModernBERT's; Gemma 2's, whose layers of both kinds are one scan
+# Shapes of Mistral, ModernBERT and Gemma 2. One scan contains both kinds of Gemma 2's layers.
 WINDOWS = {
     "window": Case(lengths=(1024, 1024), window=256),
     "two-sided window": Case(lengths=(1024, 1024), window=256, causal=False),
@@ -122,7 +123,7 @@ WINDOWS = {
 }
 
 
-# Gemma's heads; UL2's rows
+# Heads of Gemma; row lengths of UL2.
 WIDE_OR_ODD = {
     "wide": Case(lengths=(1024, 1024), width=256),
     "wide and mixed": Case(lengths=(1024, 1024), width=256, window=512, mixed=True),
@@ -148,7 +149,8 @@ def test_xla_compiles_for_tpu(tpu_mesh, shape):
 )
 def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
     text = compile_attention(tpu_mesh, implementation, SHAPES[shape]).as_text()
-    assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward; gradients of q; gradients of k and v
+    # the forward; the gradient of q; the gradients of k and v
+    assert text.count('custom_call_target="tpu_custom_call"') == 3
 
 
 @pytest.mark.slow
@@ -172,12 +174,12 @@ def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda13]'")
     text = compile_attention(gpu_mesh, "cudnn", (SHAPES | WINDOWS | PREFIXES | WIDE_OR_ODD)[shape]).as_text()
     kinds = 2 if "mixed" in shape else 1
-    assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
+    assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward and backward
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_of_one_text_have_no_mask_or_bias_of_their_own(gpu_mesh, shape):
-    """T5's bias stays that of all rows, and its gradient too: of 8 rows a device no array of logits is made."""
+    """Tests that all rows share T5's bias and its gradient: no array holds logits for the 8 rows of a device."""
     if not installed("nvidia.cudnn"):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda13]'")
     case = SHAPES[shape]
@@ -189,7 +191,7 @@ def test_rows_of_one_text_have_no_mask_or_bias_of_their_own(gpu_mesh, shape):
 
 
 def compile_loss(mesh, has_bias=False, cap=None, vocab=50304, **options):
-    """4,096 tokens a device of GPT-2 124M, in chunks of 1,024."""
+    """Compiles the loss of GPT-2 124M for 4,096 tokens per device, in chunks of 1,024."""
     rows, length, width = 8, 1024, 768
 
     def shape(sizes, dtype, *spec):
@@ -219,11 +221,11 @@ def compile_loss(mesh, has_bias=False, cap=None, vocab=50304, **options):
 @pytest.mark.parametrize("mesh", few(("tpu_mesh", "gpu_mesh"), ["gpu_mesh"]))
 def test_loss_never_holds_a_devices_logits(mesh, request):
     held = compile_loss(request.getfixturevalue(mesh)).memory_analysis().temp_size_in_bytes
-    assert held < 4096 * 50304 // 2 * 4  # bytes of the device's float32 logits, half of the vocabulary
+    assert held < 4096 * 50304 // 2 * 4  # bytes of the device's float32 logits, which cover half of the vocabulary
 
 
 def arrays_of(program, numbers):
-    """The arrays of so many numbers that kernels write and read."""
+    """Returns the arrays with `numbers` elements that kernels write, and those that kernels read."""
     written, read = [], []
     for name in set(program.computations) - program.fused:
         made = program.computations[name]
@@ -248,9 +250,9 @@ SMOOTH = {"z_loss": 1e-4, "label_smoothing": 0.1}
     ids=["plain", "smooth", "cap", "bias", "all"],
 )
 def test_kernels_read_logits_twice_and_write_them_once(gpu_mesh, options):
-    """And their gradient once, which the products read; all of it in bfloat16."""
+    """Tests that kernels also write the logits' gradient once, that products read it, and that all are bfloat16."""
     written, read = arrays_of(Program(compile_loss(gpu_mesh, **options).as_text()), 1024 * 50304 // 2)
-    products = 3 if options.get("has_bias") else 2  # gradients of features and matrix, and of the bias
+    products = 3 if options.get("has_bias") else 2  # gradients of the features, of the matrix, and of the bias
     assert [shape.dtype for shape in written] == ["bf16"] * 2
     assert [shape.dtype for shape in read] == ["bf16"] * (2 + products)
 
@@ -258,9 +260,9 @@ def test_kernels_read_logits_twice_and_write_them_once(gpu_mesh, options):
 @pytest.mark.first(1)
 @pytest.mark.parametrize("options", [{}, {"has_bias": True, "cap": 30.0, **SMOOTH}], ids=["plain", "all"])
 def test_a_padded_vocabulary_has_no_other_array_of_logits(gpu_mesh, options):
-    """GPT-2's 50,257 columns are computed as 50,304, which no other kernel copies."""
+    """Tests that GPT-2's 50,257 columns are computed as 50,304 columns, without a kernel that copies them."""
     mesh = Mesh(gpu_mesh.devices.reshape(4, 1, 1, 1, 1, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     program = Program(compile_loss(mesh, vocab=50257, **options).as_text())
     assert arrays_of(program, 1024 * 50257) == ([], [])
     written, read = arrays_of(program, 1024 * 50304)
-    assert [len(written), len(read)] == [2, 5 if options else 4]  # as above
+    assert [len(written), len(read)] == [2, 5 if options else 4]  # the same counts as in the test above

@@ -30,7 +30,7 @@ def test_a_token_is_seen_with_its_neighbours_of_the_same_segment(variant):
             for t, s in enumerate(SEGMENTS[0])
         ]
     )
-    np.testing.assert_allclose(got[0], np.maximum(expected + bias, 0), atol=1e-5)  # float32, of sums of 12 products
+    np.testing.assert_allclose(got[0], np.maximum(expected + bias, 0), atol=1e-5)  # float32 sums of 12 products
 
 
 def test_the_join_norms_the_sum():
@@ -40,7 +40,7 @@ def test_the_join_norms_the_sum():
     total = np.asarray(2 * X + branch.convolved)
     normed = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + CONFIG.norm_epsilon)
     expected = normed * np.asarray(params["norm"]["scale"]) + np.asarray(params["norm"]["bias"])
-    np.testing.assert_allclose(joined, expected, atol=1e-5)  # float32
+    np.testing.assert_allclose(joined, expected, atol=1e-5)  # float32 rounding
 
 
 def test_segments_of_other_rows_are_named():

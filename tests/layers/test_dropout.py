@@ -23,11 +23,11 @@ def test_a_share_is_dropped_and_the_rest_grows(key):
     y = np.asarray(apply_dropout(RATE, X, key))
     left = y != 0
     assert abs(left.mean() - (1 - RATE)) < 5 * np.sqrt(RATE * (1 - RATE) / X.size)
-    np.testing.assert_allclose(y[left], np.asarray(X)[left] / (1 - RATE), rtol=2**-23)  # a rounding
+    np.testing.assert_allclose(y[left], np.asarray(X)[left] / (1 - RATE), rtol=2**-23)  # one rounding
 
 
 def test_what_is_left_of_bfloat16_grows_by_what_is_dropped():
-    """1 / (1 - rate) rounded to bfloat16 would be 0.2 % off: each number is rounded once."""
+    """Tests that each number is rounded once: 1 / (1 - rate), rounded to bfloat16, would be wrong by 0.2 %."""
     x = X.astype(jnp.bfloat16)
     y = apply_dropout(RATE, x, KEYS["hashed"])
     assert y.dtype == jnp.bfloat16
@@ -40,14 +40,14 @@ def test_what_is_left_of_bfloat16_grows_by_what_is_dropped():
 def test_the_backward_draws_the_same_numbers_and_keeps_none_of_them(key):
     y, backward = jax.vjp(functools.partial(apply_dropout, RATE, key=key), X)
     np.testing.assert_array_equal(backward(X)[0], y)
-    assert [leaf.shape for leaf in jax.tree.leaves(backward)] == [()]  # the key
+    assert [leaf.shape for leaf in jax.tree.leaves(backward)] == [()]  # The only residual is the key.
 
 
 def test_a_gradient_can_be_differentiated_again():
     gradient = jax.grad(lambda x: apply_dropout(RATE, x**3, KEYS["hashed"]).sum())
     _, along = jax.jvp(gradient, (X,), (jnp.ones_like(X),))
     left = np.asarray(apply_dropout(RATE, X, KEYS["hashed"]) != 0)
-    np.testing.assert_allclose(along, np.where(left, 6 * X / (1 - RATE), 0), rtol=1e-6)  # float32, some roundings
+    np.testing.assert_allclose(along, np.where(left, 6 * X / (1 - RATE), 0), rtol=1e-6)  # float32: a few roundings
 
 
 def test_module_drops_in_training_alone_and_by_its_key():

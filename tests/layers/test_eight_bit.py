@@ -1,4 +1,4 @@
-"""Products with 8-bit operands, compared with NumPy's emulation, and faults that must not pass unnoticed."""
+"""Compares products of 8-bit operands with NumPy's emulation, and tests that planted faults are found."""
 
 import functools
 
@@ -21,7 +21,8 @@ from pretrainax.planning.topologies import Topology
 from tests.support import tiny
 
 FORMATS = sorted(eight_bit.FORMATS)
-# Largest error of rounding one value, relative to the value (float8: half of 2^-3) and to the scale (int8: nearest)
+# The largest error of rounding one value. Float8: half of 2^-3, relative to the value. Int8, rounded to the nearest
+# integer: relative to the scale.
 FLOAT8_ERROR, INT8_ERROR = 2.0**-4, 0.5
 
 
@@ -66,7 +67,8 @@ def test_float8_gradients_are_products_of_rounded_operands():
 def test_int8_gradients_are_within_one_step_of_the_scale():
     gradient = normal(16, 32, seed=2)
     _, dx, dkernel = gradients(normal(16, 32), np.eye(32, dtype=np.float32), gradient, "int8")
-    # Stochastic rounding moves a value by less than one step; 1.01 for float32 rounding at a step's border
+    # Stochastic rounding changes a value by less than one step. The factor is 1.01 because of float32 rounding at the
+    # border of a step.
     assert (np.abs(dx - gradient) < 1.01 * np.abs(gradient).max(1, keepdims=True) / 127).all()
     assert dkernel.dtype == jnp.float32
 
@@ -76,7 +78,8 @@ def test_stochastic_rounding_keeps_the_mean_of_small_gradients():
     gradient[:, 0] = 127.0  # the scale is 1, so rounding to the nearest value would return 0
     rounded = eight_bit.quantize(jnp.asarray(gradient), "int8", (1,), is_gradient=True)
     mean = np.asarray(rounded.values[:, 1:], np.float32).mean()
-    assert abs(mean - 0.2) < 0.01  # 4 standard deviations of the mean of 28,672 numbers that are 1 with probability 0.2
+    # The tolerance is 4 standard deviations of the mean of 28,672 numbers that are 1 with probability 0.2.
+    assert abs(mean - 0.2) < 0.01
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -86,7 +89,7 @@ def test_a_value_that_is_not_finite_makes_gradients_that_are_not_finite(name, ba
     arrays = [normal(8, 16), normal(16, 16, seed=1), normal(8, 16, seed=2)]
     arrays[where][3, 5] = bad
     results = gradients(*arrays, name)
-    affected = [(0, 2), (0, 1), (1, 2)][where]  # x: output, dkernel; kernel: output, dx; gradient: dx, dkernel
+    affected = [(0, 2), (0, 1), (1, 2)][where]  # x: output and dkernel; kernel: output and dx; gradient: dx and dkernel
     for result in affected:
         assert not np.isfinite(results[result]).all(), result
 
@@ -105,7 +108,7 @@ def test_zeros_and_tiny_values_have_finite_products(name, factor):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_zeros_leave_other_rows_unchanged(name):
-    """The rows of an expert without tokens are zeros."""
+    """Tests rows of zeros, such as those of an expert without tokens."""
     x, kernel, gradient = normal(8, 16), normal(16, 16, seed=1), normal(8, 16, seed=2)
     padded = [np.concatenate([a, np.zeros_like(a)]) for a in (x, gradient)]
     y, dx, dkernel = gradients(x, kernel, gradient, name)
@@ -125,7 +128,7 @@ def gradient_error():
 
 def test_gradients_have_the_three_mantissa_bits_of_e4m3(monkeypatch):
     assert gradient_error() <= FLOAT8_ERROR
-    # The fault that this test must find: gradients in e5m2, which has two mantissa bits
+    # This test must find the following fault: gradients in e5m2, which has two mantissa bits.
     e5m2 = eight_bit.FORMATS["fp8"]._replace(dtype=jnp.float8_e5m2)
     original = eight_bit.quantize_with
 
@@ -146,7 +149,7 @@ def test_saved_residuals_are_not_larger_than_those_of_the_dtype(name):
         backward = jax.vjp(functools.partial(project, summed=1, products=products), x, kernel)[1]
         return sum(residual.nbytes for residual in jax.tree.leaves(backward))
 
-    # x in bfloat16 and the float32 kernel, and the scales: at most 4 bytes per token and per output
+    # The residuals are x in bfloat16, the float32 kernel, and the scales: at most 4 bytes per token and per output.
     assert bytes_of(name) <= bytes_of("") + 4 * (64 + 32)
 
 
@@ -172,7 +175,8 @@ def test_the_estimate_of_products_is_shorter_with_8_bits():
     before = estimate_run(config, topology).roofline
     config.train.products = "int8"
     after = estimate_run(config, topology).roofline
-    assert before.compute / 2 < after.compute < before.compute  # int8 has twice the peak; attention stays in bfloat16
+    # int8 has twice the peak rate; attention stays in bfloat16.
+    assert before.compute / 2 < after.compute < before.compute
     assert after.flops == before.flops
     config.train.products_in_head = True
     assert estimate_run(config, topology).roofline.compute < after.compute
@@ -210,6 +214,6 @@ def test_experts_multiply_rounded_operands(name, capacity):
     exact = np.einsum("SF,SDF->SD", gradient, kernel[owner]), np.zeros_like(kernel)
     np.add.at(exact[1], owner, x[:, :, None] * gradient[:, None])
     for value, expected in zip((dx, dkernel), exact, strict=True):
-        # The errors of both operands are independent and average in sums
+        # The errors of both operands are independent, so sums average them.
         assert np.linalg.norm(value - expected) < FLOAT8_ERROR * np.linalg.norm(expected)
-    assert not np.asarray(dkernel)[sizes == 0].any()  # an expert without rows has no gradient, and it is finite
+    assert not np.asarray(dkernel)[sizes == 0].any()  # An expert without rows has a finite gradient of 0.

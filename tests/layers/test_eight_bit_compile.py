@@ -1,4 +1,4 @@
-"""Compiles a linear layer and the loss with 8-bit products for accelerators that are not there."""
+"""Compiles a linear layer and the loss with 8-bit products for accelerators that this machine lacks."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def compiled(topology, function, *arguments):
 
 @pytest.mark.parametrize("topology, products", few(CASES, CASES[:1]))
 def test_all_products_of_a_layer_have_8_bit_operands(topology, products):
-    """A layer 768 -> 3,072 on 1,024 tokens with both gradients."""
+    """Tests a layer 768 -> 3,072 on 1,024 tokens, with both gradients."""
 
     def run(x, kernel, gradient):
         y, backward = jax.vjp(lambda x, kernel: project(x, kernel, 1, products), x, kernel)
@@ -59,7 +59,7 @@ def test_all_products_of_a_layer_have_8_bit_operands(topology, products):
 
 @pytest.mark.parametrize("topology, products", few(CASES, CASES[:1]))
 def test_all_products_of_the_loss_have_8_bit_operands(topology, products):
-    """The logits of 1,024 tokens over 5,001 columns, and the gradients of the features and of the matrix."""
+    """Tests the logits of 1,024 tokens over 5,001 columns, and the gradients of the features and of the matrix."""
 
     def loss(x, matrix, targets, weights):
         output = LanguageModelOutput(x, matrix)

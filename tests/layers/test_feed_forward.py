@@ -26,11 +26,11 @@ def test_by_hand(gated, variant):
     module = kind_of(config(gated=gated))(config(gated=gated))
     params = module.init(jax.random.key(1), X)
     y, sums = variant(module.apply)(params, X)
-    kernels = jax.tree.map(np.asarray, params["params"])  # biases start at 0
+    kernels = jax.tree.map(np.asarray, params["params"])  # Biases start at 0.
     x = np.asarray(X)
     hidden = np.maximum(x @ kernels["gate" if gated else "up"]["kernel"], 0)
     hidden = hidden * (x @ kernels["up"]["kernel"]) if gated else hidden
-    np.testing.assert_allclose(y, hidden @ kernels["down"]["kernel"], atol=1e-5)  # float32, of sums of 6 products
+    np.testing.assert_allclose(y, hidden @ kernels["down"]["kernel"], atol=1e-5)  # float32 sums of 6 products
     chex.assert_shape(y, X.shape)
     assert not sums
 
@@ -43,10 +43,10 @@ def test_relu_saves_its_output_and_has_the_gradients_of_relu():
     np.testing.assert_array_equal(backward(x + 5)[0], jax.vjp(jax.nn.relu, x)[1](x + 5)[0])
     assert any(np.array_equal(saved, value) for saved in jax.tree.leaves(backward))
 
-    def squares(f):  # a gradient of a gradient, as for Sophia
+    def squares(f):  # the gradient of a gradient, as Sophia computes it
         return jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(f(x) ** 3))(x)))(x)
 
-    np.testing.assert_allclose(squares(activation), squares(jax.nn.relu), rtol=1e-6)  # float32, of a product
+    np.testing.assert_allclose(squares(activation), squares(jax.nn.relu), rtol=1e-6)  # float32 rounding of a product
 
 
 def test_the_config_says_which():

@@ -1,4 +1,4 @@
-"""The kernels of experts on GPUs, interpreted; test_mixture_compile.py compiles them."""
+"""Tests the GPU kernels of experts in Pallas' interpreter; test_mixture_compile.py compiles them."""
 
 import chex
 import jax
@@ -19,7 +19,7 @@ SIZES = {
 
 
 def dense(sizes):
-    """Returns [S, E]: 1 where a row is of an expert."""
+    """Returns [S, E]: 1 where a row belongs to an expert, else 0."""
     return np.repeat(np.eye(6, 5, dtype=np.float32), [*sizes, ROWS - sum(sizes)], axis=0)
 
 
@@ -35,8 +35,8 @@ def inputs(dtype, inner=96, outer=200):
 def test_each_row_meets_the_matrix_of_its_expert(interpreted, sizes, dtype):
     x, kernel, gradient = inputs(dtype)
     of = dense(sizes)
-    # sums of 96 and 200 products of size 1 in float32, which rounds them by 1e-6 each; bfloat16 rounds the result, less
-    # than 128, to 8 bits
+    # float32 rounds sums of 96 and 200 products of size 1 by 1e-6 each. bfloat16 rounds the result, which is less than
+    # 128, to 8 bits.
     atol = {"float32": 1e-4, "bfloat16": 0.25}[dtype]
     with jax.default_matmul_precision("highest"):
         y = gpu_products.product(x, kernel, jnp.array(sizes))
@@ -55,7 +55,7 @@ def test_the_gradient_of_a_matrix_is_summed_over_its_rows_in_float32(interpreted
     total = gpu_products.summed_over_rows(x, gradient, jnp.array(sizes))
     chex.assert_type(total, "float32")
     x, gradient = (np.asarray(a, np.float64) for a in (x, gradient))
-    # sums of 700 products of size 1 in float32, which rounds them by 1e-6 each; products of bfloat16 are exact in it
+    # float32 rounds sums of 700 products of size 1 by 1e-6 each. Products of bfloat16 operands are exact in float32.
     chex.assert_trees_all_close(
         np.float64(total), np.einsum("SE,SD,SF->EDF", dense(sizes), x, gradient), atol=1e-4, rtol=0
     )

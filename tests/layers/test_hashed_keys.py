@@ -1,7 +1,7 @@
-"""Numbers of hashed keys, against what independent fair draws would give.
+"""Compares the random bits of hashed keys with independent fair draws.
 
-A deviation z of a count or a product of n draws is one of a normal distribution. 5 of them are passed by 6 draws of ten
-million: keys are fixed, so that a test passes always or never.
+For n draws, the deviation z of a count or a product has a normal distribution. Of ten million draws, 6 exceed 5
+standard deviations. The keys are fixed, so that a test either always passes or always fails.
 """
 
 import itertools
@@ -20,13 +20,13 @@ RATE = 0.1
 
 
 def drawn(key) -> np.ndarray:
-    """Returns where a share of the numbers is drawn, as numbers of mean 0 and deviation 1."""
+    """Returns 1 for the share RATE of the numbers and 0 for the others, standardized to mean 0 and deviation 1."""
     hit = np.asarray(jax.random.bits(key, SHAPE, jnp.uint32)) < RATE * 2**32
     return (hit - RATE) / np.sqrt(RATE * (1 - RATE))
 
 
 def deviations(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns how far the correlation of two arrays is from 0, in its deviations."""
+    """Returns the correlation of two arrays in standard deviations from 0."""
     return abs((a * b).mean()) * np.sqrt(a.size)
 
 
@@ -36,7 +36,7 @@ def test_a_share_is_drawn_wherever_one_looks(seed):
     assert abs(hits.mean()) * np.sqrt(hits.size) < 5
     for axes in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
         sums = hits.sum(axes) / np.sqrt(hits.size / hits.sum(axes).size)
-        # a chi square less its mean, in its deviations
+        # The numerator is a chi-squared value minus its mean. The denominator is its standard deviation.
         assert abs(np.square(sums).sum() - sums.size) / np.sqrt(2 * sums.size) < 5
 
 
@@ -57,7 +57,7 @@ def test_each_byte_of_the_numbers_is_even(shift):
 def test_keys_made_of_one_draw_apart():
     keys = [KEY, *jax.random.split(KEY, 5), *(jax.random.fold_in(KEY, i) for i in (0, 1, 2, 2**31))]
     keys += [jax.random.fold_in(keys[1], 1), jax.random.key(0, impl=jax.random.key_impl(KEY))]
-    # `split` counts as `fold_in` does
+    # `split` computes the same keys as `fold_in`, so duplicates are removed.
     keys = list({tuple(np.asarray(jax.random.key_data(key))): key for key in keys}.values())
     assert len(keys) == 9
     for a, b in itertools.combinations(map(drawn, keys), 2):

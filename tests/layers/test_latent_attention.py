@@ -1,4 +1,4 @@
-"""Latent attention: what is remembered is small, and what is made of it is what the whole text gives."""
+"""Tests latent attention: its cache is small, and decoding from the cache equals a forward of the whole sequence."""
 
 import dataclasses
 import re
@@ -55,12 +55,14 @@ def test_token_by_token_as_the_whole_text(query_rank):
     params = init(config)
     whole, memory = attend(config, params, X, POSITIONS, Mask(True))
     assert memory.values is None
-    chex.assert_shape(memory.keys, (2, 1, 7, 12 + 4))  # of a token the latent and one turned key, not 4 heads of 10 + 6
+    # For each token, the cache holds the latent and one rotated key, instead of 4 heads of 10 + 6.
+    chex.assert_shape(memory.keys, (2, 1, 7, 12 + 4))
     ring = KeyValues(jnp.zeros((2, 1, 7, 16)), None)
     for i in range(7):
         mask = Mask(True, query_positions=POSITIONS[:, i : i + 1])
         step, ring = attend(config, params, X[:, i : i + 1], POSITIONS[:, i : i + 1], mask, ring, jnp.asarray(i))
-        np.testing.assert_allclose(step[:, 0], whole[:, i], atol=2e-5)  # float32: the same products in another order
+        # float32 rounding; the products have another order
+        np.testing.assert_allclose(step[:, 0], whole[:, i], atol=2e-5)
     np.testing.assert_allclose(ring.keys, memory.keys, atol=1e-5)
 
 
@@ -84,7 +86,7 @@ def test_as_plain_attention_of_the_keys_and_values_that_latents_make():
     weights = jax.nn.softmax(jnp.where(np.tri(7, dtype=bool)[None, None], logits, -jnp.inf))
     want = np.einsum("bhts,bshv,hvd->btd", weights, both[..., 6:], p["out"]["kernel"])
     got, _ = attend(CONFIG, params, X, POSITIONS, Mask(True))
-    np.testing.assert_allclose(got, want, atol=1e-4)  # float32, weights of 0.5: results reach 10
+    np.testing.assert_allclose(got, want, atol=1e-4)  # float32 rounding with weights of 0.5; results reach 10
 
 
 def test_the_config_says_which():

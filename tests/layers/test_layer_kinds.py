@@ -1,4 +1,4 @@
-"""Layers with static kinds: the same as one block for all kinds, and no conditional in the step for a GPU."""
+"""Compares layers of static kinds with one block for all kinds, and tests that a GPU step has no conditional."""
 
 import dataclasses
 import functools
@@ -44,7 +44,7 @@ def params_of(config_fields):
 
 
 def results(changes, deterministic=True, **compute):
-    """The hidden states and the gradients of a function of them."""
+    """Returns the hidden states, and the gradients of a function of them."""
     params, config = params_of(tuple(changes.items())), dataclasses.replace(MODEL, **changes)
     rngs = {} if deterministic else {"dropout": jax.random.key(3)}
 
@@ -63,7 +63,7 @@ def results(changes, deterministic=True, **compute):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Stacks take their layers as on a GPU; returns the shapes and kinds of the blocks that were traced."""
+    """Makes stacks choose layers as on a GPU; returns the kinds of the blocks that were traced."""
     traced, call = [], Block.__call__
 
     def record(self, x, layer, context, *args, **kwargs):
@@ -82,10 +82,10 @@ def on_gpu(monkeypatch):
 @pytest.mark.parametrize(
     "pattern, layers, compute",
     [
-        (GEMMA, 8, {"scan_unroll": 8}),  # one period, and two layers of the next
+        (GEMMA, 8, {"scan_unroll": 8}),  # one period and two layers of the next
         (MODERNBERT, 8, {"scan_unroll": 1}),  # a loop over two periods
         (MODERNBERT, 6, {"scan_unroll": 6, "remat": "block"}),
-        (GEMMA, 4, {"scan_unroll": 1}),  # no whole period
+        (GEMMA, 4, {"scan_unroll": 1}),  # less than one period
         (("local", "global"), 8, {"scan_unroll": 4}),
     ],
 )
@@ -94,9 +94,10 @@ def test_static_kinds_give_the_same_values_and_gradients(pattern, layers, comput
     expected = results(changes)
     traced = on_gpu()
     got = results(changes, **compute)
-    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-5)  # float32 over 8 layers, fused otherwise
+    # float32 rounding over 8 layers; XLA fuses differently
+    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-5)
     runs = _runs(pattern[:layers]) + _runs(pattern[: layers % len(pattern)] if layers > len(pattern) else ())
-    assert traced == [is_local for is_local, _ in runs]  # a block is traced once per sequence of equal layers
+    assert traced == [is_local for is_local, _ in runs]  # Each run of equal layers traces a block once.
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_each_layer_draws_its_own_dropout(on_gpu, monkeypatch):
     module, rngs = stack(config, scan_unroll=1), {"dropout": jax.random.key(3)}
     jax.block_until_ready(module.apply(params, X, POSITIONS, SEGMENTS, deterministic=False, rngs=rngs))
     jax.effects_barrier()
-    assert len(keys) == len(set(keys)) == 2 * 8  # two sublayers
+    assert len(keys) == len(set(keys)) == 2 * 8  # Each of the 8 layers has two sublayers.
 
 
 def test_both_kinds_are_reported_before_a_backend_is_chosen():
@@ -131,8 +132,8 @@ def test_both_kinds_are_reported_before_a_backend_is_chosen():
 @pytest.mark.parametrize("pattern, causal, fused", [(GEMMA, True, 6), (MODERNBERT, False, 2)])
 @pytest.mark.parametrize("unroll", [1, 6])
 def test_a_step_for_a_gpu_has_no_conditional_and_both_kinds_choose_their_kernel(pattern, causal, fused, unroll):
-    """Windows to both sides have no kernel in cuDNN, so the global layers of an encoder alone use it."""
-    config = dataclasses.replace(MODEL, layer_pattern=pattern, num_layers=6, d_model=32)  # heads of width 8
+    """Tests that only the global layers of an encoder use cuDNN, which has no kernel for two-sided windows."""
+    config = dataclasses.replace(MODEL, layer_pattern=pattern, num_layers=6, d_model=32)  # Heads have width 8.
     try:
         mesh = make_mesh(MeshConfig(), Topology.parse("h100:1").devices())
     except UserError as e:
@@ -148,5 +149,5 @@ def test_a_step_for_a_gpu_has_no_conditional_and_both_kinds_choose_their_kernel(
         text = jax.jit(jax.grad(objective)).lower(params, x, ids).compile().as_text()
     assert not re.findall(r"\bconditional\(", text)
     kernels = len(re.findall(r'custom_call_target="__cudnn\$fmha', text))
-    in_loop = 2 if pattern is GEMMA else 1  # calls that a loop over periods contains
+    in_loop = 2 if pattern is GEMMA else 1  # the number of calls in a loop over periods
     assert kernels == 2 * (fused if unroll > 1 else in_loop)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: what the router chooses, what an expert gets, and that nothing of it depends on the devices."""
+"""Tests mixtures of experts: the router's choices, the inputs of each expert, and equal results on any devices."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ def params_of(config):
 
 
 def all_experts(config, params, x):
-    """Every expert's result for every token, of which the chosen ones are taken."""
+    """Computes all experts for every token, and combines the results of the chosen experts."""
     own, settings = params["params"], config.experts
     logits = x @ own["router"]["kernel"]
     routing = route(settings, logits + own["router"]["bias"][None, None] if config.use_bias else logits)
@@ -72,7 +72,7 @@ def test_is_the_sum_over_the_chosen_of_all_experts(gated, capacity, experts):
     params = params_of(settings)
     got = value_and_gradients(lambda p, x: Mixture(settings).apply(p, x)[0], params)
     want = value_and_gradients(lambda p, x: all_experts(settings, p, x), params)
-    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32, in another order; sums of 280 tokens
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32 sums of 280 tokens in another order
 
 
 def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():
@@ -81,7 +81,8 @@ def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():
     y, _ = Mixture(settings).apply(params, x)
     chex.assert_type(y, jnp.bfloat16)
     want = all_experts(settings, params, x.astype(jnp.float32))
-    # 2^-8 of numbers up to 30, in three products; of a token that another expert got it would be far more
+    # Three products of numbers up to 30 have a rounding error of 2^-8. A token sent to the wrong expert would differ
+    # far more.
     np.testing.assert_allclose(y.astype(np.float32), want, atol=0.5)
 
 
@@ -111,7 +112,7 @@ def test_on_eight_devices_as_on_one(mesh, capacity, use_bias):
         got = value_and_gradients(of, params, rows)
     if capacity is None:
         want = value_and_gradients(of, params, rows)
-    else:  # each device has room for its own tokens
+    else:  # Each device has capacity for its own tokens.
         rows_each = 8 // math.prod(mesh.get(axis, 1) for axis in ("data", "fsdp", "expert"))
         length = 64 // mesh.get("sequence", 1)
 
@@ -121,23 +122,25 @@ def test_on_eight_devices_as_on_one(mesh, capacity, use_bias):
             return y.swapaxes(1, 2).reshape(8, 64, 16)
 
         want = value_and_gradients(parts, params, rows)
-    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32, in another order
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32 sums in another order
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
 def test_first_choices_get_the_room_before_second_ones():
-    chosen = jnp.array([[0, 1], [1, 0], [0, 2]])  # three tokens; expert 0 is asked for by 0, 2 and, second, by 1
+    # There are three tokens. Tokens 0 and 2 choose expert 0 first, and token 1 chooses it second.
+    chosen = jnp.array([[0, 1], [1, 0], [0, 2]])
     slots = assign(chosen, num_experts=3, room=2, real=jnp.ones(3, bool))
     np.testing.assert_array_equal(slots.sizes, [3, 2, 1])
-    # expert 0: tokens 0 and 2 (assignments 0 and 4); expert 1: tokens 1 and 0; expert 2: token 2, and an empty slot
+    # Expert 0 gets tokens 0 and 2 (assignments 0 and 4). Expert 1 gets tokens 1 and 0. Expert 2 gets token 2 and has an
+    # empty slot.
     np.testing.assert_array_equal(slots.assignment, [0, 4, 2, 1, 5, 6])
-    np.testing.assert_array_equal(slots.slot_of_assignment, [0, 3, 2, 6, 1, 4])  # 6: there was no room
+    np.testing.assert_array_equal(slots.slot_of_assignment, [0, 3, 2, 6, 1, 4])  # 6: no slot was free
     x = jnp.arange(1.0, 4.0)[:, None]
     np.testing.assert_array_equal(to_slots(x, slots)[:, 0], [1, 3, 2, 1, 3, 0])
     y = from_slots(to_slots(x, slots), slots, jnp.full((3, 2), 0.5))
-    np.testing.assert_array_equal(y[:, 0], [1.0, 1.0, 3.0])  # token 1 has half of what it had
+    np.testing.assert_array_equal(y[:, 0], [1.0, 1.0, 3.0])  # Token 1 loses half of its output.
 
 
 def test_padding_gets_no_slot_of_an_expert():
@@ -148,7 +151,7 @@ def test_padding_gets_no_slot_of_an_expert():
     np.testing.assert_array_equal(slots.slot_of_assignment, [6, 6, 0, 2, 1, 4])
     slots = assign(chosen, num_experts=3, room=None, real=real)
     np.testing.assert_array_equal(slots.sizes, [2, 1, 1])
-    np.testing.assert_array_equal(slots.assignment, [2, 4, 3, 5, 0, 1])  # padding comes after all experts
+    np.testing.assert_array_equal(slots.assignment, [2, 4, 3, 5, 0, 1])  # Padding comes after all experts.
     np.testing.assert_array_equal(slots.slot_of_assignment, [4, 5, 0, 2, 1, 3])
 
 
@@ -157,12 +160,12 @@ def test_padding_gets_no_slot_of_an_expert():
 def test_real_tokens_lose_no_slots_to_padding(capacity, mesh):
     settings = config(use_bias=True, num_experts=4, top_k=1, capacity=capacity)
     params = params_of(settings)
-    rows = jnp.concatenate([X, X])[:, :64].at[:, 16:].set(X[0, 0])  # padding, all of which has the same expert
+    rows = jnp.concatenate([X, X])[:, :64].at[:, 16:].set(X[0, 0])  # The router sends all padding to the same expert.
     real = jnp.arange(64)[None] < jnp.full((8, 1), 16)
     with jax.set_mesh(make_mesh(MeshConfig(**{"data": 1} | mesh))):
         y, sums = jax.jit(Mixture(settings).apply)(params, rows, real)
     want = all_experts(settings, params, rows[:, :16])
-    np.testing.assert_allclose(y[:, :16], want, rtol=1e-4, atol=1e-3)  # float32, in another order
+    np.testing.assert_allclose(y[:, :16], want, rtol=1e-4, atol=1e-3)  # float32 sums in another order
     np.testing.assert_array_equal(y[:, 16:], 0.0)
     if capacity is not None:
         assert tuple(map(float, sums["layers/dropped"])) == (0.0, 8 * 16)
@@ -171,7 +174,7 @@ def test_real_tokens_lose_no_slots_to_padding(capacity, mesh):
 def test_what_is_dropped_is_counted():
     settings = config(capacity=1.0)
     params = params_of(settings)
-    params["params"]["router"]["kernel"] = jnp.zeros((16, 8))  # so all tokens go to experts 0 and 1
+    params["params"]["router"]["kernel"] = jnp.zeros((16, 8))  # All tokens go to experts 0 and 1.
     _, sums = Mixture(settings).apply(params, X)
     dropped, assigned = sums["layers/dropped"]
     assert assigned == 2 * 280 and dropped == 2 * (280 - slots_per_expert(1.0, 560, 8)) == 2 * (280 - 70)
@@ -186,7 +189,7 @@ def test_weights_are_those_of_the_best():
     for normalized, weights in ((True, [4 / 7, 3 / 7]), (False, [0.4, 0.3])):
         routing = route(MixtureOfExperts(num_experts=4, top_k=2, normalized=normalized), logits)
         np.testing.assert_array_equal(routing.experts[0, 0], [1, 3])
-        np.testing.assert_allclose(routing.weights[0, 0], weights, rtol=1e-6)  # float32
+        np.testing.assert_allclose(routing.weights[0, 0], weights, rtol=1e-6)  # float32 rounding
 
 
 def test_a_sigmoid_scores_each_expert_by_itself():
@@ -198,7 +201,7 @@ def test_a_sigmoid_scores_each_expert_by_itself():
         scores = 1.0 / (1.0 + np.exp([-2.0, -1.0]))
         np.testing.assert_allclose(
             routing.weights[0, 0], 2.5 * scores / (scores.sum() if normalized else 1.0), rtol=1e-6
-        )  # float32
+        )  # float32 rounding
 
 
 def test_a_bias_chooses_and_weighs_nothing():
@@ -206,7 +209,7 @@ def test_a_bias_chooses_and_weighs_nothing():
     settings = MixtureOfExperts(num_experts=4, top_k=2, normalized=False, bias_rate=0.001)
     routing = route(settings, logits, jnp.array([1.0, 0.0, 0.0, -1.0]))
     np.testing.assert_array_equal(routing.experts[0, 0], [0, 1])
-    np.testing.assert_allclose(routing.weights[0, 0], [0.1, 0.4], rtol=1e-6)  # float32
+    np.testing.assert_allclose(routing.weights[0, 0], [0.1, 0.4], rtol=1e-6)  # float32 rounding
 
 
 @pytest.mark.parametrize("score, experts", [("best", [0, 1]), ("best_two", [4, 5])])
@@ -224,7 +227,7 @@ def test_shared_experts_are_one_feed_forward_for_all():
     shared = {"params": {name.removeprefix("shared_"): x for name, x in params["params"].items() if "shared" in name}}
     plain = dataclasses.replace(settings, experts=None, d_ff=48)
     want = Mixture(config()).apply(routed, X)[0] + Dense(plain).apply(shared, X)[0]
-    np.testing.assert_allclose(Mixture(settings).apply(params, X)[0], want, atol=1e-6)  # float32, in another order
+    np.testing.assert_allclose(Mixture(settings).apply(params, X)[0], want, atol=1e-6)  # float32 sums in another order
 
 
 def balanced(logits, counted, **changes):
@@ -233,7 +236,7 @@ def balanced(logits, counted, **changes):
 
 
 def test_an_even_router_has_a_loss_of_one():
-    logits = 20.0 * jnp.eye(4)[None]  # each token sure of another expert
+    logits = 20.0 * jnp.eye(4)[None]  # The router is certain, and each token chooses a different expert.
     sums = balanced(logits, jnp.ones((1, 4)), top_k=1, z_weight=0.5)
     np.testing.assert_allclose(sums["balance_loss"][0], 1.0, rtol=1e-6)
     np.testing.assert_allclose(sums["router_z_loss"][0], 0.5 * 20.0**2, rtol=1e-6)
@@ -241,7 +244,7 @@ def test_an_even_router_has_a_loss_of_one():
     for top_k in (2, 4):
         of_several = balanced(logits, jnp.ones((1, 4)), top_k=top_k)["balance_loss"][0]
         np.testing.assert_allclose(of_several, 1.0, rtol=1e-6)
-    same = jnp.broadcast_to(logits[:, :1], (1, 4, 4))  # all sure of the first
+    same = jnp.broadcast_to(logits[:, :1], (1, 4, 4))  # All tokens choose the first expert.
     np.testing.assert_allclose(balanced(same, jnp.ones((1, 4)), top_k=1)["balance_loss"][0], 4.0, rtol=1e-6)
 
 
@@ -251,18 +254,18 @@ def test_over_rows_the_loss_is_their_mean_by_tokens():
     counted = (jnp.arange(9)[None] < jnp.array([[9], [4]])).astype(jnp.float32)
     of_rows = [balanced(logits[i : i + 1], counted[i : i + 1])["balance_loss"][0] for i in range(2)]
     got = balanced(logits, counted, balance_over="row")["balance_loss"][0]
-    np.testing.assert_allclose(got, (9 * of_rows[0] + 4 * of_rows[1]) / 13, rtol=1e-6)  # float32
+    np.testing.assert_allclose(got, (9 * of_rows[0] + 4 * of_rows[1]) / 13, rtol=1e-6)  # float32 rounding
 
 
 def test_the_loss_of_sigmoids_is_of_their_shares():
-    """DeepSeek-V3, equations 17 to 20."""
+    """Tests equations 17 to 20 of DeepSeek-V3."""
     logits = jax.random.normal(jax.random.key(3), (1, 9, 6))
     scores = np.asarray(jax.nn.sigmoid(logits), np.float64)[0]
     chosen = np.argsort(-scores, axis=-1)[:, :2]
     f = np.array([6 / (2 * 9) * (chosen == e).sum() for e in range(6)])
     want = np.sum(f * np.mean(scores / scores.sum(-1, keepdims=True), axis=0))
     got = balanced(logits, jnp.ones((1, 9)), scores="sigmoid", balance_over="row")["balance_loss"][0]
-    np.testing.assert_allclose(got, want, rtol=1e-6)  # float32
+    np.testing.assert_allclose(got, want, rtol=1e-6)  # float32 rounding
 
 
 def test_padding_counts_for_nothing():
@@ -270,7 +273,7 @@ def test_padding_counts_for_nothing():
     real = (jnp.arange(9)[None] < jnp.array([[9], [4]])).astype(jnp.float32)
     got = balanced(logits, real, z_weight=1.0)
     want = balanced(jnp.concatenate([logits[0], logits[1, :4]])[None], jnp.ones((1, 13)), z_weight=1.0)
-    chex.assert_trees_all_close(got, want, rtol=1e-5)  # float32, in another order
+    chex.assert_trees_all_close(got, want, rtol=1e-5)  # float32 sums in another order
     assert got["layers/expert_tokens"][0].sum() == 2 * 13
 
 
@@ -286,4 +289,4 @@ def test_the_balance_loss_is_that_of_transformers_by_choice(top_k):
     flat = torch.from_numpy(logits.reshape(18, 6).copy())
     theirs = load_balancing_loss_func((flat,), 6, top_k, torch.from_numpy(mask))
     mine, _ = balanced(jnp.asarray(logits), jnp.asarray(mask, jnp.float32), top_k=top_k)["balance_loss"]
-    np.testing.assert_allclose(top_k * mine, float(theirs), rtol=1e-5)  # float32
+    np.testing.assert_allclose(top_k * mine, float(theirs), rtol=1e-5)  # float32 rounding

@@ -1,4 +1,4 @@
-"""Mixtures of experts compiled for TPUs and GPUs that are not there: what goes between devices, and which kernels."""
+"""Compiles mixtures of experts for other TPUs and GPUs, and tests their communication and their kernels."""
 
 import math
 import re
@@ -16,11 +16,11 @@ from pretrainax.sharding.rules import tree_shardings
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
-EXPERTS, WIDTH, INSIDE, TOKENS = 16, 512, 1024, 256  # tokens of each device
+EXPERTS, WIDTH, INSIDE, TOKENS = 16, 512, 1024, 256  # TOKENS: tokens of each device
 
 
 def compiled(topology: str, mesh: dict[str, int], capacity: float | None) -> str:
-    """The program of a layer and its gradients."""
+    """Returns the compiled program of a layer and its gradients."""
     try:
         devices = Topology.parse(topology).devices()
     except UserError as e:
@@ -56,8 +56,8 @@ def count(program: str, kind: str) -> int:
 
 
 SMALL = (("v5e:4x4", {"expert": 16}), ("v6e:4x4", {"fsdp": 4, "expert": 4}))
-# libtpu 0.0.42 compiles no ragged all-to-all for these: of the first it says that its routing is limited, of the second
-# nothing that could be acted upon. Experts need a capacity there.
+# libtpu 0.0.42 cannot compile a ragged all-to-all for these topologies. For the first, it reports that its routing is
+# limited; for the second, its message does not help. On these topologies, experts need a capacity.
 LARGE = (("v5e:16x16", {"fsdp": 16, "expert": 16}), ("v5p:8x8x4", {"fsdp": 32, "expert": 8}))
 ROOM, DROPLESS = (1.25, "all-to-all"), (None, "ragged-all-to-all")
 
@@ -80,7 +80,7 @@ def test_tokens_go_there_and_back_by_two_all_to_alls_each_way_and_experts_stay(t
     "topology, mesh", [("h100:1", {}), ("h100:8", {"fsdp": 2, "tensor": 2, "expert": 2})], ids=["one", "eight"]
 )
 def test_a_gpu_multiplies_by_all_experts_in_one_kernel(topology, mesh):
-    """The forward's three products and their gradients for rows and for matrices; blocks of rows would be loops."""
+    """Tests that the forward's three products and their gradients for rows and matrices are kernels and not loops."""
     program = compiled(topology, mesh, capacity=None)
     kernels = re.findall(r'custom-call\(.*custom_call_target="__gpu\$xla.gpu.triton".*op_name="([^"]*)"', program)
     names = [re.search(r"(grouped_matmul\w*)", name)[1] for name in kernels]

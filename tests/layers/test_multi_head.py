@@ -1,4 +1,4 @@
-"""Attention with its projections: shapes, finite gradients, and the wrong axes that it refuses."""
+"""Tests attention with its projections: shapes, finite gradients, and errors for wrong axes."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def test_a_scale_of_the_config_keeps_the_factor_of_yarn():
     position = RotaryPositions(64, scaling=YarnScaling(40.0, mscale_all_dim=1.0))
     config = dataclasses.replace(CONFIG, position=position)
     default = multi_head.scale_of(config, PositionTerms())
-    assert default == pytest.approx(8**-0.5 * (0.1 * math.log(40.0) + 1.0) ** 2)  # heads of 8
+    assert default == pytest.approx(8**-0.5 * (0.1 * math.log(40.0) + 1.0) ** 2)  # Heads have width 8.
     explicit = dataclasses.replace(config, attention_scale=8**-0.5)
     assert multi_head.scale_of(explicit, PositionTerms()) == pytest.approx(default)
 
@@ -64,7 +64,7 @@ def test_jit_changes_nothing_of_output_and_gradients(params):
     got, expected = jax.jit(both)(params, X, SOURCE), both(params, X, SOURCE)
     chex.assert_tree_all_finite(got)
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
-    assert_close(got, expected, 1e-5 * scale)  # float32 sums of some hundred terms, in another order
+    assert_close(got, expected, 1e-5 * scale)  # float32 sums of a few hundred terms in another order
 
 
 # --- dropout of weights --------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def dropped(params, key, x=X, source=SOURCE, ids=IDS):
 
 
 def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
-    # The values are the identity: what comes out are the weights themselves.
+    # The values are the identity, so the output equals the weights.
     q, k = (jax.random.normal(jax.random.key(i), (8, 64, 2, 64)) for i in range(2))
     v = jnp.broadcast_to(jnp.eye(64)[:, None], (8, 64, 2, 64))
     drop = lambda w: Dropout(RATE, deterministic=False).apply({}, w, rngs={"dropout": jax.random.key(2)})  # noqa: E731
@@ -88,8 +88,10 @@ def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
     weights, left = attention(q, k, v, **terms), attention(q, k, v, weights=Weights(drop), **terms)
     seen = np.asarray(weights) > 0
     kept = np.asarray(left) > 0
-    np.testing.assert_allclose(left[kept], weights[kept] / (1 - RATE), rtol=1e-5)  # float32: divided after the sum
-    assert abs((kept & seen).sum() / seen.sum() - (1 - RATE)) < 0.01  # 33,280 weights: a deviation is 0.0024
+    # float32 rounding; the division follows the sum
+    np.testing.assert_allclose(left[kept], weights[kept] / (1 - RATE), rtol=1e-5)
+    # There are 33,280 weights, so one standard deviation is 0.0024.
+    assert abs((kept & seen).sum() / seen.sum() - (1 - RATE)) < 0.01
     assert not (kept & ~seen).any()
 
 
@@ -128,7 +130,7 @@ def test_training_takes_the_kernel_with_dropout_and_evaluation_the_fastest(param
     [
         (X[0], SOURCE, AssertionError, r"x is \[B, T, D\]"),
         (X, SOURCE[:1], AssertionError, "with B of x"),
-        # a source may have any width, which its maps were made for
+        # A source may have any width, but its maps must match this width.
         (X, SOURCE[..., :1], ScopeParamShapeError, r'parameter "kernel" in "/key"'),
     ],
 )

@@ -34,17 +34,18 @@ def test_only_a_layer_norm_with_biases_has_a_bias():
 
 
 def test_bfloat16_is_normalised_in_float32():
-    x = jnp.asarray(X + 100.0, jnp.bfloat16)  # a mean in bfloat16 would be off by up to 0.25
+    x = jnp.asarray(X + 100.0, jnp.bfloat16)  # A mean in bfloat16 would have an error of up to 0.25.
     norm = Norm(ModelConfig(norm="layer"))
     params = norm.init(jax.random.key(0), x)
     exact = norm.apply(params, x.astype(jnp.float32))
     assert norm.apply(params, x).dtype == jnp.bfloat16
-    # rounded once, at the end: 8 bits
+    # The result is rounded once, at the end, to 8 bits.
     np.testing.assert_allclose(norm.apply(params, x).astype(jnp.float32), exact, rtol=2**-8)
 
 
 def test_a_bfloat16_row_without_variance_is_finite():
-    x = jnp.full((1, 1, 768), 103.0, jnp.bfloat16)  # rounding could make the mean of the squares less than its square
+    # Rounding could make the mean of the squares smaller than the square of the mean.
+    x = jnp.full((1, 1, 768), 103.0, jnp.bfloat16)
     norm = Norm(ModelConfig(norm="layer", norm_epsilon=1e-12))
     assert jnp.isfinite(norm.apply(norm.init(jax.random.key(0), x), x)).all()
 

@@ -1,4 +1,4 @@
-"""A stack whose layers lie on stages, beside the scan of one device."""
+"""Compares a stack whose layers lie on pipeline stages with the scan on one device."""
 
 import functools
 import re
@@ -19,7 +19,7 @@ from tests.support.tiers import few
 ROWS, LENGTH, WIDTH, LAYERS = 16, 12, 16, 4
 SIZES = dict(family="decoder", num_layers=LAYERS, d_model=WIDTH, d_ff=32, num_heads=4, num_kv_heads=2)
 LOCAL = dict(layer_pattern=("local", "global"), window=4)
-MODELS = {  # each hands another kind of array to all layers: angles of each row, a bias that rows share
+MODELS = {  # Each model passes a different kind of array to all layers: angles of each row, or a bias that rows share.
     "rotary": ModelConfig(**SIZES, **LOCAL, position=RotaryPositions(64, no_rotation_every=3)),
     "buckets": ModelConfig(**SIZES, position=RelativePositionBuckets(8, 16)),
 }
@@ -41,7 +41,7 @@ def inputs(model):
 
 
 def output_and_gradients(model, mesh=None, rows=ROWS, **compute):
-    """The stream [B, T, D], and gradients of a weighted mean of it for parameters and embeddings."""
+    """Returns the hidden states [B, T, D], and the gradients of their weighted mean for parameters and embeddings."""
     params, arrays = inputs(model)
 
     def loss(params, x, *others):
@@ -64,7 +64,8 @@ def output_and_gradients(model, mesh=None, rows=ROWS, **compute):
 @pytest.mark.parametrize("parts", few([1, 2, 8], [2]))
 def test_any_number_of_parts_gives_the_stream_and_gradients_of_one_device(parts):
     got = output_and_gradients("rotary", MESH, pipeline_microbatches=parts)
-    chex.assert_trees_all_close(got, output_and_gradients("rotary"), rtol=2e-5, atol=2e-6)  # float32, another order
+    # float32 sums in another order
+    chex.assert_trees_all_close(got, output_and_gradients("rotary"), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -125,6 +126,6 @@ def test_the_stream_goes_on_by_permutes_and_no_device_has_all_layers():
             jax.grad(lambda params, *x: stack("rotary").apply({"params": params}, *x, deterministic=True)[0].sum())
         )
         program = run.lower(placed, *arrays).compile().as_text()
-    assert program.count(" collective-permute(") == 2  # forward and backward
-    assert f"f32[{LAYERS // 2},{WIDTH},32]" in program  # the layers of a stage, whole
+    assert program.count(" collective-permute(") == 2  # one in the forward and one in the backward
+    assert f"f32[{LAYERS // 2},{WIDTH},32]" in program  # the whole layers of one stage
     assert not re.search(rf"f32\[{LAYERS},{WIDTH},(32|8)\]", program)

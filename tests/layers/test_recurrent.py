@@ -1,4 +1,4 @@
-"""What an LSTM sees, in which direction, and how layers are mixed. What it computes: tests/zoo/test_elmo.py."""
+"""Tests which tokens an LSTM reads, its direction, and the mix of layers. tests/zoo/test_elmo.py tests its values."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def stack(variant, x, segment_ids=SEGMENTS, dtype="float32"):
 
 
 def changed(variant, place):
-    """Which places of each half of the stream follow from the word at `place`, [T] bool both."""
+    """Returns the positions of each half of the hidden states that depend on the word at `place`, [T] bool both."""
     x = jax.random.normal(jax.random.key(1), (1, 8, 4))
     differs = np.asarray(stack(variant, x) != stack(variant, x.at[0, place].add(1.0)))[0]
     return differs[:, :4].any(-1).tolist(), differs[:, 4:].any(-1).tolist()
@@ -56,7 +56,7 @@ def test_the_stream_is_in_the_dtype_of_activations(variant):
     x = jax.random.normal(jax.random.key(1), (1, 8, 4))
     exact, rounded = stack(variant, x), stack(variant, x.astype(jnp.bfloat16), dtype="bfloat16")
     assert rounded.dtype == jnp.bfloat16 and rounded.shape == (1, 8, 8)
-    # 8 bits of mantissa, over two layers of six words
+    # The mantissa has 8 bits, and two layers read six words.
     np.testing.assert_allclose(rounded.astype(jnp.float32), exact, atol=0.05)
 
 
@@ -67,7 +67,8 @@ def test_words_are_read_one_by_one(variant):
     together = variant(module.apply)(params, characters)
     assert together.shape == (2, 3, 4)
     alone = variant(module.apply)(params, characters[1:, 2:])
-    np.testing.assert_allclose(together[1:, 2:], alone, atol=1e-6)  # the same sums, in products of another shape
+    # The sums are equal, but the products have other shapes.
+    np.testing.assert_allclose(together[1:, 2:], alone, atol=1e-6)
 
 
 def test_a_mix_is_a_mean_of_layers_by_the_softmax_of_their_weights(variant):

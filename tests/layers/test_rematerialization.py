@@ -1,4 +1,4 @@
-"""Bricks whose backward keeps their inputs alone, against plain autodiff of the same formulas."""
+"""Compares functions whose backward saves only their inputs with plain autodiff of the same formulas."""
 
 import functools
 
@@ -16,7 +16,7 @@ from pretrainax.layers.rematerialization import recompute
 
 BATCH, LENGTH, WIDTH = 3, 5, 64
 KINDS = [(kind, bias) for kind in ("layer", "rms", "rms_plus_one") for bias in (False, True)[: 1 + (kind == "layer")]]
-# Both compute in float32, and sum in another order; a result in bfloat16 is rounded once by each, to 8 bits.
+# Both sides compute in float32 and sum in another order. Each side rounds a bfloat16 result once, to 8 bits.
 ERRORS = {jnp.float32: 1e-6, jnp.bfloat16: 2**-7}
 DTYPES = pytest.mark.parametrize("dtype", ERRORS, ids=lambda dtype: dtype.__name__)
 
@@ -26,13 +26,13 @@ def draw(seed: int, *shape: int) -> jax.Array:
 
 
 def with_gradients(function, *inputs):
-    """Returns the value of a function, and the gradients of a weighted sum of it."""
+    """Returns the value of a function, and the gradients of its weighted sum."""
     y, vjp = jax.vjp(function, *inputs)
     return y, vjp(draw(9, *y.shape).astype(y.dtype))
 
 
 def assert_close(found, wanted, error):
-    """Compares trees of arrays, each by its largest number."""
+    """Compares trees of arrays; the error of each array is relative to its largest number."""
     chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         a, b = (np.asarray(x, np.float32) for x in (a, b))
@@ -41,7 +41,7 @@ def assert_close(found, wanted, error):
 
 
 def norm_of(kind: str, use_bias: bool, dtype):
-    """Returns a norm of its parameters and x, one that autodiff differentiates, and their arguments."""
+    """Returns the norm as a function of its parameters and x, the same norm for plain autodiff, and the arguments."""
     module = Norm(ModelConfig(norm=kind, use_bias=use_bias))
     x = (3.0 + 2.0 * draw(0, BATCH, LENGTH, WIDTH)).astype(dtype)
     params = jax.tree.map(lambda p: p + 0.3 * draw(1, *p.shape), module.init(jax.random.key(0), x))
@@ -62,11 +62,11 @@ def test_gelu_is_that_of_jax_in_float32_and_as_good_as_bfloat16_holds(name, appr
     rounded = x.astype(jnp.bfloat16)
     found = with_gradients(ACTIVATIONS[name], rounded)
     wanted = with_gradients(plain, rounded.astype(jnp.float32))
-    gradient = draw(9, *x.shape)  # rounded before it is multiplied, and again after it
+    gradient = draw(9, *x.shape)  # The gradient is rounded before and after the multiplication.
     scales = jnp.abs(wanted[0]), jnp.abs(gradient) + jnp.abs(wanted[1][0])
     for a, b, scale in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), scales, strict=True):
         assert a.dtype == jnp.bfloat16
-        # 1 + erf of float32 is within 6e-8 of 0 far to the left, times x
+        # In float32, 1 + erf is within 6e-8 of 0 for large negative x; gelu multiplies it by x.
         assert (np.abs(np.asarray(a, np.float32) - b) <= 2**-8 * scale + 1e-6).all()
 
 
@@ -78,7 +78,7 @@ def test_a_norm_has_the_gradients_of_its_formula(kind, use_bias, dtype):
 
 
 def mlp(gated: bool, activation: str, use_bias: bool, dtype):
-    """Returns the same of a feed-forward."""
+    """Returns a feed-forward, the same feed-forward for plain autodiff, and the arguments."""
     module = Dense(
         ModelConfig(d_model=WIDTH, d_ff=32, activation=activation, gated=gated, use_bias=use_bias, init_stddev=0.5)
     )
@@ -104,7 +104,7 @@ def mlp(gated: bool, activation: str, use_bias: bool, dtype):
 @pytest.mark.parametrize("gated", [False, True], ids=("plain", "gated"))
 def test_a_feed_forward_has_the_gradients_of_its_formula(gated, activation, use_bias, dtype):
     ours, plain, arguments = mlp(gated, activation, use_bias, dtype)
-    # In bfloat16 kernels' gradients are summed in float32 here, and rounded by einsum: 8 bits, of 15 tokens.
+    # In bfloat16, this package sums the gradients of kernels over 15 tokens in float32; einsum rounds them to 8 bits.
     assert_close(with_gradients(ours, *arguments), with_gradients(plain, *arguments), 4 * ERRORS[dtype])
 
 
@@ -115,7 +115,7 @@ def test_a_feed_forward_has_the_gradients_of_its_formula(gated, activation, use_
     ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in (case.func, *case.args[:-1])),
 )
 def test_a_gradient_has_the_derivative_of_a_gradient(case):
-    """As Sophia asks for: the gradients, differentiated forward along a direction."""
+    """Tests gradients of gradients, as Sophia computes them: forward-mode differentiation along a direction."""
     ours, plain, arguments = case()
     direction = jax.tree.map(lambda x: draw(5, *x.shape), arguments)
 
@@ -125,7 +125,7 @@ def test_a_gradient_has_the_derivative_of_a_gradient(case):
 
         return jax.jvp(gradient, arguments, direction)[1]
 
-    assert_close(along(ours), along(plain), 1e-5)  # float32: sums of sums, which cancel
+    assert_close(along(ours), along(plain), 1e-5)  # float32: the terms of nested sums cancel
 
 
 @pytest.mark.first(1)
@@ -149,7 +149,7 @@ def test_the_inputs_alone_are_kept():
 @pytest.mark.first(1)
 @pytest.mark.parametrize("unroll", [1, 3])
 def test_the_compiler_does_not_keep_what_is_made_again(unroll):
-    """Temporaries of 6 applications, unrolled in part or one by one: their inputs, not what is between."""
+    """Tests that temporary memory holds only the inputs of 6 applications, in a loop with 1 or 3 per iteration."""
 
     def function(x):
         return jnp.sin(jnp.exp(jnp.sin(jnp.exp(jnp.sin(x)))))

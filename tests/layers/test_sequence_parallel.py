@@ -1,4 +1,4 @@
-"""Attention whose length the mesh splits, beside the reference on one device."""
+"""Compares attention on a mesh that splits the sequence with the reference on one device."""
 
 import functools
 
@@ -16,7 +16,7 @@ from tests.support.attending import arrays, assert_close, choose, output_and_gra
 IDS = packed_ids(4, 64)
 ONE_TEXT = jnp.asarray(np.arange(64) < np.array([[64], [30], [1], [50]]), jnp.int32)
 PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32)
-CASES = {  # (lengths, rows of the bias, mask, cap of logits)
+CASES = {  # (lengths, rows of the bias, mask, logit cap)
     "causal": ((64, 64), 0, Mask(True), None),
     "packed": ((64, 64), 0, Mask(True, IDS, IDS), None),
     "one text a row": ((64, 64), 0, Mask(True, ONE_TEXT, ONE_TEXT, single_segment=True), None),
@@ -57,7 +57,7 @@ def test_the_ring_of_bfloat16_is_near_that_of_one_device():
     with jax.set_mesh(make_mesh(MeshConfig(**MESHES["4 sequence"]))):
         got = output_and_gradients(args, mask)
     assert {x.dtype for x in jax.tree.leaves(got)} == {jnp.dtype("bfloat16")}
-    # the largest are near 4, and each of the two rounds to 2^-9 of them, at other places
+    # The largest values are near 4. Each side rounds them to 2^-9 at different places.
     assert_close(*jax.tree.map(lambda x: x.astype(jnp.float32), (got, expected)), 0.03)
 
 
@@ -73,8 +73,9 @@ def test_keys_and_values_alone_go_around_the_ring():
     with jax.set_mesh(make_mesh(MeshConfig(**MESHES["4 sequence"]))):
         trace = str(jax.make_jaxpr(functools.partial(output_and_gradients, mask=mask))(args))
     sent = [line.split(":")[1].split(" =")[0] for line in trace.splitlines() if "ppermute" in line]
-    part = "f32[2,16,2,8]"  # of k or v: half of the rows, a quarter of the length
-    # forward: k, v, ids; backward: those again, and the gradients of k and v, which go home once more in the end
+    part = "f32[2,16,2,8]"  # shape of k or v on a device: half of the rows, a quarter of the sequence
+    # The forward sends k, v and ids. The backward sends them again, and sends the gradients of k and v. At the end, the
+    # gradients take one more hop to their own device.
     assert sorted(set(sent)) == [part, "i32[2,16]"]
     assert (sent.count(part), sent.count("i32[2,16]")) == (2 + 2 + 2 + 2, 2)
 

@@ -48,7 +48,7 @@ def test_each_layer_starts_with_numbers_of_its_own():
 
 
 def test_is_the_layers_one_after_the_other():
-    one = ModelConfig(**vars(CONFIG) | {"num_layers": 1, "norm_at": "post"})  # post: no norm on top
+    one = ModelConfig(**vars(CONFIG) | {"num_layers": 1, "norm_at": "post"})  # A post-norm stack has no final norm.
     three = ModelConfig(**vars(CONFIG) | {"norm_at": "post"})
     blocks = {"blocks": PARAMS["params"]["blocks"]}
     x = X
@@ -56,25 +56,25 @@ def test_is_the_layers_one_after_the_other():
         layer = {"params": jax.tree.map(lambda p, i=i: p[i : i + 1], blocks)}
         x, _ = stack(one).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
     together, _ = stack(three).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
-    np.testing.assert_allclose(together, x, atol=1e-5)  # float32, compiled apart
+    np.testing.assert_allclose(together, x, atol=1e-5)  # float32, compiled separately
 
 
 @pytest.mark.slow
 def test_unrolled_has_the_same_parameters():
     unrolled = stack(scan_unroll=3).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
-    # Two roundings: compiled otherwise, a product and a sum are one instruction.
+    # The tolerance allows two roundings: a different program may compute a product and a sum in one instruction.
     chex.assert_trees_all_close(unrolled, PARAMS, rtol=2.4e-7)
 
 
 def test_unrolled_gives_the_same_with_the_same_dropout():
-    np.testing.assert_allclose(run(scan_unroll=3), run(), atol=1e-5)  # float32, compiled otherwise
+    np.testing.assert_allclose(run(scan_unroll=3), run(), atol=1e-5)  # float32 rounding; compiled differently
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remat, unroll", [("block", 1), ("block", 3), ("dots", 1)])
 def test_rematerialisation_gives_the_same_gradients(remat, unroll):
     got, want = gradients(remat=remat, scan_unroll=unroll), gradients()
-    # float32, fused otherwise
+    # float32, fused differently
     chex.assert_tree_all_finite(got)
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
@@ -85,20 +85,20 @@ def test_what_an_accelerator_makes_again_gives_the_same_gradients(unroll, monkey
     want = gradients()
     monkeypatch.setattr("pretrainax.layers.stack.platform", lambda: "gpu")
     got = gradients.__wrapped__(scan_unroll=unroll)
-    # float32, fused otherwise
+    # float32, fused differently
     chex.assert_tree_all_finite(got)
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_what_is_made_again_has_gradients_of_gradients(monkeypatch):
-    """As Sophia asks for: forward over backward."""
+    """Tests forward over backward differentiation, which Sophia uses."""
     signs = jax.tree.map(lambda p: jnp.sign(jnp.sin(jnp.arange(p.size, dtype=p.dtype))).reshape(p.shape), PARAMS)
     along = lambda: jax.jit(lambda p: jax.jvp(gradients_at, (p,), (signs,))[1])(PARAMS)  # noqa: E731
     gradients_at = jax.grad(lambda params: jnp.sum(jnp.sin(run(params))))
     want = along()
     monkeypatch.setattr("pretrainax.layers.stack.platform", lambda: "gpu")
-    # float32, fused otherwise; sums of numbers up to 100 times as large
+    # float32 rounding; XLA fuses differently. Sums contain numbers up to 100 times as large.
     chex.assert_trees_all_close(
         along(), want, rtol=1e-3, atol=1e-3 * max(jnp.abs(x).max() for x in jax.tree.leaves(want))
     )
@@ -111,7 +111,7 @@ def test_an_accelerator_keeps_less_than_a_cpu(monkeypatch):
 
 
 def temporary_bytes(remat="none", batch=16, dtype=jnp.float32, **changes):
-    """Memory of the gradient that is neither input nor output."""
+    """Returns the temporary memory of the gradient, without inputs and outputs."""
     config = ModelConfig(**vars(CONFIG) | {"num_layers": 12, "d_ff": 512, "dropout_rate": 0.0} | changes)
     x = jax.ShapeDtypeStruct((batch, 6, config.d_model), dtype)
     ids = jax.ShapeDtypeStruct((batch, 6), jnp.int32)
@@ -134,7 +134,7 @@ def test_rematerialisation_keeps_less():
 
 def test_no_copy_of_the_kernels_is_kept_for_the_backward():
     kernels = 4 * 12 * (4 * 64 * 64 + 2 * 64 * 512)  # bytes
-    # a bfloat16 copy of them all would be half of that, and come on top of what one layer needs
+    # A bfloat16 copy of all kernels would take half of this memory, in addition to the memory of one layer.
     assert temporary_bytes(batch=1, dtype=jnp.bfloat16, d_model=64) < 0.5 * kernels
 
 
@@ -153,7 +153,8 @@ def test_where_layers_are_no_loop_an_accelerator_keeps_kernels_as_products_take_
 
 
 def test_dropout_is_drawn_anew_in_each_layer():
-    # Every layer adds what dropout leaves of ones. If all dropped the same places, two values would remain.
+    # Every layer adds the dropout of a vector of ones. If all layers dropped the same positions, only two values would
+    # exist.
     params = jax.tree.map(jnp.zeros_like, PARAMS)
     params["params"]["blocks"]["mlp"]["down"]["bias"] += 1.0
     params["params"]["final_norm"]["scale"] += 1.0
@@ -176,7 +177,7 @@ def test_shared_layers_are_one_layer_applied_again_and_again():
         params = {"params": {"blocks": blocks, "final_norm": PARAMS["params"]["final_norm"]}}
         return stack(config).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)[0]
 
-    np.testing.assert_allclose(out(shared, one), out(CONFIG, three), atol=1e-5)  # float32, compiled apart
+    np.testing.assert_allclose(out(shared, one), out(CONFIG, three), atol=1e-5)  # float32, compiled separately
     start = stack(shared).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
     assert jax.tree.map(jnp.shape, start["params"]["blocks"]) == jax.tree.map(jnp.shape, one)
 
@@ -204,7 +205,7 @@ def test_a_pattern_gives_each_layer_its_window():
         layer = {"params": jax.tree.map(lambda p, i=i: p[i : i + 1], blocks)}
         x, _ = stack(config(1, kind)).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
     mixed, _ = stack(config(3, "local", "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
-    np.testing.assert_allclose(mixed, x, atol=1e-5)  # float32, compiled apart
+    np.testing.assert_allclose(mixed, x, atol=1e-5)  # float32, compiled separately
     everywhere, _ = stack(config(3, "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
     assert not np.allclose(mixed, everywhere)
 
@@ -216,11 +217,11 @@ def test_the_hidden_state_of_each_block_can_be_asked_for():
     np.testing.assert_array_equal(state["intermediates"]["output"][0], out)
 
 
-# --- what blocks give beside the stream ------------------------------------------------------------------------------
+# --- auxiliary outputs of blocks -------------------------------------------------------------------------------------
 
 
 class Counting(Block):
-    """Counts its calls, and the tokens that it read."""
+    """A block that counts its calls and the tokens that it read."""
 
     def __call__(self, x, layer, context, state=None, *others):
         x, side = super().__call__(x, layer, context, None, *others)
@@ -245,12 +246,12 @@ def test_a_block_hands_its_state_on(variant, changes, compute):
     _, side = step(side.state)
     chex.assert_trees_all_equal(side.state["calls"], jnp.array([2, 12, 22]))
     without, nothing = stack(config).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)
-    chex.assert_trees_all_close(x, without, atol=1e-5)  # float32, compiled apart
+    chex.assert_trees_all_close(x, without, atol=1e-5)  # float32, compiled separately
     assert not jax.tree.leaves(nothing)
 
 
 class Weighed(FeedForward):
-    """A plain one that also says how large its outputs are, as a loss and as a metric."""
+    """A plain feed-forward that also returns the size of its outputs, as a loss and as a metric."""
 
     config: Any
 
@@ -267,7 +268,7 @@ class Weighed(FeedForward):
 
 
 def weighed(monkeypatch, **compute):
-    """The stack's function of its parameters that gives the sums, and its parameters."""
+    """Returns the function from parameters to the stack's sums, and the parameters."""
     monkeypatch.setattr("pretrainax.layers.feed_forward.base.FEED_FORWARDS", [Weighed, *FEED_FORWARDS])
     params = stack().init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
     return lambda params: stack(**compute).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)[1].sums, params
@@ -294,4 +295,4 @@ def test_sums_and_their_gradients_are_the_same_however_it_runs(monkeypatch, comp
 
     got, want = run(**compute), run()
     chex.assert_tree_all_finite(got)
-    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)  # float32, fused otherwise
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)  # float32, fused differently

@@ -1,4 +1,4 @@
-"""Tests of the sum over sorted ids that a GPU takes, on any device: it is products and comparisons."""
+"""Tests the sum over sorted ids, which GPUs use, on any device; it consists of products and comparisons."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 from pretrainax.layers import sum_by_id
 from pretrainax.layers.sum_by_id import BLOCK, sorted_sum_by_id
 
-# float32 rounds each addition at 2^-24 of what is summed so far
+# float32 rounds each addition by 2^-24 of the running sum.
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 
@@ -18,11 +18,11 @@ TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 @pytest.mark.parametrize(
     ("count", "rows", "highest"),
     [
-        (1000, 50, 60),  # some ids are no row
-        (40 * BLOCK, 100, 3),  # an id has many blocks
-        (5000, 1, 1),  # all have the same one
+        (1000, 50, 60),  # Some ids have no row.
+        (40 * BLOCK, 100, 3),  # The entries of one id fill many blocks.
+        (5000, 1, 1),  # All entries have the same id.
         (BLOCK + 1, 7, 7),
-        (BLOCK, 300, 300),  # most rows have no token
+        (BLOCK, 300, 300),  # Most rows have no token.
         (1, 5, 5),
     ],
 )
@@ -56,6 +56,6 @@ def test_a_row_at_the_edge_of_a_block_has_both_parts():
 
 
 def test_bfloat16_is_summed_in_float32():
-    """In bfloat16 a sum of ones stays at 256."""
+    """Tests the sum of 1,024 ones; in bfloat16, such a sum would stop at 256."""
     got = sorted_sum_by_id(jnp.zeros(1024, jnp.int32), jnp.ones((1024, 2), jnp.bfloat16), 1)
     assert got.dtype == jnp.bfloat16 and got.tolist() == [[1024.0, 1024.0]]

@@ -1,4 +1,4 @@
-"""`tiled` attention in Pallas' interpreter, compared with `xla`, and its kernels compiled for GPUs and TPUs."""
+"""Compares `tiled` attention in Pallas' interpreter with `xla`, and compiles its kernels for GPUs and TPUs."""
 
 import itertools
 
@@ -99,7 +99,7 @@ def test_odd_shapes_are_those_of_xla(features, sizes):
 def test_blocks_of_a_tpu_give_what_xla_gives(features, interpreted, monkeypatch):
     for module in (tiled_attention, tiled_kernels, tiled_layout):
         monkeypatch.setattr(module, "platform", lambda: "tpu")
-    # Three tiles of 128; float32 sums of 300 terms near 1, in another order.
+    # The row has three tiles of 128. float32 sums of 300 terms near 1 in another order.
     assert_equals_xla(features, 5e-5, lengths=(300, 300), heads=(4, 2), widths=(12, 8))
 
 
@@ -117,7 +117,7 @@ def test_products_of_bfloat16_are_summed_in_float32():
     exact = jax.tree.map(lambda x: x.astype(jnp.float32), trained)
     expected, _ = output_and_gradients((), exact, masks, implementation="xla")
     assert out.dtype == jnp.bfloat16
-    # The weights and the output, below 2, are rounded to 8 bits.
+    # The weights and the output, which are below 2, are rounded to 8 bits.
     np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=2**-7, rtol=0)
 
 
@@ -186,5 +186,5 @@ def assert_compiles(topology, call, features, sizes):
     with jax.set_mesh(make_mesh(MeshConfig(data=1), devices)):
         shapes = jax.eval_shape(lambda: (*inputs(features, **sizes), KEY))
         text = jax.jit(output_and_gradients, static_argnums=0).lower(features, *shapes).compile().as_text()
-    # The output; the gradients of q, of k and v, and of a shared bias.
+    # One kernel each for the output, the gradient of q, the gradients of k and v, and the gradient of a shared bias.
     assert text.count(call) == (4 if "bias" in features else 3)

@@ -1,4 +1,4 @@
-"""Layers without experts and one with them that take turns: the same as the layers one after the other."""
+"""Compares a stack that alternates layers without and with experts with the same layers in sequence."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def run(config, params, deterministic=False, **compute):
 
 
 def in_a_row(params, every):
-    """The parameters of each layer, by hand."""
+    """Returns the parameters of each layer, computed by hand."""
     before, own = params["between"]["blocks"], params["blocks"]
     found = []
     for i in range(MODEL.num_layers):
@@ -63,7 +63,7 @@ def test_it_is_the_layers_one_after_the_other(every):
     (together, _), sown = stack(config).apply(
         {"params": params}, X, POSITIONS, SEGMENTS, deterministic=True, mutable=["intermediates"]
     )
-    x, plain = X, dataclasses.replace(config, experts=None, norm_at="post")  # of which no norm is on top
+    x, plain = X, dataclasses.replace(config, experts=None, norm_at="post")  # A post-norm stack has no final norm.
     hidden = hidden_states({"decoder": sown["intermediates"]})["decoder"]
     assert hidden.shape == (4, *X.shape)
     for i, layer in enumerate(in_a_row(params, every)):
@@ -76,7 +76,7 @@ def test_it_is_the_layers_one_after_the_other(every):
             {"params": own}, x, POSITIONS, SEGMENTS, deterministic=True, mutable=["intermediates"]
         )
         x = sown["intermediates"]["blocks"]["hidden"][0][0]
-        np.testing.assert_allclose(hidden[i], x, atol=1e-5)  # float32, compiled apart
+        np.testing.assert_allclose(hidden[i], x, atol=1e-5)  # float32, compiled separately
     assert together.shape == X.shape
 
 
@@ -94,7 +94,7 @@ def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     kinds = [list(kind.numbers) for kind in layer_groups(config, 4)]
     assert [list(before[0]), list(own[0])] == kinds == [[0, 2], [1, 3]] if every == 2 else [[0, 1, 2], [3]]
     kernel = params["between"]["blocks"]["mlp"]["up"]["kernel"]
-    assert len(np.unique(kernel)) == kernel.size  # each layer starts with numbers of its own
+    assert len(np.unique(kernel)) == kernel.size  # Each layer has its own initial values.
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_how_it_runs_changes_no_gradient(every):
 
     want = gradients()
     for compute in ({"scan_unroll": 1}, {"scan_unroll": 4}, {"remat": "block"}, {"remat": "dots", "scan_unroll": 4}):
-        # float32, fused otherwise
+        # float32, fused differently
         chex.assert_trees_all_close(gradients(**compute), want, rtol=1e-4, atol=1e-4)
 
 
@@ -118,11 +118,11 @@ def test_what_is_said_by_layer_has_the_numbers_of_the_layers():
     _, side = run(config, params_of(config))
     tokens, _ = next(pair for name, pair in side.sums.items() if name.endswith("expert_tokens"))
     assert [name for name in side.sums if name.endswith("expert_tokens")] == ["layers/None/1:2/expert_tokens"]
-    np.testing.assert_array_equal(tokens.sum(axis=1), [12, 12])  # of two layers
+    np.testing.assert_array_equal(tokens.sum(axis=1), [12, 12])  # The sums come from two layers.
 
 
 class Counting(Block):
-    """Hands itself how often it was called, plus its number."""
+    """A block that adds its layer number to its state."""
 
     def __call__(self, x, layer, context, state=None, branch=None, source=None):
         y, side = super().__call__(x, layer, context, None, branch, source)
@@ -146,6 +146,6 @@ def test_a_deeper_stack_is_no_longer_program():
         module = stack(config, scan_unroll=1)
         shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True))
         traced = jax.make_jaxpr(lambda p: module.apply(p, X, POSITIONS, SEGMENTS, deterministic=True)[0])(shapes)
-        return str(traced).count(" = ")  # equations
+        return str(traced).count(" = ")  # the number of equations
 
     assert program(24) == program(4)

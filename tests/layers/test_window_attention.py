@@ -1,4 +1,4 @@
-"""Windows by blocks: as attention of all pairs with a mask, and at a cost that is linear in the length."""
+"""Compares window attention in blocks with masked attention over all pairs, and tests its linear cost."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ from pretrainax.sharding.mesh import make_mesh
 from tests.support import tiny
 from tests.support.runs import ROOT
 
-ROWS = jnp.asarray([[1] * 9 + [2] * 10 + [0] * 4, [1] * 23])  # two texts and padding; one text
+ROWS = jnp.asarray([[1] * 9 + [2] * 10 + [0] * 4, [1] * 23])  # two documents and padding; one document
 SCALE = 0.5
 CONFIG = ModelConfig(
     family="encoder",
@@ -60,26 +60,27 @@ CONFIG = ModelConfig(
 
 
 def vectors(length, seed=0):
-    """Queries, keys and values, [2, T, 2, 4]."""
+    """Returns queries, keys and values, [2, T, 2, 4]."""
     return jnp.asarray(np.random.RandomState(seed).standard_normal((3, 2, length, 2, 4)).astype(np.float32))
 
 
 def read(q, k, v, allowed):
-    """What queries read of the keys that they may see: allowed, [B, T, S]."""
+    """Computes full attention with the mask `allowed`, [B, T, S]."""
     logits = jnp.einsum("bthk,bshk->bhts", q, k) * SCALE
     return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(jnp.where(allowed[:, None], logits, FORBIDDEN)), v)
 
 
-# --- what is computed ------------------------------------------------------------------------------------------------
+# --- values ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("window", [2, 5, 6, 16, 100])  # of lengths that blocks divide and do not, and beyond the row
+# block sizes that divide the length or not, and windows beyond the row
+@pytest.mark.parametrize("window", [2, 5, 6, 16, 100])
 def test_blocks_read_what_a_mask_leaves_of_all_pairs(window):
     q, k, v = vectors(23)
     mask = Mask(False, ROWS, ROWS, window=window)
     expected = attention(q, k, v, mask=mask, scale=SCALE)
-    # the same sums with fewer zeros in them
+    # The sums are equal, but contain fewer zeros.
     np.testing.assert_allclose(window_attention(q, k, v, mask, None, SCALE, None), expected, atol=1e-6)
 
 
@@ -103,7 +104,8 @@ def test_others_see_the_first_token_once_and_their_window(window):
 @pytest.mark.parametrize("window, count", [(2, 4), (6, 4), (6, 9), (100, 23)])
 def test_others_see_the_question_once_and_their_window_and_it_sees_all_of_its_text(window, count):
     q, k, v = vectors(23)
-    asked = jnp.arange(23)[None] < jnp.asarray([[4], [0]])  # of the first row's first text; the second row asks nothing
+    # The first row's first document has a question of 4 tokens; the second row has no question.
+    asked = jnp.arange(23)[None] < jnp.asarray([[4], [0]])
     mask = Mask(False, ROWS, ROWS, window=window, prefix=asked.astype(jnp.int32))
     same = ROWS[:, :, None] == ROWS[:, None]
     allowed = mask.materialize(23, 23)[:, 0] | (asked[:, None] & same)
@@ -138,7 +140,7 @@ def model_and_params(**fields):
     config = dataclasses.replace(CONFIG, **fields)
     model = models.build(config, Compute())
     variables = model.init(jax.random.key(1), batch([[1] * 8]), deterministic=True)
-    # large enough for each term to show
+    # The parameters are large enough that each term has an effect.
     return model, {"params": jax.tree.map(lambda x: 3 * x, variables["params"])}
 
 
@@ -156,10 +158,11 @@ def test_a_token_knows_of_one_far_away_by_the_first():
         return np.abs(output(model, params, arrays) - output(model, params, changed))[0].max(-1)
 
     one_by_one = moved(*model_and_params(sparse_attention=SlidingWindows("none")))
-    assert not one_by_one[:33].any() and one_by_one[33:].all()  # two layers reach three tokens each
-    assert moved(*model_and_params()).all()  # the first token reads it, and is read
+    # Each of the two layers reaches three tokens in each direction.
+    assert not one_by_one[:33].any() and one_by_one[33:].all()
+    assert moved(*model_and_params()).all()  # The first token attends to all tokens, and all tokens attend to it.
     asking = dict(sparse_attention=SlidingWindows("question", 2), head=Extract(), masked_lm_head=False)
-    assert moved(*model_and_params(**asking)).all()  # so does the question
+    assert moved(*model_and_params(**asking)).all()  # The question tokens work in the same way.
 
 
 @pytest.mark.slow
@@ -171,15 +174,15 @@ def test_training_drops_weights():
     assert np.isfinite(one).all()
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- cost -------------------------------------------------------------------------------------------------------------
 
 
 def test_pairs_are_those_of_three_blocks_and_of_the_first_token():
     blocks = WindowAttention.blocks(dataclasses.replace(CONFIG, window=512), 4096)
     assert blocks == KeyBlocks(256, sides=1, global_tokens=2)
     assert blocks.pairs(4096) == 4096 * (3 * 256 + 2)
-    assert blocks.pairs(4000) == 4096 * 3 * 256 + 2 * 4000  # the last block is filled up
-    assert blocks.pairs(100) == 100**2 + 2 * 100  # in one block, of the length of the row
+    assert blocks.pairs(4000) == 4096 * 3 * 256 + 2 * 4000  # The last block is padded.
+    assert blocks.pairs(100) == 100**2 + 2 * 100  # The row fits into one block of the row's length.
     asking = dataclasses.replace(CONFIG, window=512, sparse_attention=SlidingWindows("question"))
     assert [WindowAttention.blocks(asking, length).global_tokens for length in (4096, 20)] == [2 * 65, 2 * 20]
 
@@ -206,11 +209,11 @@ def cost(length):
 @pytest.mark.parametrize("kind", [0, 1], ids=["FLOPs", "bytes"])
 def test_four_times_the_length_costs_four_times_as_much(kind):
     short, longer, longest = (cost(length)[kind] for length in (1024, 4096, 16_384))
-    # edges of the row count less in a longer one
+    # The edges of a longer row have a smaller share of the cost.
     assert longer / short == pytest.approx(4, rel=0.05) and longest / longer == pytest.approx(4, rel=0.05)
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------------
+# --- unsupported settings ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,7 +276,7 @@ def test_rotary_positions_turn_the_global_maps_too():
     model, params = model_and_params(position=RotaryPositions(64))
     arrays = batch([[1] * 20])
     later = arrays | {"positions": arrays["positions"] + 5}
-    # relative: a shift of all changes nothing; float32 of angles
+    # Positions are relative, so a shift of all positions changes nothing; float32 rounding of angles.
     np.testing.assert_allclose(output(model, params, later), output(model, params, arrays), atol=1e-4)
 
 

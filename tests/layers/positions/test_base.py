@@ -12,7 +12,7 @@ from pretrainax.layers.positions import Positions, PositionTerms, base, position
 
 @dataclasses.dataclass
 class NoPositions(Position):
-    """A kind that nothing was written for."""
+    """A kind of positions without registered behavior."""
 
 
 def test_a_kind_without_a_behaviour_is_named():

@@ -13,8 +13,9 @@ from pretrainax.layers.positions.disentangled import RelativeTable, disentangled
 
 
 def test_buckets_by_hand():
-    # of 4 a direction 0, 1, 2 are exact; 3 … 8 = 2 · 4^(0 … 1], 1 range; from 9 on, what is left: for keys after the
-    # query a row of its own, for keys before it none
+    # Each direction has 4 buckets. Distances 0, 1 and 2 are exact. Distances 3 … 8 = 2 · 4^(0 … 1] form one range. For
+    # keys after the query, distances from 9 have a row of their own. For keys before the query, they share the row of
+    # the range.
     distances = np.array([0, 1, 2, 3, 8, 9, 50, -1, -2, -3, -8, -9, -50])
     rows = [4, 5, 6, 7, 7, 7, 7, 3, 2, 1, 1, 0, 0]
     np.testing.assert_array_equal(log_bucket(distances, num_buckets=4, max_distance=9), rows)
@@ -40,7 +41,7 @@ def test_buckets_are_those_of_transformers(buckets, farthest):
 
 @pytest.mark.parametrize("length", (1, 7, 12))
 def test_bias_is_the_definition(monkeypatch, length, variant):
-    monkeypatch.setattr(disentangled, "_BLOCK", 4)  # three blocks of 12, one of 7
+    monkeypatch.setattr(disentangled, "_BLOCK", 4)  # 12 tokens form three blocks of 4; 7 tokens form one block.
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 2, length, 3, 5))
     position_q, position_k = rng.normal(size=(2, 2 * length - 1, 3, 5))
@@ -50,9 +51,7 @@ def test_bias_is_the_definition(monkeypatch, length, variant):
             d = i - j + length - 1
             expected[:, :, i, j] = (q[:, i] * position_k[d] + k[:, j] * position_q[d]).sum(-1)
     arrays = [jnp.asarray(x, jnp.float32) for x in (q, k, position_q, position_k)]
-    np.testing.assert_allclose(
-        variant(disentangled_bias)(*arrays), expected, atol=1e-5
-    )  # float32, of sums of 10 products
+    np.testing.assert_allclose(variant(disentangled_bias)(*arrays), expected, atol=1e-5)  # float32 sums of 10 products
 
 
 def test_bias_of_bfloat16_is_rounded_once_per_term_and_once_as_a_sum():
@@ -63,7 +62,8 @@ def test_bias_of_bfloat16_is_rounded_once_per_term_and_once_as_a_sum():
     assert bias.dtype == jnp.bfloat16
     exact = [x.astype(jnp.float32) for x in (q, k, position_q, position_k)]
     terms = [disentangled_bias(*exact[:2], *pair) for pair in ((exact[2] * 0, exact[3]), (exact[2], exact[3] * 0))]
-    # bfloat16 rounds by at most 2⁻⁸ of a value: each term once, and the sum, which is at most as large as both together
+    # bfloat16 rounds each term once, and the sum once, each by at most 2⁻⁸ of the value. The sum is at most as large as
+    # both terms together.
     bound = 2**-8 * 2 * (abs(terms[0]) + abs(terms[1]))
     assert np.all(abs(bias.astype(jnp.float32) - sum(terms)) <= bound)
 
@@ -85,11 +85,12 @@ def test_the_table_is_normed_row_by_row():
     table = RelativeTable(CONFIG).apply(params, 3, 3)
     assert params["params"]["embedding"].shape == (8, 6)
     np.testing.assert_allclose(table.mean(-1), 0, atol=1e-6)
-    np.testing.assert_allclose(table.std(-1), 1, atol=0.02)  # the norm's epsilon, of vectors of size 0.02
+    # The norm's epsilon changes the standard deviation of vectors of size 0.02.
+    np.testing.assert_allclose(table.std(-1), 1, atol=0.02)
 
 
 class Logits(nn.Module):
-    """The bias of places on queries and keys that are their own maps."""
+    """Computes the bias of `places` for queries and keys, with separate maps."""
 
     places: AttentionPositions
 
@@ -109,4 +110,5 @@ def test_queries_after_other_tokens_have_their_rows_of_the_square(t, length):
     part, end = slice(t, t + length), t + length
     got = Logits(AttentionPositions(positions[:, part], before=t)).apply(params, x[:, part], x[:, :end])
     chex.assert_shape(got, (2, 3, length, end))
-    chex.assert_trees_all_close(got, square[:, :, part, :end], atol=1e-5)  # float32, in other products
+    # float32 rounding; the products have other shapes
+    chex.assert_trees_all_close(got, square[:, :, part, :end], atol=1e-5)

@@ -14,7 +14,7 @@ from pretrainax.layers.positions.rotary import rotary_angles, rotate
 def test_rotary_by_hand(variant):
     x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
     cosines, sines = rotary_angles(jnp.array([[7]]), 4, 100.0)
-    a, b = 7.0, 0.7  # the planes are (0, 2) and (1, 3); theta^(-1/2) is 0.1
+    a, b = 7.0, 0.7  # The rotation planes are (0, 2) and (1, 3). theta^(-1/2) is 0.1.
     expected = [
         np.cos(a) - 3 * np.sin(a),
         2 * np.cos(b) - 4 * np.sin(b),
@@ -33,7 +33,7 @@ def test_a_part_of_a_head_is_turned_and_the_rest_left(variant):
     )
     turned = variant(lambda x: terms.rotate(x, x)[0])(x)
     angles = rotary_angles(jnp.array([[0, 1, 2], [4, 5, 6]]), 4, 100.0)
-    chex.assert_trees_all_close(turned[..., :4], rotate(x[..., :4], *angles), rtol=1e-6)  # float32, compiled apart
+    chex.assert_trees_all_close(turned[..., :4], rotate(x[..., :4], *angles), rtol=1e-6)  # float32, compiled separately
     chex.assert_trees_all_equal(turned[..., 4:], x[..., 4:])
 
 
@@ -45,12 +45,12 @@ def test_rotary_products_depend_on_the_distance_only():
         angles = rotary_angles(positions, 8, 10_000.0)
         return jnp.einsum("BTHK,BSHK->BHTS", rotate(q, *angles), rotate(k, *angles))
 
-    # angles of up to 1,000 in float32 are right to 6e-5
+    # float32 represents angles of up to 1,000 within 6e-5.
     np.testing.assert_allclose(products(0), products(1000), atol=1e-3)
 
 
 def test_long_context_scaling_by_hand():
-    # In a context of 100, planes turn 100 w / 2 pi = 15.9, 1.59, 0.159 and 0.0159 times.
+    # In a context of 100 tokens, the planes rotate 100 w / 2 pi = 15.9, 1.59, 0.159 and 0.0159 times.
     scaling = LongContextScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=100)
     cosines, _ = rotary_angles(jnp.array([[1]]), 8, 10_000.0, scaling)
     turns = 10 / (2 * np.pi)
@@ -64,7 +64,7 @@ GAIN = np.sqrt(1 + np.log(4) / np.log(4))
 
 
 def test_long_rope_by_hand(variant):
-    """Of a text of five tokens, all are turned by the long numbers; of one of four beside it, by the short ones."""
+    """Tests two segments of a row: long factors rotate the segment of five tokens, short factors rotate the other."""
     positions = jnp.array([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3, 4]])
     cosines, sines = variant(lambda p: rotary_angles(p, 4, 100.0, LONG_ROPE))(positions)
     for row, (longer, found) in enumerate(zip(([1] * 5 + [0] * 4, [0] * 4 + [1] * 5), cosines, strict=True)):
@@ -76,7 +76,7 @@ def test_long_rope_by_hand(variant):
 
 
 def test_padding_makes_no_segment_long():
-    """Its positions may go on counting, or start at the number of virtual tokens, which may be the old context."""
+    """Tests padding positions that continue to count, or that equal the number of virtual tokens (the old context)."""
     for padding in ([4, 5, 6], [4, 4, 4]):
         positions, segment_ids = jnp.array([[0, 1, 2, 3, *padding]]), jnp.array([[1, 1, 1, 1, 0, 0, 0]])
         cosines, _ = rotary_angles(positions, 4, 100.0, LONG_ROPE, segment_ids)
@@ -104,7 +104,8 @@ def test_a_token_alone_is_turned_as_in_its_row(is_local):
     whole = turned(slice(6))
     for t in range(6):
         alone = turned(slice(t, t + 1))
-        chex.assert_trees_all_close(alone, tuple(x[:, t : t + 1] for x in whole), atol=1e-6)  # float32, compiled apart
+        # float32, compiled separately
+        chex.assert_trees_all_close(alone, tuple(x[:, t : t + 1] for x in whole), atol=1e-6)
 
 
 def test_each_so_manieth_layer_turns_nothing(variant):
@@ -125,7 +126,7 @@ def test_each_so_manieth_layer_turns_nothing(variant):
         expected = (q, k) if number in (2, 5) else everywhere
         chex.assert_trees_all_close(
             turned(jnp.array(number)), expected, rtol=1e-5, atol=1e-6
-        )  # float32, compiled apart
+        )  # float32, compiled separately
 
 
 def test_angles_of_other_rows_are_named():
