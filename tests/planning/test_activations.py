@@ -1,4 +1,4 @@
-"""What a device keeps for the backward, by the attention that its layers choose."""
+"""Tests the residuals that a device saves for the backward, depending on the attention kernel of the layers."""
 
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
@@ -17,7 +17,7 @@ ONE = dict.fromkeys(AXES, 1)
 
 
 def windowed_t5(attention="auto"):
-    """An encoder-decoder whose decoder cuDNN takes, and whose encoder, with its windows of two sides, it does not."""
+    """Returns an encoder-decoder: cuDNN supports the decoder, but not the two-sided windows of the encoder."""
     experiment = tiny.get_config("t5")
     model = experiment.model
     model.num_layers, model.head_dim, model.layer_pattern, model.window = 1, 64, ("local",), 128
@@ -38,7 +38,7 @@ def test_a_block_of_deberta_keeps_its_relative_logits_but_not_the_products_befor
     model.num_layers, model.position = 1, DisentangledPositions(num_buckets=8, max_distance=32)
     residuals = [x for x in saved_residuals(experiment, ONE, "gpu") if x.module.endswith("self_attention")]
     (rows,) = [x.shape[1] for x in residuals if x.shape[-3:] == (model.num_heads, length, length)]
-    # The products of a block of `length` queries with the distances in its window.
+    # These shapes would be the products of a block of `length` queries with the distances in its window.
     assert not [x for x in residuals if x.shape[-2:] == (rows * length, 2 * length)]
 
 
@@ -50,7 +50,7 @@ def test_a_plan_with_an_attention_that_cannot_run_is_refused(attention, reason):
 
 @pytest.fixture
 def no_cudnn(monkeypatch):
-    """As with the plain wheel, which installs no plugin for GPUs."""
+    """Simulates the plain wheel, which installs no GPU plugin."""
     monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)
     activations._trace.cache_clear()
     activations._attention_specs.cache_clear()
@@ -58,7 +58,7 @@ def no_cudnn(monkeypatch):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_plan_for_a_gpu_needs_no_cudnn(dropout, no_cudnn):
-    """With dropout, training has another attention than the initialization."""
+    """Tests dropout too, because training then uses a different attention kernel than the initialization."""
     experiment = tiny.get_config("bert")
     experiment.model.head_dim, experiment.data.sequence_length = 64, 128
     experiment.model.position = LearnedPositions(128)

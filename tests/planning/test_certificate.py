@@ -1,4 +1,4 @@
-"""The certificate of a compiled step: each value compared with a count by hand, planted faults, committed values."""
+"""Compares each value of a compiled step's certificate with a count by hand, planted faults and committed values."""
 
 import dataclasses
 import functools
@@ -31,13 +31,13 @@ PARAMETERS = (
     MATRICES
     + LAYERS * (6 * WIDTH + 2 * 2 * WIDTH)  # biases and norms
     + (VOCABULARY + LENGTH) * WIDTH
-    + 2 * WIDTH  # the last norm
+    + 2 * WIDTH  # the final norm
 )
 ONE_DEVICE: dict[str, int] = dict.fromkeys(AXES, 1)
 
 
 def small() -> Experiment:
-    """A GPT of two layers whose sizes are multiples of 128, with heads of 128 that fused kernels support."""
+    """Builds a GPT of two layers whose sizes are multiples of 128, with heads of 128 that fused kernels support."""
     experiment = config("gpt", rows=ROWS)
     experiment.data.sequence_length, experiment.model.position = LENGTH, LearnedPositions(LENGTH)
     experiment.train.scan_unroll = LAYERS
@@ -100,7 +100,7 @@ ENTRY %main (a: bf16[64,32], e: bf16[32,50]) -> bf16[64,50] {
 
 def test_products_have_their_types_sizes_and_executions():
     head, up, logits, kernel = sorted(matrix_products_of(Program(STEP)), key=lambda x: -(x.flops or 0))
-    if head.times == 3:  # 3 × 64 × 32 × 32 is more than 64 × 32 × 50
+    if head.times == 3:  # 3 × 64 × 32 × 32 exceeds 64 × 32 × 50.
         head, up = up, head
     assert head[:7] == ("loss", ("bf16", "bf16"), 1, 2 * 64 * 32 * 50, 64, 50, 32)
     assert up[:7] == ("decoder/blocks/mlp/up", ("f32", "f32"), 3, 3 * 2 * 64 * 32 * 32, 64, 32, 32)
@@ -145,7 +145,7 @@ def test_a_run_compiles_the_programs_that_are_counted(tmp_path, caplog):
 
 
 def test_one_more_batch_than_the_largest_does_not_fit():
-    """Within 2 %, the resolution of the search."""
+    """Tests the largest batch within 2 %, the resolution of the search."""
     experiment, chip = small(), CHIPS["v5e"]
     rows = certificate.largest_batch(experiment, ONE_DEVICE, chip)
 
@@ -171,33 +171,35 @@ def test_the_largest_batch_of_a_pipeline_divides_into_its_microbatches():
 def test_the_values_of_two_layers_are_the_counts_by_hand(name):
     entries = certificate.certify(small(), absent(name), sound(name))
     found, moved = {entry.name: entry.value or 0.0 for entry in entries}, sound(name).traffic
-    # Activations of the products (each reads and writes 512 columns), logits, parameters, gradients and AdamW's state,
-    # which has two moments.
+    # The first term is the activations of the products; each product reads and writes 512 columns. The others are the
+    # logits, and the parameters, gradients and two moments of AdamW.
     floor = 2 * 2 * 6 * LAYERS * TOKENS * WIDTH + 2 * 2 * TOKENS * VOCABULARY + (2 + 2 + 2 * 3) * 4 * PARAMETERS
     assert moved is not None
-    # 1 %: biases, and the step counters of the optimizer
+    # The tolerance of 1 % covers biases and the step counters of the optimizer.
     assert found["bytes_over_floor"] == pytest.approx(moved.total / floor, rel=0.01)
     assert found["fused_attention"] == 1
     # The gradients of both embeddings are float32 products with one-hot vectors, in groups of 128 tokens on a GPU.
     update = 6 * TOKENS * (MATRICES + VOCABULARY * WIDTH)
     embeddings = 2 * 2 * TOKENS * 128 * WIDTH if name == "h100:1" else 0
-    # 0.2 %: the second, smaller product of each embedding
+    # The tolerance of 0.2 % covers the second, smaller product of each embedding.
     assert found["intended_type"] == pytest.approx(1 - embeddings / (update + embeddings), abs=0.002)
     assert found["recomputed"] == pytest.approx(1 + embeddings / update, abs=0.002)
-    assert found["aligned"] == pytest.approx(1, abs=0.002)  # 0.2 %: the same products have 32 columns
+    # The tolerance of 0.2 % covers the same products, which have 32 columns.
+    assert found["aligned"] == pytest.approx(1, abs=0.002)
     assert found["exposed_collectives"] == found["conditionals"] == found["unknown_products"] == 0
-    # AdamW reads parameters, gradients and two moments, and writes parameters and moments: 7. A GPU reads the gradients
-    # once more for their norm, and the kernels of so few parameters move up to 2 for biases and metrics. A TPU copies
-    # the state of so small a model between its memories, and these copies are not of the optimizer.
+    # AdamW reads parameters, gradients and two moments, and writes parameters and moments: 7 accesses. A GPU reads the
+    # gradients once more for their norm. With so few parameters, kernels also move up to 2 accesses for biases and
+    # metrics. A TPU copies the state of a small model between its memories, and these copies do not count as
+    # optimizer traffic.
     assert (6 if name == "h100:1" else 3) <= found["optimizer_traffic"] <= 11
-    # parameters and two moments of four bytes; 1 %: the metrics in the state
+    # Parameters and two moments have four bytes each. The tolerance of 1 % covers the metrics in the state.
     assert found["checkpoint"] == pytest.approx(3 * 4 * PARAMETERS / 1e9, rel=0.01)
     assert found["compiled_programs"] == 4
 
 
 @dataclasses.dataclass
 class TwiceTheState(AdamW):
-    """AdamW with a second pair of moments, which the update reads, as a fault."""
+    """A faulty AdamW with a second pair of moments, which the update reads."""
 
     def directions(self, params_shape):
         yield scale_by_adam(self.b1, self.b2, self.epsilon, self.bias_correction)
@@ -226,14 +228,14 @@ def planted(fault: str) -> Experiment:
         ("float32 products", "intended_type", 0, 0.01, "f32·f32"),
         ("attention by XLA", "fused_attention", 0, 0, ""),
         ("a width of 1,000", "aligned", 0.3, 0.8, "mlp"),
-        ("remat", "recomputed", 1.25, 1.4, ""),  # a fourth forward pass of the blocks
+        ("remat", "recomputed", 1.25, 1.4, ""),  # one more forward of the blocks
         (
             "twice the state",
             "optimizer_traffic",
             13.5,
             20,
             "",
-        ),  # 10.5 without the fault; each moment is read and written
+        ),  # 10.5 without the fault; the update reads and writes each moment
     ],
 )
 def test_a_planted_fault_is_found(fault, entry, least, most, words):
@@ -257,10 +259,10 @@ FAST = [("h100", "shakespeare_char")]  # the config that compiles fastest
     ],
 )
 def test_no_certificate_is_worse_than_the_committed_one(chip, name):
-    """By more than 3 %; `python -m tests.planning.certificates` writes new ones."""
+    """Fails if a value is worse by more than 3 %; `python -m tests.planning.certificates` writes new certificates."""
     absent(certificates.CHIPS[chip])
     committed = COMMITTED[chip][name]
-    if isinstance(committed, str):  # the step did not fit
+    if isinstance(committed, str):  # The step did not fit.
         with pytest.raises(UserError):
             certificates.certificate(name, chip)
         return

@@ -1,4 +1,4 @@
-"""The train step compiled for 8 fake CPU devices, and for TPUs and GPUs that are not there."""
+"""Tests the train step, compiled for 8 fake CPU devices, and for TPUs and GPUs that this machine lacks."""
 
 import functools
 import math
@@ -29,9 +29,9 @@ get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / 
 
 def config(variant: str = "gpt", rows: int = 64, **mesh) -> Experiment:
     experiment = get_config(variant)
-    experiment.model.d_model = experiment.model.d_ff = 512  # of which a fourth fills a TPU's 128 lanes
+    experiment.model.d_model = experiment.model.d_ff = 512  # A quarter of this width fills the 128 lanes of a TPU.
     experiment.train.global_batch_size, experiment.mesh.data = rows, 1
-    experiment.train.scan_unroll = 1  # collectives of unrolled blocks are put together
+    experiment.train.scan_unroll = 1  # XLA merges the collectives of unrolled blocks.
     for axis, size in mesh.items():
         setattr(experiment.mesh, axis, size)
     return experiment
@@ -64,14 +64,15 @@ def test_the_arguments_are_parameters_moments_and_batch(variant):
         shapes = batch_shapes(experiment)
         state = build_steps(experiment, shapes, mesh).abstract_state
     shards = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    unread = ("positions", "encoder_positions") if variant == "t5" else ()  # T5's are relative: not even passed on
+    # T5's positions are relative, so the step does not receive these arrays.
+    unread = ("positions", "encoder_positions") if variant == "t5" else ()
     rows = sum(math.prod(x.shape) * x.dtype.itemsize // 8 for name, x in shapes.items() if name not in unread)
     assert compiled(variant, "cpu", fsdp=8).memory.arguments == shards + rows
 
 
 def test_the_new_state_takes_the_place_of_the_old():
     memory = compiled("gpt", "cpu", fsdp=8).memory
-    assert 0 <= memory.outputs - memory.donated < 4096  # what is left are metrics, and pointers to all of it
+    assert 0 <= memory.outputs - memory.donated < 4096  # The remaining bytes are metrics and pointers to all outputs.
 
 
 def test_a_step_that_needs_more_than_there_is_does_not_fit():
@@ -123,7 +124,8 @@ def test_matmuls_for_a_gpu_add_biases_and_gradients_and_apply_relu(variant, acti
     text = lowered(experiment, absent("h100:1")).compile().as_text()
     kernels = re.findall(r"(?m)^.* custom-call.*__cublas\$lt\$matmul.*", text)
     biased = [re.search(r'op_name="([^"]*)"', kernel)[1] for kernel in kernels if '"epilogue":"BIAS"' in kernel]
-    # All but the bias of `up`, which the kernel of a GELU adds in the forward and in the backward
+    # Matmuls add all biases except the bias of `up`. The kernel of a GELU adds that bias, in the forward and in the
+    # backward.
     for name in ("query", "key", "value", "out", "down"):
         assert any(f"/{name}/dot_general" in x for x in biased), (name, biased)
     assert any('"epilogue":"BIAS_RELU"' in kernel for kernel in kernels) == (activation == "relu")
@@ -138,14 +140,14 @@ def test_matmuls_for_a_gpu_add_biases_and_gradients_and_apply_relu(variant, acti
 
 @pytest.mark.aot
 def test_no_sum_of_a_decoders_step_for_a_gpu_depends_on_the_order_of_its_threads():
-    """A scatter that adds is compiled to atomics; a deterministic run would pay for a slow one in its place."""
+    """Tests that the step has no adding scatter: it compiles to atomics, or to a slow kernel in a deterministic run."""
     text = lowered(config("gpt", fsdp=2, tensor=2), absent("h100:4")).as_text()
     assert "stablehlo.dot_general" in text
     assert "stablehlo.scatter" not in text
 
 
 def split_parameters(experiment: Experiment, devices) -> dict[str, int]:
-    """Numbers of each parameter of the blocks that fsdp splits."""
+    """Returns the number of elements of each parameter of the blocks that fsdp splits."""
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
         params = build_steps(experiment, batch_shapes(experiment), mesh).abstract_state.params
@@ -159,16 +161,17 @@ def test_fsdp_gathers_each_matrix_once_forward_and_once_backward(name):
     experiment = config(fsdp=4)
     numbers = sum(split_parameters(experiment, absent(name).devices()).values())
     found = [c for c in compiled("gpt", name, fsdp=4).collectives if c.kind == "all-gather" and "blocks" in c.where]
-    # bfloat16, of which a device has a quarter and passes on as much three times
+    # Arrays are bfloat16. A device holds a quarter of each array and sends this much three times.
     assert sum(c.total for c in found) == 2 * numbers * 2 * 3 // 4
 
 
 @pytest.mark.aot
 @pytest.mark.parametrize("name", few(["v5e:2x2", "h100:4"], ["h100:4"]))
 def test_fsdp_never_sums_a_whole_matrix_of_a_block_on_each_device(name):
-    smallest = min(split_parameters(config(fsdp=4), absent(name).devices()).values()) // 2  # of 2 layers
+    # Parameters of 2 layers are stacked.
+    smallest = min(split_parameters(config(fsdp=4), absent(name).devices()).values()) // 2
     found = [c for c in compiled("gpt", name, fsdp=4).collectives if c.kind == "all-reduce" and "blocks" in c.where]
-    # an all-reduce sends its array twice, 3/4 of it each time, in float32
+    # An all-reduce sends 3/4 of its float32 array, twice.
     assert all(c.bytes < 2 * 3 / 4 * 4 * smallest for c in found)
 
 
@@ -176,7 +179,7 @@ def test_fsdp_never_sums_a_whole_matrix_of_a_block_on_each_device(name):
 def test_a_step_for_a_tpu_runs_in_bfloat16_and_with_its_kernel():
     experiment = config(fsdp=4)
     experiment.data.sequence_length = experiment.model.position.max_length = 128
-    experiment.model.num_heads = 2  # of width 64
+    experiment.model.num_heads = 2  # Heads have width 64.
     mesh = make_mesh(experiment.mesh, absent("v5e:2x2").devices())
     with jax.set_mesh(mesh):
         assert resolve_auto(experiment.train).dtype == "bfloat16"

@@ -1,4 +1,4 @@
-"""Pipelines compiled for 256 TPUs and GPUs that are not there: what goes between devices, and which kernel runs."""
+"""Tests the communication and the kernels of pipelines compiled for 256 TPUs and GPUs that this machine lacks."""
 
 import itertools
 
@@ -41,10 +41,10 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     step = compile_step(experiment, absent)
     stages = pipeline_stages(experiment, {"expert": 1, "fsdp": 1, **mesh})
     permutes = [c for c in step.collectives if c.kind == "collective-permute" and c.axis == "pipeline"]
-    # forward, and its gradient backward
+    # Each tick sends hidden states in the forward, and their gradients in the backward.
     assert sum(c.count for c in permutes) == 2 * stages.ticks
-    assert {c.bytes for c in permutes} == {2 * stages.rows * LENGTH * WIDTH}  # in bfloat16
-    # along `fsdp` what a stage has is gathered once, not at each tick
+    assert {c.bytes for c in permutes} == {2 * stages.rows * LENGTH * WIDTH}  # bfloat16
+    # Along `fsdp`, a stage gathers its parameters once, and not in each tick.
     gathered = sum(
         c.total for c in step.collectives if (c.axis, c.kind) == ("fsdp", "all-gather") and "loss" not in c.where
     )
@@ -52,7 +52,7 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     of_stage = 4 * LAYERS // mesh["pipeline"] * (4 * WIDTH**2 + 2 * WIDTH * INSIDE) // tensor * (fsdp - 1) // fsdp
     around = 2 * (model.vocab_size + LENGTH) * WIDTH
     assert gathered <= of_stage + 2 * around
-    # what several stages exchange are rows, and gradients of what is around the layers
+    # Stages exchange only rows, and gradients of the parameters outside of the layers.
     most = max(stages.parts * stages.rows * LENGTH * WIDTH * 2, 8 * model.vocab_size * WIDTH)
     assert all(c.bytes <= most for c in step.collectives if "pipeline" in c.axis)
     layers = [b for b in step.buffers if "loss" not in b.where]

@@ -1,4 +1,4 @@
-"""The command of each large config is accepted, and its memory fits on H100 GPUs and on TPU v5p."""
+"""Tests that the command of each large config is valid, and that its memory fits on H100 GPUs and TPU v5p."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_the_documented_mesh_fits(name, chip):
     (words,) = [words for words in config_commands(name) if any("--config.mesh." in word for word in words)]
     experiment = experiment_of(words)
     mesh = experiment.mesh
-    devices = max(mesh.data, 1) * mesh.fsdp * mesh.expert  # data is -1 without a flag: all other devices
+    devices = max(mesh.data, 1) * mesh.fsdp * mesh.expert  # Without a flag, `data` is -1: all other devices.
     topology = Topology.parse(f"h100:{devices // 8}x8" if chip == "h100" else f"v5p:{TORUS[devices]}")
     resolve_remat(experiment, topology)
     sizes = mesh_sizes(mesh, topology.num_devices, processes=topology.hosts)

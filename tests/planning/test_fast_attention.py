@@ -1,4 +1,4 @@
-"""Which configs run a part of their attention without a fused kernel on a GPU or TPU, according to their specs."""
+"""Tests which configs run a part of their attention without a fused kernel on a GPU or TPU, from their specs."""
 
 import runpy
 
@@ -15,7 +15,7 @@ SLOW = {"bigbird", "longformer"}
 
 
 def warnings_of(name: str, platform: str) -> set[str]:
-    """The reasons that the header of a config's default variant gives."""
+    """Returns the reasons in the header of a config's default variant."""
     experiment = runpy.run_path(find_config(name)[0])["get_config"]()
     complete(experiment)
     specs = attention_specs(experiment, dict.fromkeys(AXES, 1), platform)

@@ -1,4 +1,4 @@
-"""What is read of compiled HLO: programs whose loops and collectives are known by hand, and XLA's spellings."""
+"""Tests the parser of compiled HLO on programs with known loops and collectives, and on XLA's spellings."""
 
 import functools
 
@@ -44,12 +44,12 @@ def test_groups_are_read_in_every_spelling(spelling, groups):
     np.testing.assert_array_equal(found, groups)
 
 
-# --- a program known by hand ---------------------------------------------------------------------------------------
+# --- a program counted by hand -------------------------------------------------------------------------------------
 
 
 @functools.cache
 def scanned(turns: int = 5) -> str:
-    """A product with a matrix [64, 64] that is gathered along fsdp, in each turn of a scan, and a sum over data."""
+    """Compiles a scan and a sum over data; each iteration gathers a [64, 64] matrix along fsdp and multiplies by it."""
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
 
     def step(matrices, x):
@@ -74,7 +74,7 @@ def scanned_collectives(turns: int = 5) -> list[Collective]:
 @pytest.mark.parametrize("turns", [5, 7])
 def test_a_gather_in_a_scan_counts_once_a_turn(turns):
     found = [c for c in scanned_collectives(turns) if c.kind == "all-gather"]
-    # 64 × 64 numbers of 4 bytes, of which a device has a quarter and passes on as much three times
+    # The matrix has 64 × 64 numbers of 4 bytes. A device holds a quarter of it and sends this much three times.
     assert [(c.axis, c.bytes, c.count) for c in found] == [("fsdp", 64 * 64 * 4 * 3 // 4, turns)]
 
 
@@ -83,7 +83,7 @@ def test_a_sum_outside_of_the_scan_counts_once():
     assert [(c.axis, c.bytes, c.count) for c in found] == [("data", 2 * 64 * 4 * 1 // 2, 1)]
 
 
-# --- what a TPU's compiler writes ----------------------------------------------------------------------------------
+# --- HLO of the TPU compiler ---------------------------------------------------------------------------------------
 
 FUSED = """%fused (a: f32[4,8]) -> f32[8,8] {
   %a = f32[4,8]{1,0} parameter(0)
@@ -166,13 +166,13 @@ ENTRY %main (init: (s32[])) -> s32[] {{
 
 
 def test_a_loop_that_ends_where_the_step_finds_so_takes_all_that_it_has_a_list_of():
-    """Blocks of rows of experts: [J] says of which expert each is, [J, rows] which rows."""
+    """Tests a loop over blocks of experts' rows: [J] contains the expert of each block, and [J, rows] its rows."""
     program = Program(BLOCKS)
     assert program.trip_count("main", program.computations["main"]["loop"]) == 5
     fused = BLOCKS.replace("compare(%i.1, %count), direction=LT", "fusion(%i.1, %count), kind=kLoop, calls=%less")
     program = Program(fused)
     assert program.trip_count("main", program.computations["main"]["loop"]) == 5
-    program = Program(BLOCKS.replace("s32[5]{0}, s32[5,8]{1,0}, ", ""))  # no list: what can be said is one
+    program = Program(BLOCKS.replace("s32[5]{0}, s32[5,8]{1,0}, ", ""))  # Without a list, the loop counts once.
     assert program.trip_count("main", program.computations["main"]["loop"]) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_collective_within_the_fusions_of_other_work_runs_beside_it():
         (Shape("f32", (6, 114), "1,0"), 6 * 114 * 4),
         (Shape("f32", (6, 114), "1,0:T(8,128)"), 8 * 128 * 4),
         (Shape("bf16", (6, 114), "0,1:T(8,128)(2,1)"), 128 * 120 * 2),
-        (Shape("f32", (6, 114), "1,0:T(8,128)S(1)"), 0),  # a TPU's VMEM
+        (Shape("f32", (6, 114), "1,0:T(8,128)S(1)"), 0),  # VMEM of a TPU
         (Shape("s4", (8,), "0"), 4),
         (Shape("pred", (8,), "0"), 8),
     ],

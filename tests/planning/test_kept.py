@@ -1,4 +1,4 @@
-"""What a block keeps for its backward, against what a backward by hand would."""
+"""Compares the residuals that a block saves for its backward with those of a backward written by hand."""
 
 import pathlib
 import runpy
@@ -12,10 +12,10 @@ from pretrainax.sharding.param_paths import is_stacked
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 ROWS, LAYERS, BFLOAT16 = 2, 3, 2
-ALLOWED = 1.15  # beside what is counted there are normalisers, and the stream between the sublayers
-# Measured, of the stacks that keep more.
+ALLOWED = 1.15  # The count omits normalisers, and the hidden states between the sublayers.
+# Measured ratios of stacks that save more.
 KNOWN = {
-    # A norm of each sublayer's result keeps that.
+    # A norm of each sublayer's output saves this output.
     "gemma:2_2b": 1.18,
 }
 FAMILIES = [
@@ -25,9 +25,10 @@ FAMILIES = [
 
 
 def needed(model: ModelConfig, length: int, read: int) -> int:
-    """Counts the numbers of a row and layer: the block's input, q, k, v, attention's result, pre-activations.
+    """Counts the saved numbers per row and layer: block input, q, k, v, attention output, pre-activations.
 
-    read: tokens that cross-attention reads; 0: there is none.
+    Args:
+      read: number of tokens that cross-attention reads; 0 without cross-attention.
     """
     queries, keys = (heads * model.dim_per_head for heads in (model.num_heads, model.kv_heads))
     own = model.d_model + 2 * queries + 2 * keys + (2 if model.gated else 1) * model.d_ff
@@ -40,10 +41,10 @@ def test_a_block_keeps_its_input_and_what_products_and_attention_give(name):
     path, _, variant = name.partition(":")
     experiment = runpy.run_path(str(CONFIGS / f"{path}.py"))["get_config"](*[variant][: len(variant)])
     experiment.objective.complete(experiment)
-    # With weights of attention that are dropped it is written out, and its logits are kept.
+    # With dropout of attention weights, attention does not use a fused kernel, and the block saves its logits.
     experiment.model.num_layers, experiment.model.attention_dropout_rate = LAYERS, 0.0
     experiment.train.remat, experiment.train.global_batch_size, experiment.train.accumulate = "none", ROWS, 1
-    experiment.data.sequence_length = 1024  # of which T5's decoder has 229: enough for a kernel
+    experiment.data.sequence_length = 1024  # T5's decoder has 229 of these tokens, enough for a fused kernel.
     shapes = {key: x.shape[1] for key, x in shapes_of(experiment).items() if len(x.shape) > 1}
     stacks = {"decoder": shapes["tokens"]}
     if "encoder_tokens" in shapes:

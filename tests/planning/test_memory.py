@@ -1,4 +1,4 @@
-"""Bytes of a device: exact where they follow from shapes, near the compiler's where they do not."""
+"""Tests the estimated bytes of a device: exact if they follow from shapes, otherwise close to the compiler's."""
 
 import math
 import pathlib
@@ -34,7 +34,7 @@ MESHES = {
 
 
 def program(experiment, sizes):
-    """The real program of a run on the 8 fake devices."""
+    """Builds the real program of a run on the 8 fake devices."""
     mesh = make_mesh(MeshConfig(**(ONE | sizes)))
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
@@ -61,11 +61,12 @@ def test_parameters_moments_and_batch_are_the_shards_of_the_real_state(family, m
 def test_parameters_of_a_tiny_decoder_are_those_counted_by_hand():
     d, f, layers, vocabulary, positions = 32, 64, 2, 512, 64
     block = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * 2 * d  # projections, feed-forward, two norms
-    numbers = layers * block + (vocabulary + positions) * d + 2 * d  # and the last norm; the embedding is tied
+    # The last term is the final norm. The embedding is tied.
+    numbers = layers * block + (vocabulary + positions) * d + 2 * d
     found = memory.estimate(tiny.get_config("gpt"), ONE)
     assert found.parameters == 4 * numbers
     assert found.gradients == 4 * numbers
-    assert found.optimizer == 2 * 4 * numbers + 4  # two moments, and Adam's counter
+    assert found.optimizer == 2 * 4 * numbers + 4  # two moments and Adam's counter
 
 
 def test_accumulation_keeps_a_second_gradient_and_half_of_the_activations():
@@ -74,7 +75,7 @@ def test_accumulation_keeps_a_second_gradient_and_half_of_the_activations():
     experiment.train.accumulate = 2
     halves = memory.estimate(experiment, ONE)
     assert halves.gradients == 2 * whole.gradients
-    # the gradient of the output matrix, 4 bytes for each of 512 x 32, is there however few the rows are
+    # The gradient of the output matrix (4 bytes for each of 512 x 32) does not depend on the number of rows.
     matrix = 4 * 512 * 32
     assert halves.activations - matrix == pytest.approx((whole.activations - matrix) / 2, rel=0.01)
 
@@ -88,11 +89,13 @@ def test_the_optimizer_has_what_it_keeps_and_what_it_makes():
         return memory.estimate(experiment, ONE)
 
     free = with_optimizer(ScheduleFreeAdamW())
-    assert free.copies == free.parameters  # the gradient's, which is at none of the model's
+    # The copy is the point of the gradient, which differs from the parameters of the model.
+    assert free.copies == free.parameters
     sophia = with_optimizer(Sophia())
     assert sophia.gradients == 3 * sophia.parameters and sophia.activations == 3 * adam.activations
     factored = with_optimizer(Adafactor(min_factored_size=32))
-    # rows and columns of the token embedding, and placeholders, counters and rows and columns of all the others
+    # The state has rows and columns of the token embedding. It also has placeholders, counters, and rows and columns of
+    # all other parameters.
     assert 4 * (512 + 32) < factored.optimizer < adam.optimizer / 8
     state = dict(factored.largest)
     assert state["token_embedding: parameters, gradients, optimizer"] == 2 * 4 * 512 * 32 + 4 * (512 + 32 + 1)
@@ -133,13 +136,14 @@ def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
 @pytest.mark.first(1)
 @pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt", "experts"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
-    """What `shard_experiment` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
+    """Compares the shapes that `shard_experiment` computes for a device of `tensor` with those of PARTITION_RULES."""
     experiment = tiny.get_config("t5" if family == "experts" else family)
     if family == "experts":
         experiment.model.experts = MixtureOfExperts(num_experts=2, d_ff=24, every=2, dense_after=48)
     split = memory.estimate(experiment, ONE | {"tensor": 2})
     alone = memory.estimate(shard_experiment(experiment, {**ONE, "tensor": 2}), ONE)
-    # The stack's are all of them. Of a masked LM's transform, 32 x 32 in float32, the table splits the columns too.
+    # The parameters of the stacks are equal. PARTITION_RULES also split the columns of a masked LM's transform, which
+    # has 32 x 32 float32 numbers.
     assert split.parameters == alone.parameters - (4 * 32 * 32 // 2 if family == "bert" else 0)
 
 
@@ -153,13 +157,14 @@ def test_the_estimate_is_near_what_a_cpu_is_compiled_for(family):
         found = real.step.lower(real.abstract_state, batch).compile().memory_analysis()
     estimated = memory.estimate(experiment, ONE | MESHES["data"]).total
     compiled = found.argument_size_in_bytes + found.temp_size_in_bytes
-    # XLA's CPU backend unrolls four layers a turn and fuses less than those of TPU and GPU, which the estimate is for
+    # XLA's CPU backend unrolls four layers per iteration, and fuses less than the TPU and GPU backends, for which the
+    # estimate is made.
     assert compiled / 1.6 < estimated < compiled * 1.6
 
 
 @pytest.fixture
 def quick_compiler():
-    """A sixth of the time: the compiler of a TPU searches less for the fastest step. Its peak is 2 to 7 % higher."""
+    """Makes the TPU compiler search less for the fastest step, in a sixth of the time; the peak is 2 to 7 % higher."""
     name = "jax_exec_time_optimization_effort"
     before = getattr(jax.config, name, None)
     if before is None:  # jax 0.11
@@ -188,7 +193,8 @@ def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
         real = build_steps(experiment, shapes, mesh)
         peak = real.step.lower(real.abstract_state, batch).compile().memory_analysis().peak_memory_in_bytes
     estimated = memory.estimate(experiment, ONE | {"data": 4}, topology.chip).total
-    assert estimated == pytest.approx(peak, rel=0.15)  # -7 to +6 % for GPT-2, BERT, T5 and LLaMA of full depth
+    # The error is -7 to +6 % for GPT-2, BERT, T5 and LLaMA at full depth.
+    assert estimated == pytest.approx(peak, rel=0.15)
 
 
 def test_an_attention_that_cannot_run_is_told_before_a_step():
@@ -214,9 +220,9 @@ def test_a_pipeline_keeps_what_all_ticks_need_and_has_its_layers_whole_with_thei
     experiment, sizes = tiny.get_config("gpt"), {"pipeline": 2, "fsdp": 2}
     plain, staged = (memory.estimate(experiment, ONE | mesh) for mesh in ({"fsdp": 4}, sizes))
     kept = sum(x.bytes for x in saved_residuals(experiment, ONE | sizes, "cpu") if is_stacked(x.module))
-    ends = (4 + 5) * 32 * 32 * 4  # 4 parts go in, each a row, and 5 ticks come out, [T, D] in float32
+    ends = (4 + 5) * 32 * 32 * 4  # 4 microbatches of one row go in, and 5 ticks come out; [T, D] in float32.
     assert staged.activations == pytest.approx(plain.activations + kept / 4 + ends, abs=1)
-    gathered = 4 * (4 * 32 * 32 + 2 * 32 * 64)  # the matrices of one layer of two; vectors are not split
+    gathered = 4 * (4 * 32 * 32 + 2 * 32 * 64)  # The matrices of one of the two layers. Vectors are not split.
     assert staged.copies == staged.gradients - staged.parameters == gathered
 
 
@@ -227,16 +233,18 @@ def test_parts_that_go_back_one_by_one_keep_one_of_them_and_the_inputs_of_a_few(
     arrays = saved_residuals(experiment, sizes, "cpu")
     layers = sum(x.bytes for x in arrays if is_stacked(x.module))
     around = sum(x.bytes for x in arrays if not is_stacked(x.module))
-    streams = (3 + 2 + 2 * 4 / 2) * 32 * 32 * 4  # 2 P - 1, from both sides, embeddings and gradient of half of 4 parts
+    # The inputs of 2 P - 1 = 3 microbatches; arrays from both neighbors; embeddings and gradients of half of 4
+    # microbatches.
+    streams = (3 + 2 + 2 * 4 / 2) * 32 * 32 * 4
     assert found.activations == pytest.approx(layers / 4 + around + streams, abs=1)
     experiment.train.global_batch_size *= 8
     more = memory.estimate(experiment, sizes)
-    assert more.activations - found.activations < 8 * around + 8 * 4 * 32 * 32 * 4  # no layer keeps more
+    assert more.activations - found.activations < 8 * around + 8 * 4 * 32 * 32 * 4  # No layer saves more.
 
 
 @pytest.mark.parametrize("dtype, width", [("float32", 4), ("bfloat16", 2)])
 def test_a_layer_is_gathered_in_the_compute_dtype(dtype, width):
-    """Only the matrices of a layer are sharded, and not its vectors."""
+    """Tests that the matrices of a layer are gathered. Its vectors are not sharded."""
     experiment, d, f, chip = tiny.get_config("gpt"), 32, 64, CHIPS["h100"]
     experiment.train.dtype = dtype
     whole, gathered = (memory.estimate(experiment, ONE | MESHES[mesh], chip).workspace for mesh in ("data", "fsdp"))
@@ -245,7 +253,7 @@ def test_a_layer_is_gathered_in_the_compute_dtype(dtype, width):
 
 @pytest.mark.slow
 def test_a_classifier_has_no_logits_of_a_vocabulary():
-    """Of BERT-base and rows of 512 they were 36 of the 57 MB of a batch."""
+    """Tests a classifier. For BERT-base and rows of 512, such logits would be 36 of the 57 MB of a batch."""
     experiment = tiny.get_config("bert")
     model, topology = experiment.model, Topology.parse("h100:1")
     assert predicted_vocabulary(model) == model.vocab_size

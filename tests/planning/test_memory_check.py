@@ -1,4 +1,4 @@
-"""A run that cannot fit ends before it allocates anything, with the cheapest change that makes it fit."""
+"""Tests that a run that cannot fit ends before it allocates memory, and names the cheapest change that makes it fit."""
 
 import dataclasses
 import re
@@ -19,11 +19,11 @@ from pretrainax.tokenization import ByteBPE
 from tests.support import runs, tiny
 
 ONE = dict.fromkeys(AXES, 1)
-DEVICES = 8  # as in tests/conftest.py
+DEVICES = 8  # The same number is in tests/conftest.py.
 
 
 def make(family="gpt", rows=64, **train):
-    """A config whose activations are much larger than its parameters."""
+    """Returns a config whose activations are much larger than its parameters."""
     experiment = tiny.get_config(family)
     experiment.train = dataclasses.replace(experiment.train, global_batch_size=rows, **train)
     experiment.data.sequence_length = 64
@@ -33,7 +33,7 @@ def make(family="gpt", rows=64, **train):
 
 @pytest.fixture
 def room(monkeypatch):
-    """Sets the memory of a device."""
+    """Returns a function that sets the memory of a device."""
 
     def set_memory(size):
         monkeypatch.setattr(memory_check, "device_memory", lambda: size)
@@ -54,7 +54,7 @@ def refusal(experiment):
 
 
 def with_flags(experiment, message):
-    """The config with the flags in a message."""
+    """Returns the config with the flags in a message."""
     changed = dataclasses.replace(experiment)
     for group, field, value in re.findall(r"--config\.(\w+)\.(\w+)=([\w.-]+)", message):
         value = value if field == "remat" else None if value == "None" else int(value)
@@ -104,7 +104,7 @@ def test_the_teacher_counts(room, tmp_path):
     assert estimated(experiment) > alone and header(experiment)[0][0] == "memory"
 
 
-# --- the rule --------------------------------------------------------------------------------------------------------
+# --- header rows and errors ------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_fits_has_a_row_in_its_header(room):
@@ -116,7 +116,7 @@ def test_a_run_that_fits_has_a_row_in_its_header(room):
 
 def test_above_the_margin_is_a_warning_and_above_the_memory_an_error(room):
     experiment = make()
-    room(estimated(experiment))  # exactly
+    room(estimated(experiment))  # The memory equals the estimate.
     names, values = zip(*header(experiment), strict=True)
     assert names == ("memory", "WARNING") and "the estimate is above 60% of the memory" in values[1]
     room(estimated(experiment) - 1)
@@ -140,7 +140,7 @@ def test_unknown_memory_and_what_cannot_be_estimated_are_named(room, monkeypatch
 
 @pytest.fixture
 def cached_estimates(monkeypatch):
-    """Estimates every config once."""
+    """Caches the estimate of each config."""
     estimates, estimate = {}, memory.estimate
 
     def cached(experiment, sizes, *options):
@@ -153,7 +153,7 @@ def cached_estimates(monkeypatch):
 
 
 def test_the_first_change_that_fits_is_named_and_does_fit(room, cached_estimates):
-    """Less and less memory: accumulation, then rematerialization, then sharding, then no average, then no change."""
+    """Tests the proposals for decreasing memory: accumulation, rematerialization, sharding, no average, no change."""
     base = make(ema_decay=0.99)
     named = []
     for size in [int(estimated(base) * 0.98**i) for i in range(1, 120)]:
@@ -177,7 +177,7 @@ def test_the_first_change_that_fits_is_named_and_does_fit(room, cached_estimates
 def test_the_number_of_devices_that_suffice_is_the_least_of_the_doublings(room):
     experiment = make(rows=256)
     sharded = with_flags(experiment, "--config.mesh.data=1 --config.mesh.fsdp=-1 --config.train.remat=block")
-    counts = [with_flags(sharded, f"--config.train.accumulate={2**i}") for i in range(5)]  # 256 rows on 16 devices
+    counts = [with_flags(sharded, f"--config.train.accumulate={2**i}") for i in range(5)]  # 16 devices split 256 rows.
     least = min(estimated(changed, 16) for changed in counts)
     for memory_of_device, devices in ((least, 16), (least - 1, 32)):
         room(int(memory_of_device / CPU_MARGIN) + (devices == 16))
@@ -224,7 +224,8 @@ def test_a_gpu_is_first_given_the_memory_that_jax_leaves_free(kind, variable, gp
     chip = memory_check._Plan().chip
     experiment = make()
     needed = estimated(experiment, 1, chip)
-    assert needed < estimated(experiment, 1)  # bfloat16, also on a GPU that the planner does not know
+    # The estimate assumes bfloat16, even for a GPU that the planner does not know.
+    assert needed < estimated(experiment, 1)
     room(int(0.99 * needed))
     assert "set the environment variable XLA_CLIENT_MEM_FRACTION=0.92;" in refusal(experiment)
     monkeypatch.setenv(variable, "0.9")
@@ -240,7 +241,7 @@ def test_a_host_without_room_for_the_copy_of_a_save_is_a_warning(gpu, room, monk
     assert header(experiment)[1][1].startswith("LITTLE HOST MEMORY: saving copies ")
 
 
-# --- sizes that the data decides -------------------------------------------------------------------------------------
+# --- sizes that depend on the data -----------------------------------------------------------------------------------
 
 
 def test_a_vocabulary_that_the_tokenizer_decides_is_read_from_it(room, text, cache, tmp_path):
@@ -249,10 +250,10 @@ def test_a_vocabulary_that_the_tokenizer_decides_is_read_from_it(room, text, cac
     experiment.model.vocab_size = AUTO
     experiment.tokenizer = ByteBPE(vocab_size=400)
     assert "the run needs about" in refusal(experiment)
-    assert experiment.model.vocab_size == AUTO  # data preparation sets it
+    assert experiment.model.vocab_size == AUTO  # The preparation of the data sets it.
     experiment.tokenizer = ByteBPE(path=str(tmp_path / "none"))
     check = MemoryCheck()
-    check.resolve_fields(experiment)  # preparation names the missing file
+    check.resolve_fields(experiment)  # The preparation reports the missing file.
     experiment.model.vocab_size = 512
     with pytest.raises(UserError, match="the run needs about"):
         check.rows(SimpleNamespace(experiment=experiment))

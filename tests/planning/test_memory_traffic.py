@@ -1,4 +1,4 @@
-"""Bytes that programs written by hand read and write; each array's size is told by its shape."""
+"""Tests the bytes that handwritten programs read and write; the shape of each array determines its size."""
 
 import re
 
@@ -11,12 +11,12 @@ LAYER = 64 * 32 * 4  # bytes of f32[64,32]
 
 
 def program(entry: str, *computations: str) -> Program:
-    """A module whose entry computation has these lines."""
+    """Returns a module whose entry computation has these lines."""
     return Program("\n\n".join(["HloModule step", *computations, f"ENTRY %main () -> f32[] {{\n{entry}\n}}"]))
 
 
 def moved(found: Program) -> dict[str, tuple[dict[str, int], list[int]]]:
-    """What one run of each kernel reads, where that is anything, and writes."""
+    """Returns the nonzero bytes that one execution of each kernel reads, and the bytes that it writes."""
     return {
         kernel.instruction.name: (
             {name: size for name, size in reads(found, kernel).items() if size},
@@ -26,7 +26,7 @@ def moved(found: Program) -> dict[str, tuple[dict[str, int], list[int]]]:
     }
 
 
-# --- what an instruction moves ---------------------------------------------------------------------------------------
+# --- instructions ----------------------------------------------------------------------------------------------------
 
 
 def test_an_instruction_reads_each_operand_once_and_writes_its_result():
@@ -38,7 +38,7 @@ def test_an_instruction_reads_each_operand_once_and_writes_its_result():
 
 
 def test_a_tuple_within_the_result_of_a_fusion_counts_by_its_arrays():
-    """A reduction of several arrays beside another result."""
+    """Tests a fusion that returns a reduction of several arrays and another result."""
     found = program(
         """  %a = f32[64,32]{1,0} parameter(0)
   ROOT %f = ((f32[64]{0}, s32[64]{0}), f32[64,32]{1,0}) fusion(%a), kind=kInput, calls=%fused""",
@@ -109,7 +109,7 @@ def test_each_branch_of_a_conditional_counts_as_often_as_the_others():
   ROOT %c = f32[64,32]{{1,0}} {choice}"""
         found = program(lines, near, far)
         assert found.runs["near"] == found.runs["far"] == 0.5
-        # near: read and written; far: the same, and half as much written and read between
+        # `near` reads and writes the array. `far` does the same, and writes and reads half as much in between.
         assert memory_traffic_of(found).total == (2 * LAYER + 3 * LAYER) / 2
 
 
@@ -122,7 +122,7 @@ def test_a_scatter_adds_to_what_it_has_read():
     assert moved(found) == {"new": ({"a": rows, "i": 12, "b": rows}, [rows])}
 
 
-# --- what is fused ---------------------------------------------------------------------------------------------------
+# --- fusions ---------------------------------------------------------------------------------------------------------
 
 SLICED = """%fused (p: f32[12,64,32], q: f32[64,32], i: s32[]) -> bf16[64,32] {
   %p = f32[12,64,32]{2,1,0} parameter(0)
@@ -203,9 +203,9 @@ TYPES = "(f32[64,32]{1,0}, f32[12,64,32]{2,1,0})"
         ("f32[12,64,32]{2,1,0}", "ROOT " + NEW, {"x": LAYER}, [LAYER]),
         ("f32[768,32]{1,0}", f"{NEW}\n  ROOT %flat = f32[768,32]{{1,0}} bitcast(%new)", {"x": LAYER}, [LAYER]),
         (TYPES, f"{NEW}\n  ROOT %two = {TYPES} tuple(%tanh, %new)", {"x": LAYER}, [LAYER, LAYER]),
-        # what is updated is no array that is there before: all of it is made
+        # The updated array is new, so the fusion writes all of it.
         ("f32[12,64,32]{2,1,0}", "ROOT " + NEW.replace("%p", "%zeros"), {"x": LAYER}, [12 * LAYER]),
-        # what is updated goes on into a sum, so that all of it is read
+        # A sum also reads the updated array, so the fusion reads all of it.
         (
             "f32[12,64,32]{2,1,0}",
             f"{NEW}\n  ROOT %sum = f32[12,64,32]{{2,1,0}} add(%new, %p)",
@@ -251,7 +251,7 @@ def test_a_fusion_inside_of_a_fusion_is_looked_into():
     assert set(memory_traffic_of(found).sum_by("kind")) == {"products"}
 
 
-# --- libraries, and what runs in the background ----------------------------------------------------------------------
+# --- libraries and background operations -----------------------------------------------------------------------------
 
 QKV = 4 * 128 * 2 * 64 * 2  # bytes of bf16[4,128,2,64]
 SUMS = 4 * 2 * 128 * 4
@@ -286,7 +286,7 @@ def test_a_copy_in_the_background_is_one_kernel_and_the_memory_of_a_tpus_core_is
 slice={{[0:8], [0:32]}}
   %c = f32[8,32]{{1,0:T(8,128)S(1)}} slice-done(%part)
   ROOT %d = {vmem} negate(%b)""")
-    rows = 128 * 4  # a row of 32 fills 128 lanes
+    rows = 128 * 4  # A row of 32 is padded to 128 lanes.
     assert moved(found) == {"b": ({"a": 64 * rows}, [0]), "c": ({"a": 8 * rows}, [0]), "d": ({}, [0])}
     assert memory_traffic_of(found).kernels == 3
 
@@ -306,7 +306,7 @@ def test_a_computation_in_the_background_is_counted_as_what_it_is():
 
 
 def test_a_collective_in_the_fusions_of_other_work_moves_where_it_starts_and_ends():
-    """As libtpu writes an all-gather that it sends beside a product: all three have its operand and result."""
+    """Tests an all-gather that libtpu overlaps with a product: all three fusions have its operand and result."""
     gather = "%g = f32[64,32]{1,0} all-gather(%shard), channel_id=1, dimensions={1}, backend_config={"
     gather += '"async_collective_fusion_config":{}}'
     state = "(f32[64,8]{1,0}, f32[64,32]{1,0})"
@@ -424,11 +424,11 @@ COMPUTATIONS = (WRITE, READ, FORWARD, BACKWARD)
 
 def test_the_body_of_a_loop_counts_as_often_as_it_turns_and_each_kernel_has_a_kind():
     found = memory_traffic_of(program(STEP, *COMPUTATIONS))
-    index = 4  # bytes of the turn's number, which each slice reads
+    index = 4  # Each slice reads the loop counter.
     assert found.sum_by("kind") == {
-        "residuals": 3 * (2 * LAYER + index) + 3 * (2 * LAYER + index),  # copied into the stack, and out of it
-        "elementwise": 3 * 2 * LAYER + 3 * 3 * LAYER,  # tanh; the product with its result
-        "fills": 3 * LAYER + 4,  # and the number
+        "residuals": 3 * (2 * LAYER + index) + 3 * (2 * LAYER + index),  # copied into the stack and out of it
+        "elementwise": 3 * 2 * LAYER + 3 * 3 * LAYER,  # The kernels are tanh, and the product with its result.
+        "fills": 3 * LAYER + 4,  # The last term is the counter.
         "optimizer": 3 * LAYER,
         "loss": 2 * LAYER,
     }
@@ -450,7 +450,7 @@ def test_of_a_kernel_that_computes_with_a_residual_its_slice_alone_is_one():
 
 
 def test_stacked_parameters_are_no_residuals():
-    """The backward's loop is given a parameter of the step where the forward's result was."""
+    """Tests a backward loop that reads a parameter of the step instead of the result of the forward."""
     entry = re.sub(r"(%again = .*)%stack\)", r"\1%matrices)", STEP)
     entry += "\n  %matrices = f32[3,64,32]{2,1,0} parameter(1)"
     found = memory_traffic_of(program(entry, *COMPUTATIONS)).sum_by("kind")

@@ -1,4 +1,4 @@
-"""Work of an optimizer of whole matrices: by hand for a tiny decoder, and in the compiled step of GPT-2."""
+"""Tests the work of an optimizer of whole matrices, by hand for a tiny decoder, and in the compiled step of GPT-2."""
 
 import pathlib
 import runpy
@@ -24,12 +24,12 @@ from tests.support import tiny
 
 ONE = dict.fromkeys(AXES, 1)
 D, F, LAYERS = 32, 64, 2
-SQUARE, WIDE = 4 * LAYERS, 2 * LAYERS  # matrices [D, D] of attention and [D, F] of feed-forwards, or transposed
+SQUARE, WIDE = 4 * LAYERS, 2 * LAYERS  # matrices [D, D] of attention, and matrices [D, F] or [F, D] of feed-forwards
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def iteration(columns: int) -> tuple[int, int]:
-    """Returns the FLOPs and the operands of one matrix [D, columns]: X Xᵀ, A A and B X, five times."""
+    """Returns the FLOPs and the operands of one matrix [D, columns]: five iterations of X Xᵀ, A A and B X."""
     flops = 2 * D * D * columns + 2 * D**3 + 2 * D * D * columns
     return 5 * flops, 5 * (2 * D * columns + D * D + 2 * D * D + D * D + D * columns)
 
@@ -111,8 +111,10 @@ def compiled_gpt2(topology: Topology, optimizer: Optimizer) -> tuple[Experiment,
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
 def test_the_estimate_for_gpt2_is_that_of_the_compiled_step(numbers):
-    """Within 10 %: the compiler may merge or split products and collectives; on 2026-11-28, the FLOPs were equal
-    and the bytes differed by 1e-6."""
+    """Tests within 10 %, because the compiler may merge or split products and collectives.
+
+    On 2026-11-28, the FLOPs were equal, and the bytes differed by 1e-6.
+    """
     topology, sizes = absent("h100:8"), ONE | {"fsdp": 8}
     experiment, flops, bytes_sent = compiled_gpt2(topology, Muon(products=numbers))
     _, flops_of_adamw, bytes_of_adamw = compiled_gpt2(topology, AdamW())

@@ -1,4 +1,4 @@
-"""A plan of a run in phases: the memory of the largest, the hours and the price of all."""
+"""Tests the plan of a run in phases: the memory of the largest phase, and the hours and the price of all phases."""
 
 import dataclasses
 

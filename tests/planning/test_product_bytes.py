@@ -1,5 +1,7 @@
-"""Bytes that products read and write, by hand, of tiny models: 2 layers, width 32, feed-forward 64, 4 heads of 8; and
-the floor of `benchmarks/traffic.py`, which has them."""
+"""Tests the bytes that products read and write, and the floor of `benchmarks/traffic.py`, which includes them.
+
+The expected values are computed by hand for tiny models: 2 layers, width 32, feed-forward 64, 4 heads of 8.
+"""
 
 import dataclasses
 import pathlib
@@ -18,9 +20,9 @@ from tests.support import tiny
 
 ONE = dict.fromkeys(AXES, 1)
 ROWS, LENGTH, LAYERS, D, F = 8, 32, 2, 32, 64
-ATTENTION = (3 * D + D) + (3 * D + D)  # what query, key, value and out read, and what they write
+ATTENTION = (3 * D + D) + (3 * D + D)  # Query, key, value and out read the first sum, and write the second.
 MLP = (D + F) + (F + D)
-ALL = 2 * ROWS * LAYERS  # in bfloat16, of each row and layer
+ALL = 2 * ROWS * LAYERS  # 2 bytes of bfloat16 for each row and layer
 
 
 def model(variant="gpt", **fields):
@@ -41,17 +43,19 @@ def test_a_gated_feed_forward_reads_its_input_twice_and_fewer_heads_of_keys_writ
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_each_expert_of_a_token_reads_and_writes_its_own(platform):
     experiment = model(use_bias=False, experts=MixtureOfExperts(num_experts=4, top_k=2, d_ff=16))
-    router = 2 * (D + 4) + 2 * 2 * (4 + 1) + 2 * 2  # logits, and the sums of both losses over them, in float32
-    experts, summed = 2 * 2 * (D + 16), 2 * D + 2 + 2 * D  # the sum weighs two results, and is in float32
-    expected = ALL * (LENGTH * (ATTENTION + router + experts + summed) + 2 * 2 * 4)  # sums of a row, by expert
-    # the kernel of a GPU reads where each tile's rows are too
+    router = 2 * (D + 4) + 2 * 2 * (4 + 1) + 2 * 2  # logits, and the sums of both losses over the logits, in float32
+    experts, summed = 2 * 2 * (D + 16), 2 * D + 2 + 2 * D  # The weighted sum of two results is in float32.
+    # The last term is the sums per row and expert.
+    expected = ALL * (LENGTH * (ATTENTION + router + experts + summed) + 2 * 2 * 4)
+    # The GPU kernel also reads the row indices of each tile.
     assert product_bytes(experiment, ONE, platform) == pytest.approx(expected, rel=1e-3 if platform == "gpu" else 0)
 
 
 def test_a_decoder_that_reads_an_encoder_has_products_of_both():
     experiment = tiny.get_config("t5")
     lengths = lengths_of(shapes_of(experiment))
-    decoder = lengths.targets * (ATTENTION + MLP + 4 * D) + lengths.inputs * 4 * D  # keys and values of the encoder
+    # The last term is the keys and values of the encoder's outputs.
+    decoder = lengths.targets * (ATTENTION + MLP + 4 * D) + lengths.inputs * 4 * D
     assert product_bytes(experiment, ONE, "tpu") == ALL * (lengths.inputs * (ATTENTION + MLP) + decoder)
 
 
@@ -66,7 +70,7 @@ def test_a_device_of_several_has_its_part():
     experiment = tiny.get_config("gpt")
     whole, data, tensor = (product_bytes(experiment, ONE | sizes, "tpu") for sizes in ({}, {"data": 2}, {"tensor": 2}))
     assert 2 * data == whole
-    # along tensor what is read of the stream, and what is added to it, stays whole
+    # `tensor` does not split the hidden states that products read, or the results that are added to them.
     assert tensor == ALL * LENGTH * (6 * D + (4 * D + 2 * F) // 2)
 
 
@@ -81,11 +85,11 @@ def test_float32_takes_twice_as_much_and_micro_batches_take_as_much_in_all():
 def test_stacks_of_two_sizes_have_their_own():
     experiment = tiny.get_config("t5_narrow")
     lengths = lengths_of(shapes_of(experiment))
-    width, queries, keys, inner = 24, 32, 16, 48  # of the decoder: 8 heads of 4, of which keys and values have 4
+    width, queries, keys, inner = 24, 32, 16, 48  # sizes of the decoder: 8 query heads and 4 key heads of width 4
     own = (3 * width + queries) + (queries + 2 * keys + width) + (width + inner) + (inner + width)
     cross = (width + queries) + (queries + width)
     decoder = lengths.targets * (own + cross) + lengths.inputs * 2 * (D + keys)
-    expected = lengths.inputs * LAYERS * (ATTENTION + MLP) + 3 * decoder  # layers
+    expected = lengths.inputs * LAYERS * (ATTENTION + MLP) + 3 * decoder  # The decoder has 3 layers.
     assert product_bytes(experiment, ONE, "tpu") == 2 * ROWS * expected
 
 
@@ -107,7 +111,7 @@ def test_the_floor_of_a_decoder_is_counted_by_hand():
         "logits": 2 * 2 * ROWS * LENGTH * VOCABULARY,
         "parameters": 2 * 4 * numbers,
         "gradients": 2 * 4 * numbers,
-        "update": 2 * (4 * numbers + 2 * 4 * numbers + 4),  # two moments, and Adam's counter
+        "update": 2 * (4 * numbers + 2 * 4 * numbers + 4),  # two moments and Adam's counter
     }
 
 

@@ -1,4 +1,4 @@
-"""FLOPs of products in compiled HLO, beside the count on paper."""
+"""Compares the FLOPs of products in compiled HLO with the analytic count."""
 
 import itertools
 
@@ -35,8 +35,11 @@ def total(text: str) -> float:
     ),
 )
 def test_the_products_of_a_step_are_those_of_the_count_on_paper(name, variant):
-    """A step makes no logits again on the way back; the rest of what is no product of the model's, and what it makes
-    again on accelerators, is less than a tenth of such a small one."""
+    """Tests within 10 %, because the analytic count omits a small part of the step's products.
+
+    This part is products outside of the model, and recomputation on accelerators. The backward does not recompute
+    logits.
+    """
     experiment = config(variant, rows=8)
     experiment.train.attention = "xla"
     devices = jax.devices()[:1] if name == "cpu" else absent(name).devices()[:1]
@@ -63,7 +66,7 @@ TUNINGS = {
     "generated prefix": PrefixTuning(length=16, hidden=64),
     "heads": HeadAlone(),
 }
-# T5 has no biases, and only this encoder has a head with parameters of its own
+# T5 has no biases. Only the encoder of these models has a head with its own parameters.
 ABSENT = {("t5", "BitFit"), ("gpt", "heads"), ("t5", "heads")}
 TUNED = [(v, name) for v in ("bert", "gpt", "t5") for name in TUNINGS if (v, name) not in ABSENT]
 
@@ -85,7 +88,7 @@ def counted(experiment) -> tuple[float, tuple]:
     few(TUNED, [("bert", "LoRA"), ("gpt", "prefix"), ("t5", "LoRA of the decoder"), ("bert", "heads")]),
 )
 def test_a_tuned_step_computes_the_products_that_are_counted(variant, name):
-    """Within 1 %: XLA leaves out 0.2 % of the products of an encoder-decoder whose encoder is not trained."""
+    """Tests within 1 %: XLA omits 0.2 % of the products of an encoder-decoder whose encoder is frozen."""
     experiment = config(variant, rows=8)
     experiment.tuning = TUNINGS[name]
     compiled, step = counted(experiment)
@@ -94,7 +97,7 @@ def test_a_tuned_step_computes_the_products_that_are_counted(variant, name):
 
 @pytest.mark.parametrize("variant", few(["gpt", "bert", "t5"], ["gpt"]))
 def test_frozen_layers_cost_what_trained_ones_do(variant):
-    """Their gradients are computed in the loop over the layers, and are then set to 0."""
+    """Tests that the loop over layers also computes the gradients of frozen layers, and then sets them to 0."""
     experiment = config(variant, rows=8)
     experiment.layers.frozen = 1
     compiled, step = counted(experiment)

@@ -1,4 +1,4 @@
-"""Time and price, by hand."""
+"""Tests the estimated time and price of a run by hand."""
 
 import dataclasses
 import functools
@@ -56,7 +56,8 @@ def test_gradients_that_an_optimizer_takes_besides_are_counted_and_take_their_ti
     times = 1 + 8 / 3 / 4
     expected = [times * x for x in (one.flops, one.executed_flops, one.compute)]
     assert (more.flops, more.executed_flops, more.compute) == pytest.approx(expected)
-    assert one.memory < more.memory < times * one.memory  # what is no activation is moved once
+    # Only the traffic of activations grows with the number of gradients.
+    assert one.memory < more.memory < times * one.memory
 
 
 def test_products_take_their_flops_over_what_a_chip_attains(candidate):
@@ -74,7 +75,8 @@ def test_a_misaligned_head_takes_the_time_of_whole_tiles(candidate, topology, mi
         experiment.model.vocab_size = vocabulary
         times.append(roofline.estimate_time(experiment, ONE, Topology.parse(topology), candidate.memory, []))
     assert times[0].compute == pytest.approx(times[1].compute)
-    assert times[0].flops / times[1].flops < 0.9995  # 47 of 50,304 columns, 9e-4, hardly less for the layers' share
+    # The 47 additional columns are 9e-4 of 50,304. The FLOPs of the layers hardly reduce this share.
+    assert times[0].flops / times[1].flops < 0.9995
 
 
 def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidate):
@@ -87,7 +89,7 @@ def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidat
         operands = roofline.product_operands(again, ONE, "gpu")
         assert operands == (3 if remat == "none" else 4) * once
         times[remat] = roofline.estimate_time(again, ONE, topology, candidate.memory, [])
-    flops = times["none"].flops - times["none"].executed_flops  # what a mask hides
+    flops = times["none"].flops - times["none"].executed_flops  # These are the FLOPs of masked positions.
     assert times["none"].compute > (times["none"].flops - flops) / attained + 3 * once / 3350e9 * 0.999
 
 
@@ -97,7 +99,7 @@ def test_products_that_are_grouped_take_longer(candidate):
     lengths = lengths_of(batch_shapes(experiment))
     time = roofline.estimate_time(experiment, ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, [])
     experts = 3 * 8 * expert_flops(model, lengths.inputs, lengths.targets)
-    of_token = 2 * 2 * 32 * 64 + 32 * 4  # numbers of 2 products of 2 experts, and of the router
+    of_token = 2 * 2 * 32 * 64 + 32 * 4  # 2 products of 2 experts, and the product of the router.
     assert experts == 3 * 8 * lengths.inputs * 2 * 2 * of_token
     attained = 4 * 197e12 * roofline.ATTAINABLE["tpu"]
     assert time.compute == pytest.approx((time.flops + (1 / roofline.GROUPED - 1) * experts) / attained)
@@ -106,7 +108,7 @@ def test_products_that_are_grouped_take_longer(candidate):
 def test_links_behind_the_rest_take_no_time_and_others_do(candidate):
     time = candidate.roofline
     assert time.seconds == max(time.compute + time.memory, time.hidden) + time.exposed
-    assert time.exposed > 0 == time.hidden  # plain data parallelism
+    assert time.exposed > 0 == time.hidden  # pure data parallelism
 
 
 def test_a_compiled_step_takes_the_time_of_the_bytes_that_were_counted(candidate):
@@ -139,7 +141,8 @@ def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
 
 def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop(monkeypatch):
     experiment = tiny.get_config("gpt")
-    experiment.model.vocab_size = 8  # hardly a head, if it does not compute a tile of 128 columns
+    # With 8 columns, the head takes almost no time, if `tile_padding` does not round them up to 128.
+    experiment.model.vocab_size = 8
     monkeypatch.setattr(roofline, "tile_padding", lambda columns, platform: 1.0)
     plain, again = (estimate_run(e, Topology.parse("v5e:2x2")).roofline for e in (experiment, _block(experiment)))
     assert again.flops == plain.flops
@@ -148,7 +151,8 @@ def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop(monkeypatch
 
 def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone(monkeypatch):
     experiment = tiny.get_config("gpt")
-    experiment.model.vocab_size = 8  # hardly a head, if it does not compute a tile of 128 columns
+    # With 8 columns, the head takes almost no time, if `tile_padding` does not round them up to 128.
+    experiment.model.vocab_size = 8
     monkeypatch.setattr(roofline, "tile_padding", lambda columns, platform: 1.0)
     times = {}
     for parts in (0, 2):
@@ -159,12 +163,12 @@ def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone(monkeypatch):
         )
         times[parts] = estimate_run(staged, Topology.parse("v5e:2x2")).roofline
     plain = estimate_run(experiment, Topology.parse("v5e:2x2")).roofline
-    assert times[0].compute / plain.compute == pytest.approx(5 / 4, rel=0.01)  # 4 rows of a pipeline: 5 ticks
+    assert times[0].compute / plain.compute == pytest.approx(5 / 4, rel=0.01)  # A pipeline with 4 rows takes 5 ticks.
     assert times[2].compute / plain.compute == pytest.approx(3 / 2, rel=0.01)
     assert times[0].flops == plain.flops
     staged.train.pipeline_schedule = "1f1b"
     again = estimate_run(staged, Topology.parse("v5e:2x2")).roofline
-    assert again.compute / times[2].compute == pytest.approx(4 / 3, rel=0.01)  # the forward once more
+    assert again.compute / times[2].compute == pytest.approx(4 / 3, rel=0.01)  # one more forward
     assert again.flops == plain.flops
 
 
@@ -175,15 +179,16 @@ def _block(experiment):
 @pytest.mark.parametrize(
     "topology, sizes, axis, rate",
     [
-        ("v5p:4x4x8", {"fsdp": 128}, "fsdp", 600e9),  # all of the torus
-        ("v5p:4x4x8", {"data": 32, "tensor": 4}, "tensor", 200e9),  # one of its three dimensions
+        ("v5p:4x4x8", {"fsdp": 128}, "fsdp", 600e9),  # the whole torus
+        ("v5p:4x4x8", {"data": 32, "tensor": 4}, "tensor", 200e9),  # one of the three dimensions of the torus
         ("h100:8", {"fsdp": 8}, "fsdp", 450e9),
         ("h100:4x8", {"data": 4, "tensor": 8}, "tensor", 450e9),  # within a host
-        ("h100:4x8", {"data": 4, "tensor": 8}, "data", 50e9),  # one device of each host: one port
+        # Each group has one device of each host, which uses one port.
+        ("h100:4x8", {"data": 4, "tensor": 8}, "data", 50e9),
         ("h100:4x8", {"fsdp": 32}, "fsdp", 400e9),  # eight ports of a host
         ("4*v5e:4x4", {"data": 64}, "slices", 3.125e9),
-        ("tpu7x:4x4x4", {"fsdp": 128}, "fsdp", 300e9),  # a device has half of its chip's wires
-        ("gb200:72", {"data": 9, "tensor": 8}, "data", 900e9),  # NVLink joins a rack
+        ("tpu7x:4x4x4", {"fsdp": 128}, "fsdp", 300e9),  # A device has half of the links of its chip.
+        ("gb200:72", {"data": 9, "tensor": 8}, "data", 900e9),  # NVLink connects a rack.
     ],
 )
 def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, axis, rate):
@@ -203,28 +208,31 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     gpt.train.attention = "xla"
     m, length = gpt.model, lengths_of(batch_shapes(gpt)).inputs
     assert roofline._attention_bytes(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0, 0)
-    many = 2**27 // (4 * m.num_heads * length**2)  # rows whose logits a TPU core has just no room for
+    # the smallest number of rows whose logits exceed the memory of a TPU core
+    many = 2**27 // (4 * m.num_heads * length**2)
     fewer, all_rows = (roofline._attention_bytes(gpt, ONE, "tpu", rows).pairs for rows in (many - 1, many))
     assert fewer == 0 < all_rows
-    gpt.model.attention_dropout_rate = 0.1  # weights that are dropped are kept for the backward from half of that on
+    # From half of this number of rows, dropped weights are saved for the backward.
+    gpt.model.attention_dropout_rate = 0.1
     kept = [roofline._attention_bytes(gpt, ONE, "tpu", rows) for rows in (many / 2 - 1, many / 2)]
     assert [one.pairs for one in kept] == [0, 0] and kept[0].dropped == 0 < kept[1].dropped
     gpt.model.attention_dropout_rate = 0.0
-    assert roofline._attention_bytes(t5, ONE, "tpu", 2).pairs > 0  # the gradient of its bias is made of such an array
+    assert roofline._attention_bytes(t5, ONE, "tpu", 2).pairs > 0  # The gradient of T5's bias needs an array of logits.
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
     assert roofline._attention_bytes(gpt, ONE, "tpu", 2).rotated == 4 * 2 * m.num_layers * length * queries_and_keys
     narrow = tiny.get_config("t5_narrow")
     narrow.model.position = RotaryPositions()
     lengths = lengths_of(batch_shapes(narrow))
-    # two layers with 4 and 4 heads of 8, and three that attend twice with 8 and 4 of 4
+    # Two layers have 4 query and 4 key heads of width 8. Three layers have two attentions each, with 8 query and 4 key
+    # heads of width 4.
     numbers = 2 * (4 + 4) * 8 * lengths.inputs + 3 * 2 * (8 + 4) * 4 * lengths.targets
     assert roofline._attention_bytes(narrow, ONE, "tpu", 2).rotated == 4 * 2 * numbers
 
 
 @pytest.fixture
 def only(monkeypatch):
-    """Returns the bytes of a chip that one kind of passes is charged for."""
+    """Returns a function that counts the bytes that one kind of pass moves on a chip."""
 
     def count(experiment, kind, chip="h100"):
         platform = CHIPS[chip].platform
@@ -240,7 +248,7 @@ def test_what_attention_keeps_is_counted_apart_from_what_its_block_keeps(only):
     experiment = long_rows()
     model, tokens = experiment.model, experiment.train.global_batch_size * 2048
     arrays = 2 * model.num_heads * model.dim_per_head + 2 * model.kv_heads * model.dim_per_head
-    assert only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays  # q, k, v, result
+    assert only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays  # q, k, v and the output
     assert only(experiment, "block_residuals") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
 
 
@@ -256,7 +264,7 @@ def test_what_a_layer_keeps_stays_in_the_memory_of_a_tpu_core_where_it_has_room(
     assert only(experiment, "block_residuals", "v5e") == only(experiment, "rotated", "v5e") == 0
     assert (
         only(_block(experiment), "block_residuals", "v5e") == only(experiment, "block_residuals") > 0
-    )  # made again of what is read back
+    )  # Residuals are recomputed from inputs that are read back.
     a_layer = (
         only(experiment, "block_residuals") + only(experiment, "attention_residuals")
     ) / experiment.model.num_layers
@@ -290,7 +298,7 @@ def test_parameters_of_layers_and_of_experts_are_passed_over_more_often_than_oth
 @pytest.mark.slow
 def test_an_optimizer_that_keeps_rows_and_columns_reads_gradients_more_often(only):
     experiment = tiny.get_config("gpt")
-    experiment.model.d_model = experiment.model.d_ff = 512  # smaller matrices keep their moments whole
+    experiment.model.d_model = experiment.model.d_ff = 512  # Adafactor does not factor the moments of smaller matrices.
     experiment.optimizer = AdamW()
     assert only(experiment, "factored") == 0
     experiment.optimizer = Adafactor()
@@ -312,7 +320,7 @@ def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(famil
     assert got == pytest.approx(flat["gpu"] + more) and kept > 0
     assert (
         roofline.memory_bytes_between_products(experiment, ONE, "tpu", memory) == flat["tpu"]
-    )  # which has loops by itself
+    )  # A TPU uses loops by default.
 
 
 # --- published runs ------------------------------------------------------------------------------------------------
@@ -350,7 +358,7 @@ def test_the_constants_are_those_of_the_fit(run_of):
 
 
 def test_flops_of_a_token_are_those_that_a_published_mfu_counts():
-    """MaxText's documentation: 7,207 tokens/s/chip for Llama 3.1 8B at 8,192 are 45.46 % of 918 TFLOP/s."""
+    """Compares with MaxText's docs: 7,207 tokens/s/chip for Llama 3.1 8B at 8,192 are 45.46 % of 918 TFLOP/s."""
     experiment = runpy.run_path(str(ROOT / "configs" / "llama.py"))["get_config"]("3_8b")
     lengths = lengths_of(batch_shapes(experiment))
     flops = flops_per_step(experiment.model, 1, lengths.inputs, lengths.targets) / 8192
@@ -364,11 +372,11 @@ def test_a_chip_is_found_by_each_of_its_names(name):
         assert peak_flops(kind) == CHIPS[name].peak_flops
 
 
-# --- what is done --------------------------------------------------------------------------------------------------
+# --- executed FLOPs --------------------------------------------------------------------------------------------------
 
 
 def long_rows(**train):
-    """A decoder of heads that every kernel takes, on rows of 2,048."""
+    """Returns a decoder on rows of 2,048, whose heads every kernel supports."""
     experiment = tiny.get_config("gpt")
     model = dataclasses.replace(experiment.model, head_dim=64, position=LearnedPositions(2048), vocab_size=8)
     data = dataclasses.replace(experiment.data, sequence_length=2048)
@@ -383,8 +391,8 @@ def on(experiment, topology, **mesh):
 
 
 def forward_attention(experiment):
-    """FLOPs of the logits and the sums of values of a step's forward, in full."""
-    return 2 * 2 * 8 * 2 * 4 * 64 * 2048**2  # two products, of 8 rows, 2 layers, 4 heads of 64
+    """Returns the FLOPs of the logits and of the weighted sums of values in a step's forward, without a mask."""
+    return 2 * 2 * 8 * 2 * 4 * 64 * 2048**2  # The two products have 8 rows, 2 layers, 4 heads of width 64.
 
 
 def seconds_of(flops, topology):
@@ -393,7 +401,7 @@ def seconds_of(flops, topology):
 
 
 def operands_of(experiment, topology):
-    """Seconds of a device, which TPUs do not take besides."""
+    """Returns the seconds in which a device moves the operands of products; TPUs need no extra time."""
     topology = Topology.parse(topology)
     if topology.chip.is_tpu:
         return 0.0
@@ -405,14 +413,15 @@ def operands_of(experiment, topology):
 @pytest.mark.parametrize(
     "topology, attention, skipped, again",
     [
-        ("v5e:2x2", "auto", 1 - 10 / 16, 3),  # splash: 10 of 4 × 4 tiles, and three products more in its backward
+        ("v5e:2x2", "auto", 1 - 10 / 16, 3),  # splash: 10 of 4 × 4 tiles, and three more products in its backward
         ("h100:4", "auto", 1 - 2049 / 4096, 1),
-        ("v5e:2x2", "xla", 0, 0),  # which multiplies what it masks
+        ("v5e:2x2", "xla", 0, 0),  # XLA multiplies masked positions too.
         ("h100:4", "xla", 0, 0),
     ],
 )
 def test_time_follows_from_what_the_kernel_multiplies(topology, attention, skipped, again, monkeypatch):
-    monkeypatch.setattr(roofline, "tile_padding", lambda columns, platform: 1.0)  # the vocabulary is a part of a tile
+    # The vocabulary fills only a part of a tile.
+    monkeypatch.setattr(roofline, "tile_padding", lambda columns, platform: 1.0)
     experiment = long_rows(attention=attention)
     time, in_full = on(experiment, topology), forward_attention(experiment)
     assert time.flops - time.executed_flops == pytest.approx(3 * in_full * skipped)
@@ -426,7 +435,8 @@ def test_rematerialisation_makes_attention_again_and_blocks_their_maps_too(remat
     topology, in_full = "h100:4", forward_attention(None)
     plain, more = (on(long_rows(remat=policy), topology) for policy in ("none", remat))
     assert (more.flops, more.executed_flops) == (plain.flops, plain.executed_flops)
-    maps = 0 if remat == "dots" else (plain.flops - 3 * in_full) / 3 - 2 * 8 * 2048 * 32 * 8  # without the head
+    # without the matmul of the head
+    maps = 0 if remat == "dots" else (plain.flops - 3 * in_full) / 3 - 2 * 8 * 2048 * 32 * 8
     extra = in_full / 2 * again * 2049 / 4096 + maps
     operands = operands_of(long_rows(remat=remat), topology) - operands_of(long_rows(), topology)
     assert more.compute - plain.compute == pytest.approx(seconds_of(extra, topology) + operands)
@@ -434,7 +444,7 @@ def test_rematerialisation_makes_attention_again_and_blocks_their_maps_too(remat
 
 def test_all_wait_for_the_device_whose_queries_have_the_most_keys():
     whole, split = (on(long_rows(), "v5e:2x2", sequence=parts) for parts in (1, 2))
-    assert split.executed_flops == whole.executed_flops  # 10 tiles; 3 of them are of the first half of a row
+    assert split.executed_flops == whole.executed_flops  # The first half of a row has 3 of the 10 tiles.
     waited = (7 * 2 - 10) / 16 * forward_attention(None) / 2 * 9
     assert split.compute - whole.compute == pytest.approx(seconds_of(waited, "v5e:2x2"))
 
@@ -452,12 +462,12 @@ def test_what_is_made_again_is_what_jax_makes_again(remat):
             logits = model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
             return jnp.sum(jnp.square(logits))
 
-        # as JAX lowers it, before a compiler for CPUs shares work that two loops cannot share
+        # This counts the FLOPs after JAX's lowering. A CPU compiler would share work that two loops cannot share.
         return jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch).cost_analysis()["flops"]
 
     blocks = 0 if remat == "dots" else 2 * 2 * 256 * (4 * 2 * 64 * 256 + 2 * 2 * 64 * 64)
     expected = blocks + 2 * 2 * 2 * 2 * 4 * 64 * 256**2
-    assert counted(remat) - counted("none") == pytest.approx(expected, rel=0.08)  # XLA counts softmax and norms too
+    assert counted(remat) - counted("none") == pytest.approx(expected, rel=0.08)  # XLA also counts softmax and norms.
 
 
 def test_a_plan_says_how_much_of_the_convention_is_done():
@@ -484,6 +494,7 @@ def test_a_plan_says_the_price_or_that_none_is_known(candidate, name):
         roofline=roofline.estimate_time(candidate.experiment, ONE | {"data": 4}, topology, candidate.memory, []),
     )
     (row,) = [line for line in run_report("gpt", found, topology, None, "").splitlines() if line.startswith("  run ")]
-    assert row.endswith("(pretrainax/runtime/chips.py)") and not re.search(r" 0(\.0)? ", row)  # a run of seconds
+    # The run takes only seconds, but the row shows no 0.
+    assert row.endswith("(pretrainax/runtime/chips.py)") and not re.search(r" 0(\.0)? ", row)
     assert (f"the price of a {name} is unknown" in row) == (chip.price is None)
     assert (f" USD at {chip.price} " in row or f" USD at {chip.price:.2f} " in row) if chip.price else "USD" not in row

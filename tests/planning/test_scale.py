@@ -1,4 +1,4 @@
-"""Steps of the three families for 256 chips: what the compiler makes of each axis of the mesh. Nothing runs."""
+"""Tests steps of the three families compiled for 256 chips: the collectives along each mesh axis. Nothing runs."""
 
 import functools
 
@@ -9,7 +9,7 @@ from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow]  # half a minute for each of the four programs
+pytestmark = [pytest.mark.aot, pytest.mark.slow]  # Each of the four programs takes half a minute.
 
 LAYERS, WIDTH, LENGTH, ROWS = 2, 4096, 256, 64
 MESHES = {
@@ -20,8 +20,11 @@ MESHES = {
 
 @functools.cache
 def compiled(family, mesh):
-    """Two layers, 32 heads of 128, a row for each part of the batch; `fsdp` cuts the width into parts of 128, the lanes
-    of a TPU. (Of embeddings whose parts are narrower its compiler sums the whole on each device, and keeps a part.)"""
+    """Compiles two layers with 32 heads of 128, and one row for each part of the batch.
+
+    `fsdp` splits the width into parts of 128, the lanes of a TPU. For embeddings with narrower parts, the TPU's
+    compiler would sum the whole array on each device and keep a part of it.
+    """
     topology, sizes = MESHES[mesh]
     experiment = tiny.get_config(family)
     for name, value in dict(
@@ -39,13 +42,13 @@ def compiled(family, mesh):
 
 
 def found(family, mesh, axis, kind, where=""):
-    """Those along an axis, alone or with others, whose module has `where` in its name."""
+    """Returns the collectives along an axis, alone or with other axes, whose module has `where` in its name."""
     return [x for x in compiled(family, mesh).collectives if axis in x.axis and x.kind == kind and where in x.where]
 
 
 # --- fsdp -----------------------------------------------------------------------------------------------------------
 
-# Every family, and every axis with one side and with two
+# Every family, and every axis with one stack and with two stacks
 COMPILED = (("bert", "tensor"), ("gpt", "sequence"), ("t5", "tensor"), ("t5", "sequence"))
 
 
@@ -57,7 +60,7 @@ def test_parameters_are_gathered_and_their_gradients_scattered_as_they_are_summe
 @pytest.mark.parametrize(("family", "mesh"), COMPILED)
 def test_no_matrix_is_summed_whole_on_each_device(family, mesh):
     smallest = 4 * WIDTH * WIDTH // MESHES[mesh][1].tensor  # bytes of a projection of attention
-    # What is copied, and so summed whole, are norms and biases: some 20 vectors a layer.
+    # Norms and biases are replicated, so devices sum them whole. A layer has about 20 such vectors.
     assert sum(x.bytes for x in found(family, mesh, "fsdp", "all-reduce")) < smallest
 
 
@@ -65,17 +68,18 @@ def test_no_matrix_is_summed_whole_on_each_device(family, mesh):
 
 
 def test_a_block_has_a_pair_of_sums_over_tensor_each_way():
-    activation = 2 * WIDTH * LENGTH * ROWS // 64  # bytes of one device's, bfloat16
-    sent = 2 * activation * 3 // 4  # each of 4 devices, around a ring
+    activation = 2 * WIDTH * LENGTH * ROWS // 64  # bytes of a bfloat16 activation on one device
+    sent = 2 * activation * 3 // 4  # The ring all-reduce of 4 devices sends 3/4 of the array twice.
     sums = found("bert", "tensor", "tensor", "all-reduce", "blocks")
-    assert sum(x.total for x in sums if x.bytes > 100) == 2 * 2 * LAYERS * sent  # but for scalars: squares of gradients
+    # excluding scalars, such as squared norms of gradients
+    assert sum(x.total for x in sums if x.bytes > 100) == 2 * 2 * LAYERS * sent
 
 
 def test_a_decoder_that_reads_another_text_has_three_sums_each_way_and_one_for_what_it_reads():
     lengths = [tiny.get_config("t5").objective.lengths(LENGTH)]
     of = lambda length: 2 * (2 * WIDTH * length * ROWS // 64) * 3 // 4  # noqa: E731
     sums = found("t5", "tensor", "tensor", "all-reduce", "blocks")
-    # Gradients of keys and of values are added, then summed.
+    # The gradients from keys and from values are added before the all-reduce.
     expected = LAYERS * (4 * of(LENGTH) + 6 * of(lengths[0].targets) + of(LENGTH))
     assert sum(x.total for x in sums if x.bytes > 100) == expected
 
@@ -89,8 +93,9 @@ def test_in_a_layer_keys_and_values_alone_move_along_the_length(family):
         x
         for kind in ("all-gather", "collective-permute", "all-to-all", "reduce-scatter")
         for x in found(family, "sequence", "sequence", kind)
-        if x.bytes > 4 * LENGTH * ROWS  # segment ids
+        if x.bytes > 4 * LENGTH * ROWS  # excludes segment ids
     ]
     assert any("attention" in x.where for x in moved)
-    # The others run once or twice a step: T5's bias of all layers, what is predicted, a length that 4 does not divide.
+    # The other collectives run once or twice per step: T5's bias for all layers, predicted positions, and a length that
+    # 4 does not divide.
     assert all("attention" in x.where or ("blocks" not in x.where and x.count <= 2) for x in moved)

@@ -1,4 +1,4 @@
-"""The search: what it proposes fits by its own estimate, and is no more of a change than is needed."""
+"""Tests that the search proposes configs that fit by its own estimate, with no larger change than necessary."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ FOUR = Topology.parse("v5e:2x2")
 
 
 def with_memory(topology, share, experiment):
-    """The topology with chips of so small a memory that `experiment` fills 1 / share of what it may."""
+    """Returns the topology with chips that have `share` times the memory that `experiment` needs."""
     needed = estimate_run(experiment, topology).memory.total
     return dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory_bytes=int(needed * share)))
 
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_tried_on_more_devices():
 @pytest.mark.slow
 def test_meshes_that_fit_come_first_and_the_fastest_of_them_first():
     found = best(large(), FOUR)
-    assert len(found) == 6 + 3  # data x fsdp x tensor of 4 devices, and of 2 beside 2 stages of a layer each
+    assert len(found) == 6 + 3  # data x fsdp x tensor on 4 devices, and on 2 devices with 2 stages of one layer each
     assert [c.roofline.seconds for c in found if c.fits] == sorted(c.roofline.seconds for c in found if c.fits)
 
 
@@ -88,7 +88,7 @@ def test_what_no_mesh_holds_has_no_remedy_and_is_not_searched(monkeypatch):
 
 @pytest.mark.slow
 def test_meshes_that_are_left_out_have_no_remedy(monkeypatch):
-    experiment = tiny.get_config("gpt")  # its state needs more memory than its activations
+    experiment = tiny.get_config("gpt")  # The state needs more memory than the activations.
     topology = with_memory(FOUR, 0.5, experiment)
     meshes = list(search._meshes(experiment, topology))
     assert {search._can_fit(experiment, topology, mesh) for mesh in meshes} == {True, False}
@@ -119,7 +119,7 @@ def test_a_mesh_of_another_number_of_devices_is_one_clear_line():
 def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
     experiment = large()
     found = best(experiment, FOUR)
-    assert {candidate.sizes["pipeline"] for candidate in found} == {1, 2}  # of 2 layers
+    assert {candidate.sizes["pipeline"] for candidate in found} == {1, 2}  # The model has 2 layers.
     assert any("--config.mesh.pipeline=2" in candidate.flags(experiment) for candidate in found)
     for sizes in found[0].experiment.mesh, dataclasses.replace(experiment.mesh, pipeline=2):
         schedules = {way.get("pipeline_schedule") for way in search._train_field_choices(sizes)}
@@ -142,7 +142,7 @@ def test_experts_are_split_as_they_divide():
 
 @pytest.mark.parametrize("policy", ["none", "dots", "block"])
 def test_auto_is_the_first_policy_that_fits(policy, monkeypatch):
-    """On a chip of just as much memory as the policy takes; "block" where none fits."""
+    """Tests chips with exactly the memory of a policy; if no policy fits, the result is "block"."""
     experiment = tiny.get_config("gpt")
     topology = Topology.parse("v5e:2x2")
     needed = {}
@@ -168,7 +168,7 @@ def test_a_config_that_is_assessed_stays_auto_and_one_that_is_settled_does_not()
 def test_the_devices_of_a_program_settle_it(monkeypatch):
     experiment = _with(tiny.get_config("gpt"), "auto")
     current_devices.ResolveRemat().resolve_fields(experiment)
-    assert experiment.train.remat == "auto"  # no plan knows a CPU; layers take it for none
+    assert experiment.train.remat == "auto"  # The planner does not know CPUs; layers treat "auto" as "none".
     monkeypatch.setattr(current_devices, "current_topology", lambda: Topology.parse("h100:8"))
     current_devices.ResolveRemat().resolve_fields(experiment)
     assert experiment.train.remat == "none"

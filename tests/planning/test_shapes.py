@@ -1,4 +1,4 @@
-"""The batch that is made up for a plan is the batch that a run gets, and that `inspect` shows."""
+"""Tests that the planned batch has the shapes of the batch that a run reads and `inspect` shows."""
 
 import json
 
@@ -34,7 +34,7 @@ OBJECTIVES = (
 
 
 def real_shapes(experiment, cache) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of the first batch of the corpus, which is also found sound, and a row of which is shown."""
+    """Returns the shapes of the first batch of the corpus, after checking it and rendering one of its rows."""
     experiment.data.cache_dir = str(cache)
     prepared = prepare(experiment)
     batches = batches_of(experiment, prepared, "train")
@@ -52,16 +52,18 @@ def test_the_batch_of_a_config_is_the_real_one(name, text, cache):
     test_configs.shrink(experiment, str(text), str(cache))
     experiment.objective.complete(experiment)
     expected = batch_shapes(experiment)
-    if isinstance(experiment.tokenizer, OfWords):  # ids that do not tell white space: that is known once text is read
+    # The ids do not encode white space, so the real batch has no target_bytes. The planner cannot know this without
+    # text.
+    if isinstance(experiment.tokenizer, OfWords):
         del expected["target_bytes"]
     assert expected == real_shapes(experiment, cache)
 
 
 def experiment_of(objective, text):
-    """A small experiment with an objective, and a tokenizer with the special tokens that it needs."""
+    """Returns a small experiment with an objective, and a tokenizer with the required special tokens."""
     family = {"encoder": "bert", "encoder_decoder": "t5", "decoder": "gpt"}[objective.families[0]]
     experiment = test_pretraining.config(family, objective, text)
-    if family != "bert":  # sentinels for all, and <s> for one
+    if family != "bert":  # All these objectives need sentinels, and one needs <s>.
         experiment.tokenizer = Unigram(vocab_size=400)
     if objective is test_pretraining.TO_TEXT["denoising"]:
         experiment.tokenizer = ByteBPE(vocab_size=400, special_pieces="roberta")
@@ -108,7 +110,7 @@ def test_neither_corpus_nor_tokenizer_is_read(tmp_path):
 
 
 def test_words_of_another_script_are_read(tmp_path):
-    """A list of words that a tokenizer of another language would not know."""
+    """Tests a list of words that a tokenizer of another language does not know."""
     path = tmp_path / "similar.json"
     path.write_text(json.dumps({"\u7f8e\u4e3d": ["\u6f02\u4eae"]}))
     objective = MaskedLM(mask_unit=WholeWords(), similar_words=str(path))
@@ -116,7 +118,7 @@ def test_words_of_another_script_are_read(tmp_path):
 
 
 def test_conversations_need_no_tokenizer():
-    """A chat template reads the tokenizer.json of a run, which the tokenizer of bytes does not have."""
+    """Tests a plan without tokenizer.json. In a run, the chat template reads this file; byte tokenizers lack it."""
     experiment = read_config_file("finetune:alpaca")
     shapes, rows = batch_shapes(experiment), experiment.train.global_batch_size
     expected = (rows, experiment.data.sequence_length)

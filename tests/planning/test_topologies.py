@@ -1,4 +1,4 @@
-"""Topologies: what their names mean, and that their devices are those to compile for."""
+"""Tests the meaning of topologies' names, and that their devices are those to compile for."""
 
 import math
 
@@ -21,7 +21,7 @@ from pretrainax.runtime.chips import CHIPS
         ("2*H100:4x8", "h100", (4, 8), 2, 64, 8),
         ("b200:2x8", "b200", (2, 8), 1, 16, 2),
         ("gb200:72", "gb200", (1, 72), 1, 72, 1),  # a rack
-        ("tpu7x:4x4x4", "tpu7x", (4, 4, 4), 1, 128, 16),  # two devices a chip
+        ("tpu7x:4x4x4", "tpu7x", (4, 4, 4), 1, 128, 16),  # two devices per chip
         ("2*tpu7x:2x2x1", "tpu7x", (2, 2, 1), 2, 16, 2),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_cloud_name_has_as_many_chips_as_it_says(chip):
         ("0*v5e:4x4", "every size must be at least 1"),
         ("v5e", "write CHIP:SHAPE, such as v5p:4x4x8"),
         ("tpu", "chips: a100, b200, gb200, h100, h200, tpu7x, v4, v5e, v5p, v6e"),
-        ("a100-40gb", "write CHIP:SHAPE"),  # has less memory than the A100 of the table
+        ("a100-40gb", "write CHIP:SHAPE"),  # This GPU has less memory than the A100 of the table.
         ("mi300x8", "unknown chip 'mi300', allowed: a100, b200"),
         ("v3-8", "unknown chip 'v3', allowed: a100, b200"),
         ("v5e-6", "no slice of v5e has 6 chips; give its shape, such as v5e:4x4"),
