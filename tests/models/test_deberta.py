@@ -60,13 +60,13 @@ def test_published_buckets_past_the_last_one_are_those_of_transformers():
     case = CASES["deberta"]
     config = dataclasses.replace(case.config, num_layers=2, position=DisentangledPositions())
     case = Case(config, case.family)
-    arrays = long_batch(640, config)  # five blocks of queries; distances beyond max_distance 512
+    arrays = long_batch(640, config)  # The row has five blocks of queries, and distances beyond max_distance 512.
     oracle = make.oracle(case)
     theirs = make.forward(case, oracle, arrays)
     theirs["loss"].backward()
     real, params = arrays["segment_ids"] > 0, weights(config)
     got = run(config, params, arrays).heads["lm"].logits()
-    # float32 sums in another order
+    # float32 sums in another order.
     np.testing.assert_allclose(got[real], theirs["logits"].detach().numpy()[real], atol=2e-4, rtol=0)
 
     model, arrays = models.build(config, Compute()), jax.tree.map(jnp.asarray, arrays)
@@ -99,7 +99,7 @@ def test_presets_have_as_many_parameters_as_transformers(name):
         assert count(ours) == sum(p.numel() for p in model.parameters())
 
 
-# README of the released code, in millions; v2: of the whole model
+# These are millions of parameters from the README of the released code; for v2, they include the whole model.
 @pytest.mark.parametrize(
     "name, backbone, embedding",
     [
@@ -116,7 +116,8 @@ def test_presets_have_the_published_number_of_parameters(name, backbone, embeddi
     config = electra.discriminator_config(zoo.preset(name))
     table = config.vocab_size * config.d_model
     assert abs(table / 1e6 - embedding) <= 0.5
-    # v3 is published to the million (small to within 0.6 of it), v2 to the hundred million
+    # The README rounds the sizes of v3 to the million (small has an error of 0.6), and those of v2 to the hundred
+    # million.
     assert abs((count(config) - table) / 1e6 - backbone) <= (0.6 if "v3" in name else 100)
 
 
@@ -155,7 +156,7 @@ def test_how_it_runs_does_not_change_gradients(name, compute):
     for path, a, b in zip(
         parameter_names(weights(config)), *map(jax.tree.leaves, (gradient(Compute()), gradient(compute))), strict=True
     ):
-        # float32 sums in another order, of gradients of up to 1
+        # float32 sums in another order; gradients are up to 1.
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4, err_msg=path)
 
 
@@ -175,7 +176,7 @@ def test_dropout_is_everywhere_and_follows_its_key(name):
 
 
 def whole(**changes):
-    """The model that is pretrained, tiny: generator with mask decoder, discriminator, disentangled embeddings."""
+    """Returns a tiny pretrained model: generator with mask decoder, discriminator, disentangled embeddings."""
     config = tiny(deberta_v3(), **changes)
     generator = Generator(2, 16, 32, 2, share_embeddings="gradient_disentangled")
     return dataclasses.replace(config, generator=generator)
@@ -219,7 +220,7 @@ def test_split_over_devices_it_is_the_same(name, mesh):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4, err_msg=path)
 
 
-# --- what can be wrong with it, and what it costs -------------------------------------------------------------------
+# --- mistakes, and costs --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,14 +253,14 @@ def test_flops_by_hand():
     positions, feed_forward = 4 * length**2 * width, 4 * length * width * 32
     block = maps + logits_and_sum + positions + feed_forward
     head = 2 * 20 * width * (width + 99)
-    # three blocks and the last one again; a convolution over three tokens
+    # There are three blocks and a second pass of the last block; the convolution covers three tokens.
     expected = 3 * (4 * block + 2 * length * 3 * width**2 + head)
     assert flops_per_step(config, 1, lengths.inputs, lengths.targets) == expected
 
 
 # --- config.json ---------------------------------------------------------------------------------------------------
 
-# What the authors' experiments/language_model/rtd_base.json and xxlarge.json say, as config.json of their files does.
+# The values of the authors' experiments/language_model/rtd_base.json and xxlarge.json, in the form of config.json.
 V3_BASE = {
     "model_type": "deberta-v2",
     "attention_probs_dropout_prob": 0.1,

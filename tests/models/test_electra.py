@@ -1,4 +1,4 @@
-"""Generator and discriminator: what is drawn, who learns from whom, and that devices change none of it."""
+"""Tests generator and discriminator: drawn tokens, the source of each gradient, and equal results on any devices."""
 
 import functools
 import re
@@ -29,7 +29,7 @@ SHARING = list(electra.SHARED)
 
 
 def objective(config, batch, rngs=None):
-    """params -> (objective, (sums, outputs))"""
+    """Returns a function params -> (objective, (sums, outputs))."""
     model, batch = models.build(config, Compute()), jax.tree.map(jnp.asarray, batch)
 
     def function(params):
@@ -41,16 +41,16 @@ def objective(config, batch, rngs=None):
 
 
 def run(config, batch, rngs=None):
-    """(objective, (sums, outputs)) with the parameters of `weights`."""
+    """Returns (objective, (sums, outputs)) for the parameters of `weights`."""
     with jax.default_matmul_precision("highest"):
         return jax.jit(objective(config, batch, rngs))(weights(config))
 
 
-# --- the draw ------------------------------------------------------------------------------------------------------
+# --- sampling ------------------------------------------------------------------------------------------------------
 
 
 def says(token, rows=ROWS, places=SLOTS):
-    """Predictions that are sure of one token."""
+    """Returns predictions that are certain of one token."""
     bias = jnp.where(jnp.arange(VOCABULARY) == token, 1000.0, 0.0)
     return LanguageModelOutput(jnp.zeros((rows, places, 1)), jnp.zeros((1, VOCABULARY)), bias)
 
@@ -64,9 +64,9 @@ def test_replacements_are_drawn_from_the_softmax():
     tokens, replaced = jax.jit(electra.sample_replacements)(generated, batch, jax.random.key(7))
     p, n = np.asarray(jax.nn.softmax(logits)), rows * length
     counts = np.bincount(np.asarray(tokens).ravel(), minlength=vocabulary)
-    # 20 counts of a multinomial within 4 deviations: one in 800 keys fails, and the key is fixed
+    # All 20 counts of a multinomial are within 4 deviations. One in 800 keys would fail, but the key is fixed.
     assert (np.abs(counts - n * p) < 4 * np.sqrt(n * p * (1 - p))).all()
-    # neighbours, along the text and along the batch, are equal as often as independent draws are
+    # Neighbours along the row and along the batch are equal as often as independent draws.
     same = np.sum(p**2)
     for a, b in ((tokens[:, 1:], tokens[:, :-1]), (tokens[1:], tokens[:-1])):
         assert abs(np.mean(a == b) - same) < 4 * np.sqrt(same * (1 - same) / a.size)
@@ -90,7 +90,7 @@ def test_masked_tokens_are_replaced_and_all_others_are_the_originals(form):
     batch = batch if form == "gathered" else everywhere(batch)
     tokens, replaced = electra.sample_replacements(says(7, places=places), batch)
     np.testing.assert_array_equal(tokens, np.where(masked, 7, originals))
-    assert not replaced[:, 0].any() and (tokens[:, 0] == originals[:, 0]).all()  # where empty slots point to
+    assert not replaced[:, 0].any() and (tokens[:, 0] == originals[:, 0]).all()  # Empty slots point to the first token.
     np.testing.assert_array_equal(replaced, masked & (originals != 7))
 
 
@@ -109,7 +109,7 @@ def test_both_forms_of_a_batch_draw_the_same_and_cost_the_same():
     loss, (sums, gathered) = run(config, batch)
     other, (other_sums, whole) = run(config, everywhere(batch))
     np.testing.assert_array_equal(gathered.heads["replaced"].replaced, whole.heads["replaced"].replaced)
-    np.testing.assert_allclose(other, loss, rtol=1e-5)  # float32 sums in products of another shape
+    np.testing.assert_allclose(other, loss, rtol=1e-5)  # float32 sums in products of other shapes
     assert int(other_sums["replaced_loss"][1]) == int(sums["replaced_loss"][1]) == batch["segment_ids"].sum()
 
 
@@ -141,11 +141,11 @@ def test_a_batch_without_a_loss_is_predicted_by_the_generator():
     assert outputs.heads.keys() == {"lm"}
 
 
-# --- who learns from whom ------------------------------------------------------------------------------------------
+# --- the source of each gradient -------------------------------------------------------------------------------------
 
 
 def reached(config, part):
-    """The parameters, "generator/…" as one, that get a gradient from "loss" or "replaced_loss" alone."""
+    """Returns the parameters with a gradient from "loss" or "replaced_loss" alone; "generator" is one name."""
     _, batch = masked_batch()
     batch = jax.tree.map(jnp.asarray, batch)
 
@@ -183,7 +183,7 @@ def test_disentangled_tables_learn_from_the_generator_and_differences_from_the_d
 
 
 def deberta():
-    """A mask decoder in the generator, which alone has absolute positions then."""
+    """Returns a config with a mask decoder in the generator, so that only the generator has absolute positions."""
     position = DisentangledPositions(num_buckets=4, max_distance=8, max_length=20)
     sizes = dict(embedding_dim=None, generator=Generator(2, 32, 64, 4), num_token_types=0)
     heads = dict(enhanced_mask_decoder=True, replaced_token_context=True)
@@ -212,7 +212,7 @@ def test_taken_apart_and_joined_is_the_same(config):
     joined = electra.join(config, electra.discriminator(config, params)[1], electra.generator(config, params)[1])
     assert parameter_names(joined) == parameter_names(params)
     for name, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(joined), strict=True):
-        # (x + d) - x is d but for a rounding of x + d
+        # (x + d) - x equals d except for the rounding of x + d.
         np.testing.assert_allclose(b, a, atol=2e-7 if "difference" in name else 0, rtol=0, err_msg=name)
 
 
@@ -240,7 +240,7 @@ def test_the_generator_takes_what_is_its_own_from_the_config_of_the_model():
     assert (config.d_model, config.num_heads, config.kv_heads, config.dim_per_head) == (12, 2, 2, 6)
     assert config.embedding_dim == 16 and config.masked_lm_head and not config.replaced_token_head
     wide = electra.generator_config(joint("all", generator=Generator(2, 16, 32, 2)))
-    assert wide.embedding_dim is None  # as wide as the embeddings: no map
+    assert wide.embedding_dim is None  # The generator is as wide as the embeddings, so it needs no projection.
 
 
 @pytest.mark.parametrize(
@@ -272,13 +272,14 @@ ON_EIGHT = [
     (dict(data=2, fsdp=2, tensor=2), "all"),
     (dict(data=2, fsdp=2, tensor=2), "gradient_disentangled"),
 ]
-WIDTH = 16  # of the embeddings
+WIDTH = 16  # width of the embeddings
 
 
 def one_step(sharing, mesh, certain=False, **fields):
-    """The parameters and the metrics after an update of the real training step, and the compiled program.
+    """Returns the parameters and the metrics after an update of the real training step, and the compiled program.
 
-    `certain`: the generator has no doubt, and there is no dropout.
+    Args:
+      certain: the generator predicts one token with certainty, and there is no dropout.
     """
     config = joint(sharing, vocab_size=104, dropout_rate=0.0 if certain else 0.1)
     config.generator = Generator(2, 16, 32, 2, share_embeddings=sharing)
@@ -286,9 +287,9 @@ def one_step(sharing, mesh, certain=False, **fields):
     mesh, batch = make_mesh(MeshConfig(**mesh), devices), masked_batch()[1]
     train = resolve_auto(TrainConfig(steps=1, global_batch_size=ROWS, **fields))
     model, schedule = models.build(config, Compute()), WarmupConstant(warmup_steps=1).build(1e-3, 1)
-    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # Optax adds integers to floats
+    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # Optax adds integers to floats.
         shapes = train_step.global_shapes(batch, ROWS)
-        # epsilon: see tests/training/test_train_step.py
+        # tests/training/test_train_step.py explains this epsilon.
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, shapes))
         state = train_step.make_init(model, optimizer, shapes, mesh)(0)
         if certain:
@@ -304,11 +305,11 @@ def one_step(sharing, mesh, certain=False, **fields):
 def check_same(found, expected):
     (params, metrics, _), (others, one, _) = found, expected
     assert metrics["sums"]["replaced_accuracy"] == one["sums"]["replaced_accuracy"]
-    # float32 sums in another order
+    # float32 sums in another order.
     np.testing.assert_allclose(metrics["sums"]["replaced_loss"], one["sums"]["replaced_loss"], rtol=2e-5)
     np.testing.assert_allclose(metrics["gradient_norm"], one["gradient_norm"], rtol=2e-5)
     for name, a, b in zip(parameter_names(params), *map(jax.tree.leaves, (others, params)), strict=True):
-        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-7, err_msg=name)  # of updates of up to 1e-3
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-7, err_msg=name)  # Updates are up to 1e-3.
 
 
 @functools.cache
@@ -323,7 +324,7 @@ def test_eight_devices_draw_and_learn_what_one_does(sharing, mesh):
     check_same(found, on_one_device(sharing))
     exchanged = re.findall(r"= (.*?) (all-gather|all-to-all|collective-permute)\(", found[2])
     shapes = [tuple(map(int, x.split(","))) for text, _ in exchanged for x in re.findall(r"\[([\d,]+)\]", text)]
-    # of what has the vocabulary along an axis, tables are exchanged, and no logits
+    # Devices exchange tables with the vocabulary as an axis, but no logits.
     assert {shape for shape in shapes if {52, 104} & set(shape)} <= {(104, WIDTH), (52, WIDTH), (WIDTH, 52)}
 
 
@@ -352,5 +353,5 @@ def test_in_bfloat16_losses_are_float32_and_near(sharing):
 
     loss, gradients = jax.jit(jax.value_and_grad(objective))(params)
     assert loss.dtype == jnp.float32 and all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradients))
-    # fresh: neither knows anything, which costs log V and 50 log 2
+    # Fresh models know nothing, so the losses are log V and 50 log 2.
     np.testing.assert_allclose(loss, np.log(VOCABULARY) + 50 * np.log(2), rtol=0.02)

@@ -36,7 +36,7 @@ CASES = {
         dict(num_decoder_layers=3, num_kv_heads=2, head_dim=32, window=8, encoder_window=16)
         | dict(decoder=DecoderSizes(d_model=192, d_ff=512, num_heads=6, num_kv_heads=3, head_dim=16)),
     ),
-    # windows, of which XLA's own attention multiplies everything
+    # XLA's own attention computes all pairs, also outside of the windows.
     "gemma": (gemma("3_1b"), Lengths(65, 64, 64), dict(num_kv_heads=2, layer_pattern=("local", "global"), window=8)),
 }
 
@@ -52,18 +52,18 @@ def test_agrees_with_xla(name):
     batch |= {f"encoder_{name}": jax.ShapeDtypeStruct((4, lengths.inputs), jnp.int32) for name in names}
     if config.family == "encoder":
         batch["masked_positions"] = jax.ShapeDtypeStruct((4, lengths.targets), jnp.int32)
-    # XLA counts the body of a loop once: no loop
+    # XLA counts the body of a loop once, so the layers are unrolled.
     model = models.build(config, Compute(scan_unroll=config.last_stack.num_layers))
 
     def loss(params, batch):
-        # not a plain sum: XLA would see through the product with a gradient of ones
+        # The loss is not a plain sum, because XLA would simplify a product with a gradient of ones.
         outputs = model.apply({"params": params}, batch, deterministic=True)
         logits = outputs.heads["lm"].logits() if "lm" in outputs.heads else outputs.heads["replaced"].logits
         return jnp.sum(jnp.square(logits))
 
     lowered = jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch)
     counted = lowered.compile().cost_analysis()["flops"]
-    # XLA counts norms, activations and softmax too, which at this width are a few percent
+    # XLA also counts norms, activations and softmax, which are a few percent at this width.
     assert 1.0 <= counted / flops_per_step(config, 4, lengths.inputs, lengths.targets) < 1.08
 
 
@@ -74,11 +74,13 @@ def test_a_generator_is_counted_too():
         flops_per_step(part(config), 4, lengths.inputs, lengths.targets)
         for part in (discriminator_config, generator_config)
     )
-    assert total == kept + generator and 0.1 < generator / kept < 0.2  # a third as wide, and as deep
+    # The generator has a third of the width, and the same depth.
+    assert total == kept + generator and 0.1 < generator / kept < 0.2
 
 
 def test_gpt2_costs_what_is_published():
-    # 6 x the parameters that multiply + 12 x layers x width x context: 0.86 GFLOP a token for GPT-2 124M at 1,024
+    # The formula is 6 x the parameters of matmuls + 12 x layers x width x context. GPT-2 124M at 1,024 has 0.86 GFLOP
+    # per token.
     config = gpt2("124m")
     assert config.position == LearnedPositions(1024)
     per_token = flops_per_step(config, 8, 1024, 1024) / (8 * 1024)
@@ -110,7 +112,7 @@ def test_peaks(kind, peak):
 
 
 def test_an_encoder_decoder_by_hand():
-    # both sides and what is between them, with lengths, depths, widths and heads that all differ
+    # The encoder, the decoder and the cross-attention differ in lengths, depths, widths and heads.
     config = dataclasses.replace(
         t5("base"),
         **dict(num_layers=3, num_decoder_layers=2, d_model=8, d_ff=24, num_heads=3, num_kv_heads=1, head_dim=4),
@@ -127,7 +129,7 @@ def test_an_encoder_decoder_by_hand():
     decoder = 2 * (attention(targets, targets) + attention(targets, inputs) + 2 * targets * 8 * 24 * maps)
     head = 2 * targets * 8 * 100
     assert flops_per_step(config, 5, inputs, targets) == 3 * 5 * (encoder + decoder + head)
-    # a decoder of its own sizes, whose cross-attention reads 8 wide
+    # This decoder has its own sizes, and its cross-attention reads vectors of width 8.
     own = dataclasses.replace(config, separate_embeddings=True, decoder=DecoderSizes(6, 20, 2, 1, 5))
 
     def of_decoder(keys, read):
@@ -138,11 +140,11 @@ def test_an_encoder_decoder_by_hand():
     assert flops_per_step(own, 5, inputs, targets) == 3 * 5 * (encoder + decoder + 2 * targets * 6 * 100)
 
 
-# --- what is done --------------------------------------------------------------------------------------------------
+# --- executed FLOPs --------------------------------------------------------------------------------------------------
 
 
 def traced(config, length, **other):
-    """The spec of the masked attention of a model."""
+    """Returns the spec of a model's masked attention."""
     fields = dict(dtype="bfloat16", bias="none", has_prefix=False, has_positions=False, sequence=1)
     return AttentionSpec(
         **{**fields, **other},
@@ -160,7 +162,7 @@ def too_dear(config, length, targets, work):
 
 
 def exactly(causal):
-    """The pairs that the mask leaves, of a kernel whose tiles have one query and one key."""
+    """Counts the pairs that the mask allows, as a kernel whose tiles have one query and one key."""
 
     def work(one):
         after = 0 if causal else one.keys
@@ -178,7 +180,7 @@ def test_modernbert_at_8192_is_nearly_twice_as_dear_by_the_convention():
     config = modernbert("base")
     work = work_of([traced(config, 8192)], "auto", "tpu")
     assert round(too_dear(config, 8192, int(0.15 * 8192), exactly(causal=False)), 1) == 1.8
-    # splash multiplies tiles of 512 × 512, three of them for a query that sees 129 keys
+    # Splash computes tiles of 512 × 512, three of them for a query that attends to 129 keys.
     assert too_dear(config, 8192, int(0.15 * 8192), work) == pytest.approx(1.58, abs=0.005)
 
 
@@ -187,7 +189,7 @@ def test_gemma_3_at_32768_is_more_than_twice_as_dear_by_the_convention():
     windows = [one.window for one in _collected(config, 32_768, 32_768)]
     assert sorted(windows, key=str) == [512, None]
 
-    def windows_alone(one):  # the causal half, which the global layers skip too, in full
+    def windows_alone(one):  # Counts all pairs of the global layers, although these layers also skip the causal half.
         return exactly(causal=True)(one) if one.window else Work(np.array([one.queries * one.keys]))
 
     assert round(too_dear(config, 32_768, 32_768, windows_alone), 1) == 2.1
@@ -197,7 +199,7 @@ def test_gemma_3_at_32768_is_more_than_twice_as_dear_by_the_convention():
 
 
 def _collected(config, inputs, targets):
-    """The attentions of a model."""
+    """Returns the attentions of a model."""
     found = []
     attention_flops(config, inputs, targets, lambda one: found.append(one) or 0.0)
     return found
@@ -219,7 +221,7 @@ def test_nothing_is_skipped_where_xla_runs(preset, platform):
 def test_a_causal_half_is_skipped_by_cudnn():
     config = gpt2("124m")
     work = work_of([traced(config, 1024)], "auto", "gpu")
-    half = 12 * 12 * 768 * 1024 * (1 - 1025 / 2048)  # of 12 x layers x width x context
+    half = 12 * 12 * 768 * 1024 * (1 - 1025 / 2048)  # a part of 12 x layers x width x context
     skipped = flops_per_step(config, 8, 1024, 1024) - executed_flops(config, 8, 1024, 1024, work)
     assert skipped == pytest.approx(8 * 1024 * half, rel=1e-12)
 
@@ -230,7 +232,8 @@ def test_only_a_decoders_own_attention_has_a_half_to_skip():
     encoder |= dict(window=None, query_length=512, key_length=512, causal=False, bias="shared")
     specs = [AttentionSpec(**(encoder | changes)) for changes in ({}, dict(causal=True), dict(bias="none"))]
     skipped = flops_per_step(config, 1, 256, 512) - executed_flops(config, 1, 256, 512, work_of(specs, "auto", "gpu"))
-    assert skipped == 12 * 2 * 768 * (512**2 - 512 * 513 / 2)  # of other lengths than were traced
+    # The lengths differ from the lengths of the traced specs.
+    assert skipped == 12 * 2 * 768 * (512**2 - 512 * 513 / 2)
 
 
 def test_both_encoders_of_electra_have_windows():
@@ -273,7 +276,8 @@ def test_a_feed_forward_behind_experts_costs_what_it_does_elsewhere():
     config = zoo.preset("st_moe_l")
     without = dataclasses.replace(config, experts=dataclasses.replace(config.experts, dense_after=None))
     extra = flops_per_step(config, 4, 64, 16) - flops_per_step(without, 4, 64, 16)
-    assert extra == 3 * 4 * 6 * (64 + 16) * 2 * 3 * 1024 * 2816  # six layers of each stack, three maps
+    # Six layers of each stack have it, with three matrices.
+    assert extra == 3 * 4 * 6 * (64 + 16) * 2 * 3 * 1024 * 2816
 
 
 def test_a_convolution_beside_the_first_block_is_counted_once():
@@ -293,7 +297,7 @@ def test_positions_of_deberta_are_two_products_more_of_each_block():
     config = dataclasses.replace(zoo.preset("deberta_v3_base"), generator=None, num_layers=5)
     without = dataclasses.replace(config, position=LearnedPositions(64))
     extra = flops_per_step(config, 2, 64, 10) - flops_per_step(without, 2, 64, 10)
-    assert extra == 3 * 2 * (5 + 1) * 2 * 2 * 64**2 * 768  # the last block runs twice
+    assert extra == 3 * 2 * (5 + 1) * 2 * 2 * 64**2 * 768  # The last block runs twice.
 
 
 def test_parts_of_a_row_are_added_up():
@@ -305,7 +309,8 @@ def test_parts_of_a_row_are_added_up():
 def test_an_attention_is_that_of_its_lengths():
     fields = dict(head_dim=64, dtype="bfloat16", has_prefix=False, has_positions=False, logit_cap=None, sequence=1)
     fields |= dict(window=None, key_length=512, causal=False)
-    own = AttentionSpec(**fields, query_length=512, bias="by_row")  # which `tiled` takes and cuDNN does not
+    # `tiled` supports this attention, and cuDNN does not.
+    own = AttentionSpec(**fields, query_length=512, bias="by_row")
     cross = AttentionSpec(**fields, query_length=256, bias="none")
     reads = [one for one in _collected(t5("base"), 512, 256) if not one.causal]
     again = {one.queries: work_of([own, cross], "auto", "gpu")(one).recomputed for one in reads}

@@ -51,11 +51,11 @@ CONFIGS = {
         use_bias=False,
         num_kv_heads=2,
         tie_embeddings=False,
-        init_stddev=0.5,  # so that attention is not uniform
+        init_stddev=0.5,  # so that the attention weights are not uniform
         **_SMALL,
     ),
 }
-# two texts and padding: places 0-3, 4-6, 7
+# Two documents and padding, at positions 0-3, 4-6 and 7.
 SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0]] * 2, np.int32)
 POSITIONS = np.array([[0, 1, 2, 3, 0, 1, 2, 0]] * 2, np.int32)
 
@@ -81,14 +81,17 @@ def features(config, params, batch):
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def case(request):
-    """(family, config, parameters, batch, features)"""
+    """Returns (family, config, parameters, batch, features)."""
     config, inputs = CONFIGS[request.param], batch(request.param)
     params = models.build(config, Compute()).init(jax.random.key(0), inputs, deterministic=True)["params"]
     return request.param, config, params, inputs, features(config, params, inputs)
 
 
 def changed_places(case, name, place):
-    """The places of the first row whose features differ when the token there does; none of the second row may."""
+    """Returns the positions in the first row whose features change with the token at `place`.
+
+    The features of the second row must not change.
+    """
     _, config, params, inputs, before = case
     tokens = inputs[name].copy()
     tokens[0, place] = (tokens[0, place] + 1) % 50
@@ -130,7 +133,7 @@ def test_lengths_of_texts_say_what_segments_of_one_text_a_row_do(case):
 def test_a_packed_text_has_the_features_it_has_alone(case):
     _, config, params, inputs, before = case
     alone = {name: value[:, 4:7] for name, value in inputs.items()}
-    # float32 sums over 3 keys, not 8 of which 5 are masked
+    # The sums have 3 float32 terms here, and 8 terms there, of which the mask removes 5.
     np.testing.assert_allclose(features(config, params, alone), before[:, 4:7], atol=2e-5)
 
 
@@ -169,7 +172,7 @@ def test_bfloat16_is_near_float32(case):
         return np.asarray(outputs.heads["lm"].logits())
 
     exact = logits("float32")
-    # 8 bits a number: errors of about 1 % of the logits' size, more where they add up
+    # bfloat16 keeps 8 bits, so errors are about 1 % of the logits, or more if they add up.
     assert np.abs(logits("bfloat16") - exact).mean() < 0.03 * np.abs(exact).mean()
 
 
@@ -196,7 +199,8 @@ def test_positions_come_from_the_batch(position):
 def test_every_parameter_gets_a_gradient(case):
     _, config, params, inputs, _ = case
     model = models.build(config, Compute())
-    weights = jax.random.normal(jax.random.key(3), (2, 8, 50))  # a plain sum would not see what a norm takes out
+    # A plain sum would not depend on the values that a norm removes.
+    weights = jax.random.normal(jax.random.key(3), (2, 8, 50))
 
     def loss(params):
         return jnp.sum(
@@ -205,7 +209,7 @@ def test_every_parameter_gets_a_gradient(case):
         )
 
     gradients = jax.jit(jax.grad(loss))(params)
-    # A key's bias adds the same to all logits of a query: the softmax takes it out.
+    # The bias of a key adds the same number to all logits of a query, and the softmax removes it.
     zero = {path for path, g in jax.tree_util.tree_leaves_with_path(gradients) if not np.abs(g).max() > 1e-6}
     assert {jax.tree_util.keystr(path) for path in zero} <= {"['encoder']['blocks']['self_attention']['key']['bias']"}
 
@@ -215,7 +219,7 @@ def test_unknown_family_names_those_there_are():
         models.build(ModelConfig(family="decodr"), Compute())
 
 
-# --- sides of their own ----------------------------------------------------------------------------------------------
+# --- encoder and decoder separately ---------------------------------------------------------------------------------
 
 
 @pytest.mark.first(1)
@@ -236,7 +240,7 @@ def test_what_is_encoded_once_is_decoded_again(variant):
     chex.assert_tree_all_finite(encoded)
     of_decoder = {name: x for name, x in inputs.items() if not name.startswith("encoder")}
     expected = model.apply(params, inputs, deterministic=True).heads["lm"].features
-    chex.assert_trees_all_close(decode(of_decoder, encoded), expected, atol=1e-5)  # float32, compiled apart
+    chex.assert_trees_all_close(decode(of_decoder, encoded), expected, atol=1e-5)  # float32, compiled separately
 
 
 def test_a_decoder_decodes():
@@ -259,7 +263,7 @@ def test_an_axis_that_would_broadcast_is_named(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few(["mixtral", "deepseek_v3", "switch"], ["deepseek_v3"]))
 def test_of_any_depth_a_model_with_experts_is_the_same_program(name):
-    """So that it is compiled in the same time: a scan over layers, of first layers without experts, or over turns."""
+    """Tests that depth does not affect compile time: a scan runs layers or periods, after the dense first layers."""
     arrays = batch_of(CASES[name])
 
     def lines(depth):

@@ -1,4 +1,4 @@
-"""Bricks of another package, which `config.model.parts` asks for: a feed-forward, an attention, a head, a model."""
+"""Tests model parts of another package, which `config.model.parts` selects: feed-forward, attention, head and model."""
 
 import copy
 import dataclasses
@@ -58,7 +58,7 @@ class Bag(ModelPart):
 
 
 def register_parts_of_blocks():
-    """What importing the other package does."""
+    """Registers the parts of blocks, as an import of the other package would."""
 
     @feed_forwards.register_feed_forward
     class WideFeedForward(feed_forwards.FeedForward):
@@ -146,7 +146,7 @@ def register_head_and_model():
 
 @pytest.fixture(autouse=True)
 def package():
-    """Registers the bricks for one test."""
+    """Registers the parts for one test."""
     lists = feed_forwards.FEED_FORWARDS, multi_head.ATTENTIONS, base.MODELS, rules.PARTITION_RULES
     tables = heads.HEADS, METRICS
     before = [copy.copy(x) for x in (*lists, *tables)]
@@ -165,14 +165,14 @@ def config_of(*parts: ModelPart) -> ModelConfig:
 
 
 def trained(config: ModelConfig, **sizes: int) -> tuple[list[float], dict, dict]:
-    """The losses of three updates on a mesh, the parameters after them, and the sums of the last."""
+    """Returns the losses of three updates on a mesh, the final parameters, and the sums of the last update."""
     mesh = make_mesh(MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values()), dtype=int))])
     model, shapes = models.build(config, Compute()), tables.example_shapes(config, 8, 32)
     rng, losses = np.random.default_rng(0), []
     batch = {name: rng.integers(1, 64, x.shape).astype(np.int32) for name, x in shapes.items()}
     batch |= {"positions": np.tile(np.arange(32, dtype=np.int32), (8, 1)), "segment_ids": np.ones((8, 32), np.int32)}
     batch["loss_weights"] = np.ones((8, 32), np.float32)
-    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # the optimizer cannot do without
+    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # The optimizer requires it.
         schedule, train = WarmupConstant(0).build(1e-2, 3), resolve_auto(TrainConfig(global_batch_size=8))
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, shapes))
         state = train_step.make_init(model, optimizer, shapes, mesh)(0)
@@ -189,7 +189,7 @@ def test_a_brick_learns_and_eight_devices_learn_what_one_does(part):
     losses, params, _ = trained(config_of(part))
     others, sharded, _ = trained(config_of(part), data=2, fsdp=2, tensor=2)
     assert losses[2] < losses[0]
-    np.testing.assert_allclose(others, losses, rtol=2e-5)  # float32 sums in another order, over three updates
+    np.testing.assert_allclose(others, losses, rtol=2e-5)  # float32 sums in another order over three updates
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), sharded, params)
 
 
@@ -246,5 +246,6 @@ def test_a_plan_counts_the_brick(part, parameter, topology):
     found, others = (estimate_run(one, Topology.parse(topology)) for one in (experiment, plain))
     assert found.memory.parameters != others.memory.parameters
     assert any(parameter in where for where, _ in found.memory.largest)
-    assert (found.roofline.flops == others.roofline.flops) == isinstance(part, Parity)  # one output, not counted
+    # The FLOPs of a single output are not part of the estimate.
+    assert (found.roofline.flops == others.roofline.flops) == isinstance(part, Parity)
     assert 0 < found.roofline.seconds < 1

@@ -1,4 +1,4 @@
-"""The spread of hidden states and predictions, compared with NumPy, and the same on one device and on eight."""
+"""Compares the spread of hidden states and predictions with NumPy, and one device with eight."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def measured(x, segment_ids):
 
 
 def mean_distance(states):
-    """1 - mean cosine similarity of two different states [n, D], pair by pair."""
+    """Returns 1 - the mean cosine similarity of different states [n, D], pair by pair."""
     unit = states / np.linalg.norm(states, axis=1, keepdims=True)
     return 1 - np.mean([unit[i] @ unit[j] for i, j in itertools.permutations(range(len(unit)), 2)])
 
@@ -30,16 +30,16 @@ def test_the_spread_of_states_is_one_minus_the_mean_cosine_of_the_pairs_of_a_row
     rng = np.random.default_rng(0)
     x, segments = rng.normal(size=(3, 7, 5)), np.ones((3, 7), int)
     segments[1, 4:] = 0  # padding
-    segments[2, 3:] = 2  # a second document of the row counts too
+    segments[2, 3:] = 2  # The count includes a second document of the row.
     total, count = measured(x, segments)
     expected = mean_distance(x[0]) + mean_distance(x[1, :4]) + mean_distance(x[2])
     assert count == 3
-    np.testing.assert_allclose(total, expected, rtol=1e-5)  # float32
+    np.testing.assert_allclose(total, expected, rtol=1e-5)  # float32 rounding
 
 
 def test_equal_states_have_no_spread_at_any_length_of_the_vectors():
     x = np.ones((1, 100, 1)) * np.random.default_rng(0).normal(size=(1, 1, 64)) * np.linspace(0.1, 9, 100)[:, None]
-    assert measured(x, np.ones((1, 100)))[0] < 1e-5  # rounding of float32
+    assert measured(x, np.ones((1, 100)))[0] < 1e-5  # float32 rounding
 
 
 def test_a_row_of_one_token_has_no_pair():
@@ -49,7 +49,8 @@ def test_a_row_of_one_token_has_no_pair():
 def test_equal_states_in_bfloat16_are_below_the_limit():
     from pretrainax.runs.health import EQUAL_STATES
 
-    x = 1 + 2.0**-8 * np.random.default_rng(0).integers(0, 2, (1, 50, 64))  # neighbours in bfloat16
+    # These are neighbouring numbers in bfloat16.
+    x = 1 + 2.0**-8 * np.random.default_rng(0).integers(0, 2, (1, 50, 64))
     assert measured(jnp.asarray(x, jnp.bfloat16), np.ones((1, 50)))[0] < EQUAL_STATES / 10
 
 
@@ -98,7 +99,7 @@ def test_eight_devices_measure_the_same_spread_as_one(family):
     assert {spread.HIDDEN_SPREAD, spread.PREDICTION_SPREAD, spread.TARGET_SPREAD} <= set(names)
     assert ("encoder_hidden_spread" in names) == (family == "encoder_decoder")
     for name in names:
-        np.testing.assert_allclose(eight[name], one[name], rtol=1e-4, err_msg=name)  # another order of float32 sums
+        np.testing.assert_allclose(eight[name], one[name], rtol=1e-4, err_msg=name)  # float32 sums in another order
 
 
 @pytest.mark.parametrize("family", few(FAMILIES, ["encoder"]))

@@ -25,7 +25,7 @@ BATCH = {
 
 
 class Sentiment(Head):
-    """Is the text a good one? From its last token, [B] float32."""
+    """A head that rates a text as good or bad from its last token; [B] float32."""
 
     name, loss_name = "sentiment", "sentiment_loss"
 

@@ -1,4 +1,4 @@
-"""The linear-chain CRF against the sum and the best of all tags there can be, each scored by itself."""
+"""Compares the linear-chain CRF with the sum over all tag sequences and the best one, each scored separately."""
 
 import itertools
 
@@ -9,7 +9,7 @@ import pytest
 
 from pretrainax.models.heads import chain
 
-W, L, SIZES = 4, 3, (4, 2, 1, 0)  # words of each row
+W, L, SIZES = 4, 3, (4, 2, 1, 0)  # SIZES: the number of words of each row
 RNG = np.random.RandomState(0)
 EMISSIONS = RNG.standard_normal((len(SIZES), W, L)).astype(np.float32)
 BETWEEN, START, END = (RNG.standard_normal(shape).astype(np.float32) for shape in ((L, L), (L,), (L,)))
@@ -25,7 +25,7 @@ def score_by_hand(row, tags):
 
 
 def all_tags(row):
-    """All tags that a row may have, with the score of each."""
+    """Returns all possible tag sequences of a row, with their scores."""
     every = list(itertools.product(range(L), repeat=SIZES[row]))
     return every, np.array([score_by_hand(row, tags) for tags in every])
 
@@ -71,7 +71,7 @@ def test_gradients_of_transitions_are_what_is_expected_of_pairs():
 def test_the_best_tags_have_the_highest_score(forbids, variant):
     allowed = np.ones((L + 1, L), bool)
     if forbids:
-        allowed[[0, 2, L], 1] = False  # 1 comes after 1 alone, and so never
+        allowed[[0, 2, L], 1] = False  # Tag 1 may only follow tag 1, so it never occurs.
         allowed[0, 0] = False
     found = variant(chain.best_tags)(EMISSIONS, REAL, TRANSITIONS, jnp.asarray(allowed))
     for row, n in enumerate(SIZES):
@@ -83,7 +83,7 @@ def test_the_best_tags_have_the_highest_score(forbids, variant):
 
 @pytest.mark.slow
 def test_padding_changes_nothing():
-    """The same rows in longer padding."""
+    """Compares the rows with the same rows in longer padding."""
     padded = np.pad(EMISSIONS, ((0, 0), (0, 3), (0, 0)), constant_values=9.0)
     real = np.pad(REAL, ((0, 0), (0, 3)))
     shorter = chain.log_partition(EMISSIONS, REAL, TRANSITIONS)

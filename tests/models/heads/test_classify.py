@@ -1,4 +1,4 @@
-"""The head of whole rows pools each text of a row by itself where one of them is to be chosen."""
+"""Tests that the classification head pools each document of a row separately if the task is to choose one of them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,4 +17,4 @@ def test_each_text_is_pooled_by_itself(pooling):
     found = pooled_segments(jnp.array(x), jnp.array(SEGMENTS), 3, pooling)
     wanted = [[POOLED[pooling](row[ids == i]) for i in (1, 2, 3)] for row, ids in zip(x[:2], SEGMENTS, strict=False)]
     np.testing.assert_allclose(found[:2], wanted, atol=1e-6)
-    assert np.isfinite(found).all() and not found[2].any()  # of a row that is all padding
+    assert np.isfinite(found).all() and not found[2].any()  # This row contains only padding.

@@ -1,4 +1,4 @@
-"""The loss of a retriever's batch is that by hand, and the same on one device and on eight."""
+"""Compares a retriever's loss with a computation by hand, and one device with eight."""
 
 import jax
 import numpy as np
@@ -11,11 +11,11 @@ from pretrainax.sharding.mesh import make_mesh
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((8, 3, 6)).astype(np.float32)  # [B, S, D]
-TEXTS = np.array([3] * 6 + [0] * 2, np.int32)  # the last rows are empty
+TEXTS = np.array([3] * 6 + [0] * 2, np.int32)  # The last rows are empty.
 
 
 def by_hand(head: Embed, vectors: np.ndarray) -> tuple[float, float]:
-    """The loss and how many are right, of the rows that are not empty."""
+    """Returns the loss and the number of correct rows, without the empty rows."""
     vectors, total = vectors[:6].astype(np.float64), 0.0
     for n in (*head.dimensions, 6):
         cut = vectors[..., :n]

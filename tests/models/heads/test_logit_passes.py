@@ -1,4 +1,4 @@
-"""What is read off logits in one pass, as on an accelerator, is what is read in turn, also of a large vocabulary."""
+"""Compares logit statistics computed in one pass, as on an accelerator, with separate passes and with float64."""
 
 import functools
 
@@ -12,8 +12,9 @@ from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import loss_sums
 
 TOKENS, VOCAB = 32, 50304
-# A CPU adds 50,304 float32 numbers one after the other (a GPU in a tree), and of each loses what is below half a unit
-# in the last place of the sum: 50,304 · 2^-25 = 1.5e-3 of it at most, a tenth of that where few of them are so small.
+# A CPU adds 50,304 float32 numbers sequentially; a GPU adds them in a tree. Each addition loses at most half a unit in
+# the last place of the sum, so the relative error is at most 50,304 · 2^-25 = 1.5e-3. A tenth of this bound suffices,
+# because few of the numbers are so small.
 SUMS = 1.5e-4
 
 
@@ -23,7 +24,7 @@ def accelerator(monkeypatch):
 
 
 def example(dtype):
-    """Products [1, M, V] of a few units, a bias and targets, of which some are the largest."""
+    """Returns products [1, M, V] of a few units, a bias, and targets, some of which have the largest logit."""
     rng = np.random.default_rng(0)
     products = jnp.asarray(3 * rng.normal(size=(1, TOKENS, VOCAB)), dtype)
     bias = jnp.asarray(rng.normal(size=VOCAB), jnp.float32)
@@ -41,15 +42,15 @@ def test_one_pass_reads_what_float64_has(accelerator, dtype, has_bias, cap, with
     )
     logits = np.asarray(products, np.float64) + (0 if bias is None else np.asarray(bias, np.float64))
     logits = logits if cap is None else cap * np.tanh(logits / cap)
-    np.testing.assert_allclose(found.largest, logits.max(-1), rtol=1e-6)  # one number in float32
+    np.testing.assert_allclose(found.largest, logits.max(-1), rtol=1e-6)  # This is a single float32 number.
     np.testing.assert_allclose(found.normaliser, np.exp(logits - logits.max(-1, keepdims=True)).sum(-1), rtol=SUMS)
     of_target = np.take_along_axis(logits, np.asarray(targets)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(found.target, of_target, rtol=1e-6, atol=1e-6)  # one number, or 0
-    if with_mean:  # near 0 beside distances to the largest of 5 to 15, whose sum it is made of
+    np.testing.assert_allclose(found.target, of_target, rtol=1e-6, atol=1e-6)  # This is a single number, or 0.
+    if with_mean:  # The mean is near 0. It is computed from the distances to the largest logit, which are 5 to 15.
         np.testing.assert_allclose(found.mean, logits.mean(-1), atol=15 * SUMS)
     else:
         assert found.mean is None
-    if cap is None:  # a cap makes equals of those that are large
+    if cap is None:  # A cap makes large logits equal.
         assert np.array_equal(found.is_correct, logits.argmax(-1) == targets)
 
 
@@ -62,7 +63,7 @@ def test_of_equal_logits_the_first_is_the_largest(accelerator, target, is_right)
 
 
 def losses(features, matrix, targets, dtype):
-    """Returns the mean loss of 256 tokens and its gradients, by the code and by float64 from the same features."""
+    """Returns the mean loss of 256 tokens and its gradients, from the code and from float64 with the same features."""
 
     def mean(features, matrix):
         sums = loss_sums(LanguageModelOutput(features, matrix), targets, jnp.ones(targets.shape), chunk=64)
@@ -84,18 +85,21 @@ def losses(features, matrix, targets, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 100.0])
 def test_the_error_of_bfloat16_logits_is_that_of_their_rounding(accelerator, shared):
-    """Also where all logits of a token are as far from 0 as those of GPT-2's released weights (-30 to -130)."""
+    """Tests logits near 0, and logits as far from 0 as those of GPT-2's released weights (-30 to -130)."""
     rng = np.random.default_rng(1)
     batch, length, width = 4, 64, 64
     features = jnp.asarray(rng.normal(size=(batch, length, width)), jnp.float32).at[..., 0].set(1.0)
-    matrix = jnp.asarray(rng.normal(size=(width, VOCAB)) * 3 / 8, jnp.float32).at[0].add(-shared)  # logits of 3 ± 3
+    # The logits are 3 ± 3.
+    matrix = jnp.asarray(rng.normal(size=(width, VOCAB)) * 3 / 8, jnp.float32).at[0].add(-shared)
     targets = jnp.asarray(rng.integers(0, VOCAB, (batch, length)), jnp.int32)
     (value, gradients), (exact, expected) = losses(features, matrix, targets, jnp.bfloat16)
-    # Of a logit between 2 and 4 bfloat16 keeps steps of 2^-6, an error of 2^-6 / sqrt(12) = 0.0045, and as much comes
-    # of the entries of the matrix: 0.006 together. The mean of 256 tokens has a 16th of it, here four times that:
+    # bfloat16 rounds a logit between 2 and 4 to steps of 2^-6, which is an error of 2^-6 / sqrt(12) = 0.0045. The
+    # entries of the matrix add an error of the same size: 0.006 together. The error of the mean of 256 tokens is a 16th
+    # of this. The tolerance is four times as large:
     assert abs(value - exact) < 4 * 0.006 / 16
     for got, wanted in zip(gradients, expected, strict=True):
-        # 0.6 % of each probability for that reason, and as a gradient it is rounded once more, by 2^-9 / sqrt(3)
+        # The rounding of logits changes each probability by 0.6 %. The gradient is rounded once more,
+        # by 2^-9 / sqrt(3).
         difference = np.linalg.norm(np.asarray(got, np.float64) - wanted)
         assert difference < 0.007 * np.linalg.norm(wanted)
 
@@ -106,7 +110,7 @@ def test_float32_logits_lose_nothing(accelerator):
     matrix = jnp.asarray(rng.normal(size=(64, VOCAB)) * 3 / 8, jnp.float32)
     targets = jnp.asarray(rng.integers(0, VOCAB, (4, 64)), jnp.int32)
     (value, gradients), (exact, expected) = losses(features, matrix, targets, jnp.float32)
-    assert value == pytest.approx(exact, abs=SUMS)  # the logarithm of a sum
+    assert value == pytest.approx(exact, abs=SUMS)  # This is the logarithm of a sum.
     for got, wanted in zip(gradients, expected, strict=True):
         assert np.linalg.norm(np.asarray(got, np.float64) - wanted) < SUMS * np.linalg.norm(wanted)
 
@@ -124,4 +128,5 @@ def test_derivatives_of_one_pass_are_those_of_reading_in_turn(accelerator, cap):
     forms = logit_passes._stats_in_one_pass, logit_passes._stats_in_separate_passes
     got, expected = (jax.jvp(functools.partial(loss, form), (products,), (direction,)) for form in forms)
     np.testing.assert_allclose(got[0], expected[0], rtol=SUMS)
-    np.testing.assert_allclose(got[1], expected[1], rtol=1e-5, atol=1e-4)  # sums of 50,304 in two orders
+    # The two sums of 50,304 numbers have different orders.
+    np.testing.assert_allclose(got[1], expected[1], rtol=1e-5, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The loss over the vocabulary with 8-bit operands, compared with float32."""
+"""Compares the loss over the vocabulary with 8-bit operands with float32."""
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,16 @@ from pretrainax.models.heads.vocabulary_loss import loss_sums
 
 FORMATS = sorted(eight_bit.FORMATS)
 ROWS, LENGTH, WIDTH, VOCAB = 2, 128, 32, 1000
-# Relative error of a gradient, as a norm. Each operand of "fp8" is off by at most 2^-4 and, for the gradient of logits,
-# 2^-3, so about 0.03 and 0.06 as a root mean square. For "int8" the variance added to a token's probabilities p is at
-# most 1 / 127 of their sum, so the error is about 127^-0.5 = 0.09.
+# These are the relative errors of a gradient's norm. "fp8" changes each operand by at most 2^-4, and the gradient of
+# the logits by at most 2^-3, so the root mean square is about 0.03 and 0.06. "int8" adds a variance to a token's
+# probabilities p of at most 1 / 127 of their sum, so the error is about 127^-0.5 = 0.09.
 LARGEST_ERROR = {"fp8": 0.07, "int8": 0.11}
 
 
 def example(mean=-20):
-    """Returns features, matrix and bias, targets drawn from the softmax, and weights of which a third are 0.
+    """Returns features, matrix and bias, targets drawn from the softmax, and weights, a third of which are 0.
 
-    By default, the mean of the logits is far from 0, which checks that the matrix is centered before it is rounded.
+    By default, the mean of the logits is far from 0. This checks that the matrix is centered before it is rounded.
     """
     rng = np.random.default_rng(0)
     features = jnp.asarray(rng.normal(size=(ROWS, LENGTH, WIDTH)), jnp.float32)
@@ -50,23 +50,25 @@ def errors(products, arrays, targets, weights, **options):
 def test_the_loss_and_its_gradients_are_those_of_float32_up_to_rounding(products, options):
     # A z-loss keeps the mean near 0, so the matrix is not centered.
     loss_error, gradient_errors = errors(products, *example(0 if options else -20), **options)
-    assert loss_error < 0.01  # nats: the rounding of logits, averaged over 170 targets
+    assert loss_error < 0.01  # in nats: rounding errors of logits, averaged over 170 targets
     assert max(gradient_errors) < LARGEST_ERROR[products], gradient_errors
 
 
 @pytest.mark.parametrize("products", FORMATS)
 def test_tokens_without_weight_do_not_change_the_scales(products):
-    """Their gradient is 0, and a scale of 1 would round the other tokens to 0."""
+    """Tests that the gradients of these tokens are 0; with a scale of 1, the other tokens would round to 0."""
     arrays, targets, weights = example()
     _, one_token = errors(products, arrays, targets, weights.at[:, 1:].set(0.0))
-    # A single token's errors do not average: 2^-3 for "fp8"; a target's probabilities below 1 / 127 for "int8"
+    # Errors of a single token do not average. For "fp8", they are 2^-3. For "int8", they are a target's probability
+    # below 1 / 127.
     assert max(one_token) < 2 * LARGEST_ERROR[products], one_token
 
 
 def test_probabilities_of_a_large_vocabulary_do_not_underflow(monkeypatch):
-    """With equal logits, each probability is 1 / V, which float8_e4m3fn rounds to 0: half its smallest value is larger.
+    """Tests that the gradient of the matrix does not vanish for tokens that are no targets.
 
-    The gradient of the matrix for tokens that are no targets must not vanish.
+    With equal logits, each probability is 1 / V. float8_e4m3fn rounds this to 0, because half of its smallest value is
+    larger.
     """
     vocabulary = 2**19
     arrays = jnp.ones((1, 8, 4)), jnp.zeros((4, vocabulary)), None
@@ -75,8 +77,9 @@ def test_probabilities_of_a_large_vocabulary_do_not_underflow(monkeypatch):
     def others():
         return loss_and_gradients(arrays, targets, weights, "fp8")[1][1][:, 1:]
 
-    np.testing.assert_allclose(others(), 1 / vocabulary, rtol=2**-3)  # float8_e5m2's rounding
-    monkeypatch.setitem(eight_bit.LOGIT_GRADIENTS, "fp8", eight_bit.FORMATS["fp8"])  # the fault that this test finds
+    np.testing.assert_allclose(others(), 1 / vocabulary, rtol=2**-3)  # The tolerance is the rounding of float8_e5m2.
+    # This is the fault that the test must find.
+    monkeypatch.setitem(eight_bit.LOGIT_GRADIENTS, "fp8", eight_bit.FORMATS["fp8"])
     assert not others().any()
 
 

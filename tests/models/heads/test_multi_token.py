@@ -18,7 +18,7 @@ from tests.golden.case import batch, needs_transformers, weights
 from tests.support.tiny import get_config
 
 WEIGHT = 0.3
-NORMS = {"enorm": "token_norm_1", "hnorm": "hidden_norm_1"}  # theirs -> ours
+NORMS = {"enorm": "token_norm_1", "hnorm": "hidden_norm_1"}  # name in transformers -> our name
 
 
 def asked(tokens, weights):
@@ -33,21 +33,24 @@ def furthest(first, segments, depth):
 
 
 def test_tokens_further_on_are_those_of_the_same_text():
-    # two texts, a b c d e and f g h, of which each place tells the next token; then padding
-    first = asked([2, 3, 4, 5, 7, 8, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0])  # b c d e | g h
+    # The row has two documents, a b c d e and f g h, and padding. The target of each token is the next token.
+    first = asked([2, 3, 4, 5, 7, 8, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0])  # The targets are b c d e | g h.
     segments = [1, 1, 1, 1, 2, 2, 0, 0]
     assert furthest(first, segments, 1) == [3, 4, 5, None, 8, None, None, None]
     assert furthest(first, segments, 2) == [4, 5, None, None, None, None, None, None]
 
 
 def test_no_token_is_asked_for_where_one_on_the_way_is_not():
-    """Not in a prefix, which sees what comes after it, nor over the end of a document."""
+    """Tests targets inside a prefix, which attends to later tokens, and across the end of a document."""
     first = asked([2, 3, 4, 5, 6, 7], [0, 0, 1, 1, 0, 1])
     assert furthest(first, [1] * 6, 1) == [None, None, 5, None, None, None]
 
 
 def case():
-    """DeepSeek-V3 with its module, at a size for tests, where every expert has room, and the bias is of no matter."""
+    """Returns DeepSeek-V3 with its multi-token module at a tiny size.
+
+    Every expert has enough capacity, and the bias of the router has no effect.
+    """
     found = CASES["deepseek_v3"]
     return found._replace(config=dataclasses.replace(found.config, multi_token=MultiTokenPrediction(weight=WEIGHT)))
 
@@ -65,8 +68,11 @@ def ours(config, params, arrays):
 
 
 def theirs(found, params, arrays):
-    """The loss, its gradients and the logits of what transformers has of it: a layer of MtpModel before a DeepSeek-V3
-    of one block, whose embeddings and output matrix are the model's."""
+    """Returns transformers' loss, gradients and logits.
+
+    The multi-token module is a layer of MtpModel and a DeepSeek-V3 of one block, which share the model's embeddings and
+    output matrix.
+    """
     import torch
     from transformers.modeling_layers import MtpLayer
 
@@ -118,7 +124,8 @@ def test_loss_logits_and_gradients_are_those_of_deepseek():
     params, arrays = weights(found.config), batch(found)
     (loss, (logits, sums)), gradients = ours(found.config, params, arrays)
     their_loss, their_gradients, their_logits, both = theirs(found, params, arrays)
-    np.testing.assert_allclose(np.asarray(logits)[both], their_logits[both], atol=2e-4)  # as of every family
+    # The tests of all families have this tolerance.
+    np.testing.assert_allclose(np.asarray(logits)[both], their_logits[both], atol=2e-4)
     of_blocks = sum(float(total / count) for name, (total, count) in sums.items() if name == "balance_loss")
     np.testing.assert_allclose(float(loss) - of_blocks, their_loss, rtol=1e-5)  # float32 sums in another order
     assert jax.tree.structure(gradients) == jax.tree.structure(their_gradients)
@@ -126,7 +133,8 @@ def test_loss_logits_and_gradients_are_those_of_deepseek():
     whole = np.sqrt(sum(np.square(x).sum() for x in jax.tree.leaves(their_gradients)))
     names = parameter_names(gradients)
     for name, a, b in zip(names, jax.tree.leaves(gradients), jax.tree.leaves(their_gradients), strict=True):
-        # as of every family: of the norm of the parameter's gradient, or of 1e-4 of the whole gradient's
+        # The tests of all families have this tolerance. The error is relative to the norm of the parameter's gradient,
+        # or to 1e-4 of the norm of the whole gradient.
         assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-4 * whole), name
 
 

@@ -1,4 +1,4 @@
-"""The head of words: what of a row is a word's state, its loss, its answers."""
+"""Tests the tagging head: the hidden state of each word, the loss and the predictions."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def config(**head):
 
 
 def made(batch=BATCH, **head):
-    """A model with random parameters, and what it says of a batch."""
+    """Returns a model with random parameters, the parameters, and its outputs for a batch."""
     model = models.build(config(**head), Compute())
     _, variables = jax.jit(lambda key: model.init_with_output(key, batch, deterministic=True))(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), variables["params"])
@@ -92,7 +92,7 @@ def test_answers_are_tags_and_their_probabilities(kind):
 
 @pytest.mark.slow
 def test_a_crf_says_no_tag_that_may_not_follow():
-    follows = ((), (2,), ())  # 1 after 2 alone
+    follows = ((), (2,), ())  # Tag 1 may only follow tag 2.
     _, params, _ = made(kind="crf", follows=follows)
     params["tagger"]["output"]["bias"] = params["tagger"]["output"]["bias"].at[1].set(100.0)
     said = {}

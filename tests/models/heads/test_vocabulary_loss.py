@@ -21,13 +21,13 @@ BATCH_AXES, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
 
 @pytest.fixture(params=["in turn", "in one pass"])
 def form(request, monkeypatch):
-    """How logits are read: in turn, as on a CPU; in one pass, as on an accelerator."""
+    """Selects separate passes over the logits, as on a CPU, or one pass, as on an accelerator."""
     monkeypatch.setattr(logit_passes, "in_one_pass", lambda: request.param == "in one pass")
     return request.param
 
 
 def example(has_bias=True, dtype=jnp.float32, vocab=VOCAB):
-    """Arrays (features, unembedding, bias), targets and unequal weights with a third of them 0."""
+    """Returns arrays (features, unembedding, bias), targets, and unequal weights, a third of which are 0."""
     rng = np.random.default_rng(0)
     features = jnp.asarray(rng.normal(size=(BATCH_AXES, LENGTH, WIDTH)), dtype)
     unembedding = jnp.asarray(0.3 * rng.normal(size=(WIDTH, vocab)), jnp.float32)
@@ -38,7 +38,7 @@ def example(has_bias=True, dtype=jnp.float32, vocab=VOCAB):
 
 
 def plain_sums(arrays, targets, weights, z_loss=0.0, label_smoothing=0.0, logit_cap=None):
-    """The same sums with all logits at once and automatic gradients."""
+    """Returns the same sums from all logits at once, with automatic gradients."""
     features, unembedding, bias = arrays
     logits = (features @ unembedding.astype(features.dtype)).astype(jnp.float32)
     logits = logits if bias is None else logits + bias[None, None]
@@ -71,7 +71,8 @@ def value_and_gradients(arrays, targets, weights, **options):
     return sums, gradients
 
 
-# A chunk of 1,000 tokens is all 88; 16 is 2 of each row's 11, so the last chunk is filled up; 1 is raised to one a row.
+# A chunk of 1,000 tokens contains all 88. A chunk of 16 contains 2 of the 11 tokens of each row, so the last chunk is
+# padded. A chunk of 1 is raised to one token per row.
 BOTH = {"z_loss": 1e-2, "label_smoothing": 0.1}
 OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, BOTH, {"logit_cap": 1.5, **BOTH})
 
@@ -90,7 +91,7 @@ def test_chunked_sums_and_gradients_are_the_plain_ones(form, has_bias, chunk, op
         return expected["objective"] / weights.sum(), expected
 
     expected_gradients, expected = jax.jit(jax.grad(objective, has_aux=True))(arrays)
-    for name in sums:  # 88 float32 terms added in another order
+    for name in sums:  # 88 float32 terms in another order
         np.testing.assert_allclose(sums[name], expected[name], rtol=1e-6, err_msg=name)
     for got, exact in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
         # float32 sums of <= 97 terms in another order; the largest gradients are near 0.05
@@ -98,7 +99,7 @@ def test_chunked_sums_and_gradients_are_the_plain_ones(form, has_bias, chunk, op
 
 
 def test_second_derivatives_are_the_plain_ones(form):
-    """Sophia's: the Hessian times a direction."""
+    """Tests the Hessian times a direction, as Sophia computes it."""
     arrays, targets, weights = example()
     direction = jax.tree.map(lambda x: jnp.asarray(np.random.default_rng(2).normal(size=x.shape), x.dtype), arrays)
 
@@ -142,7 +143,8 @@ def test_text_weights_change_neither_objective_nor_gradients():
     arrays, targets, weights = example()
     expected = value_and_gradients(arrays, targets, weights, chunk=16, **BOTH)
     sums, gradients = value_and_gradients(arrays, targets, weights, chunk=16, text_weights=weights / 2, **BOTH)
-    np.testing.assert_allclose(sums["objective"], expected[0]["objective"], rtol=1e-6)  # compiled into other loops
+    # Other meshes compile other loops.
+    np.testing.assert_allclose(sums["objective"], expected[0]["objective"], rtol=1e-6)
     for got, exact in zip(gradients, expected[1], strict=True):
         np.testing.assert_allclose(got, exact, atol=1e-7, rtol=1e-5)
     np.testing.assert_allclose(sums["text_loss"], sums["loss"] / 2, rtol=1e-6)
@@ -158,15 +160,17 @@ def test_a_sequence_is_right_if_all_its_targets_are_that_count(config, chunk):
     features, unembedding, bias = arrays
     best = (features @ unembedding + bias[None, None]).argmax(-1)
     rng = np.random.default_rng(1)
-    targets = jnp.where(rng.random(targets.shape) < 0.8, best, targets)  # 8 rows of 11 places, most of them right
-    segments = np.sort(rng.integers(0, 5, targets.shape), axis=1)[:, ::-1]  # runs of any length, in any order
+    # There are 8 rows of 11 tokens. Most predictions are correct.
+    targets = jnp.where(rng.random(targets.shape) < 0.8, best, targets)
+    # The segments have any length and any order.
+    segments = np.sort(rng.integers(0, 5, targets.shape), axis=1)[:, ::-1]
     found = [
         ((np.asarray(weights)[row] > 0) & (segments[row] == i), np.asarray(best == targets)[row])
         for row in range(len(segments))
         for i in np.unique(segments[row])
     ]
     right = [bool(is_right[asked].all()) for asked, is_right in found if asked.any()]
-    assert 0 < sum(right) < len(right) < len(found)  # some are right, and of some nothing is asked
+    assert 0 < sum(right) < len(right) < len(found)  # Some segments are correct, and some have no target.
     with jax.set_mesh(make_mesh(config)):
         counting = functools.partial(chunked_sums, chunk=chunk, sequences=True)
         sums = jax.jit(counting)(arrays, targets, weights, segment_ids=jnp.asarray(segments.copy()))
@@ -182,9 +186,10 @@ def test_only_the_objective_has_gradients():
 def test_bfloat16_features_give_nearly_the_float32_loss(form):
     sums, gradients = value_and_gradients(*example(dtype=jnp.bfloat16), chunk=16)
     expected, expected_gradients = value_and_gradients(*example(), chunk=16)
-    # bfloat16 keeps 8 bits: an operand is off by <= 2^-9 = 0.2 %, logits are a few units, errors average over tokens
+    # bfloat16 keeps 8 bits, so it changes an operand by at most 2^-9 = 0.2 %. Logits are a few units, and the errors
+    # average over tokens.
     np.testing.assert_allclose(sums["loss"], expected["loss"], rtol=2e-3)
-    # gradients are rounded once more as operands; measured against the largest entry
+    # Gradients are rounded once more as operands. The error is relative to the largest entry.
     for got, exact in zip(gradients, expected_gradients, strict=True):
         assert np.abs(got - exact).max() <= 1e-2 * np.abs(exact).max()
 
@@ -202,7 +207,7 @@ def test_no_weight_at_all_is_a_sum_of_zero_and_gradients_of_zero(form):
 
     value, gradients = jax.value_and_grad(objective)(arrays)
     assert value == 0
-    assert all(not np.any(g) for g in jax.tree.leaves(gradients))  # np.any is True of a NaN
+    assert all(not np.any(g) for g in jax.tree.leaves(gradients))  # np.any is True for a NaN.
 
 
 def test_huge_logits_stay_finite(form):
@@ -215,7 +220,8 @@ def test_the_logits_of_all_tokens_are_never_held(form):
     arrays, targets, weights = example(vocab=8192)
     compiled = jax.jit(lambda *args: value_and_gradients(*args, chunk=16)).lower(arrays, targets, weights).compile()
     all_logits = BATCH_AXES * LENGTH * 8192 * 4  # bytes in float32
-    # two arrays [16, V] at a time, and what holds the gradient [D, V] while it is summed: 3 · 16 · V · 4 bytes
+    # The memory holds two arrays [16, V] at a time, and an array for the sum of the gradient [D, V]. These are
+    # 3 · 16 · V · 4 bytes.
     assert compiled.memory_analysis().temp_size_in_bytes < 0.75 * all_logits
 
 
@@ -228,7 +234,7 @@ MESHES = (
 
 
 def on_mesh(mesh):
-    """A jitted value_and_gradients with everything sharded as in a training step, and its arguments."""
+    """Returns a jitted value_and_gradients with all arrays sharded as in a training step, and its arguments."""
     arguments = example(vocab=96)
     rows = P(("data", "fsdp"))
     specs = ((rows, P("fsdp", "tensor"), P("tensor")), rows, rows)
@@ -265,7 +271,7 @@ def test_a_batch_that_the_mesh_does_not_divide_has_a_loss_too():
 
 @pytest.mark.parametrize("config", MESHES[:2], ids=str)
 def test_chunks_of_a_split_batch_need_no_communication(config):
-    """Nothing of a token's crosses devices: the only collectives are outside the loop over chunks."""
+    """Tests that devices exchange no data of tokens: the only collectives are outside of the loop over chunks."""
     mesh = make_mesh(config)
     with jax.set_mesh(mesh):
         step, arguments = on_mesh(mesh)
@@ -276,15 +282,17 @@ def test_chunks_of_a_split_batch_need_no_communication(config):
     shapes = [
         tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", " ".join(re.findall(pattern, outside)))
     ]
-    assert all(math.prod(shape) <= WIDTH * 96 for shape in shapes)  # the matrix and its gradient, no [B, N, …]
+    # The collectives contain the matrix and its gradient, but no [B, N, …].
+    assert all(math.prod(shape) <= WIDTH * 96 for shape in shapes)
     assert all(BATCH_AXES not in shape and LENGTH not in shape for shape in shapes)
 
 
 def test_the_logits_are_centered_by_the_mean_of_some_columns():
     matrix = jnp.asarray(np.random.default_rng(0).normal(-20, 1, (WIDTH, 8192)), jnp.float32)
     subtracted = matrix - cast_unembedding(matrix, jnp.float32, keeps_mean=False, products="int8")
-    # float32 rounds numbers near 20 at 2^-20
+    # float32 rounds numbers near 20 by 2^-20.
     np.testing.assert_allclose(
         subtracted, jnp.broadcast_to(matrix[:, ::8].mean(1, keepdims=True), matrix.shape), atol=1e-5
     )
-    assert abs(subtracted + 20).max() < 4 * 1024**-0.5  # four deviations of a mean of 1,024 columns
+    # The tolerance is four standard deviations of the mean of 1,024 columns.
+    assert abs(subtracted + 20).max() < 4 * 1024**-0.5
