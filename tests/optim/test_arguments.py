@@ -1,4 +1,4 @@
-"""The numbers of a run that its compiled update takes as arguments. `test_update_parity.py` tests the updates."""
+"""Tests the numbers that the compiled update takes as arguments. `test_update_parity.py` tests the updates."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def test_the_table_has_the_rates_of_the_schedule(steps):
     schedule = WarmupCosine(warmup_steps=7).build(3e-3, steps)
     rate, expected = rate_in(arrays_of(schedule, steps)["rates"]), [float(schedule(step)) for step in range(steps)]
     found = [rate(jnp.int32(step)) for step in range(steps)]
-    # 1 + cosine, which is at most 2, rounds to 1.2e-7 of the peak in float32
+    # 1 + cosine is at most 2, so float32 rounds it by at most 1.2e-7 of the peak.
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7 * 3e-3)
 
 

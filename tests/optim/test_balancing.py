@@ -1,4 +1,4 @@
-"""Biases that follow what routers give to experts: their step, and what does not move them."""
+"""Tests the biases that balance the load of experts: their step, and the settings that keep them fixed."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from pretrainax.config import LayersConfig, MixtureOfExperts
 from pretrainax.optim.balancing import update_balance_biases
 
-TOKENS = jnp.array([[6.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # of two layers
+TOKENS = jnp.array([[6.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # tokens of two layers
 SUMS = {"layers/decoder/1:1/expert_tokens": (TOKENS, jnp.ones(2)), "loss": (jnp.ones(()), jnp.ones(()))}
 
 
@@ -25,7 +25,7 @@ def moved(frozen=0, **settings):
 
 
 def test_busy_experts_go_down_and_others_up():
-    np.testing.assert_allclose(moved(), [[-0.1, 0.1, 0.0], [0.0, 0.0, 0.0]], atol=1e-7)  # float32
+    np.testing.assert_allclose(moved(), [[-0.1, 0.1, 0.0], [0.0, 0.0, 0.0]], atol=1e-7)  # float32 rounding
 
 
 @pytest.mark.parametrize("rate", [0.0, None])
@@ -34,7 +34,7 @@ def test_without_a_rate_nothing_moves(rate):
 
 
 def test_frozen_layers_stay():
-    assert moved(frozen=1).any()  # the first layer, which has no experts
+    assert moved(frozen=1).any()  # Only the first layer is frozen, and it has no experts.
     assert not moved(frozen=2).any()
 
 
@@ -42,4 +42,4 @@ def test_a_shared_layer_is_balanced_over_all_its_applications():
     shared = {"decoder": {"blocks": {"mlp": {"router": {"balance": jnp.zeros((1, 3))}}}}}
     after = update_balance_biases(MixtureOfExperts(num_experts=3, bias_rate=0.1), LayersConfig(), shared, SUMS)
     bias = after["decoder"]["blocks"]["mlp"]["router"]["balance"]
-    np.testing.assert_allclose(bias, [[-0.1, 0.1, 0.0]], atol=1e-7)  # float32
+    np.testing.assert_allclose(bias, [[-0.1, 0.1, 0.0]], atol=1e-7)  # float32 rounding

@@ -1,4 +1,4 @@
-"""Rates by layer: who is above whom, when a layer begins, what frozen layers keep, on one device and on eight."""
+"""Tests learning rates by layer: order of layers, gradual unfreezing, frozen layers; on one device and on eight."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from pretrainax.training import train_step
 from tests.support import tiny
 from tests.training.test_optimizer_states import MODEL, PARAMS, SHAPES, gradients_at, make_batch, mesh_named
 
-ABOVE = {  # preset -> the end of a path -> layers above it
+ABOVE = {  # preset -> the end of a parameter path -> number of layers above it
     "bert_base": {
         "pair_head/output/kernel": 0,
         "unembedding/bias": 0,
@@ -96,7 +96,7 @@ SMALL = {
 
 
 def at(step, **layers):
-    """The factors of the head, the last block, the first block and the embeddings."""
+    """Returns the factors of the head, the last block, the first block and the embeddings."""
     found = rate_factors(LayersConfig(**layers), SMALL, jnp.int32(step))
     first, last = found["decoder"]["blocks"]["mlp"]["kernel"].ravel()
     return [float(x) for x in (found["head"]["kernel"], last, first, found["token_embedding"]["embedding"])]
@@ -115,7 +115,8 @@ def test_layers_begin_one_after_the_other_from_above():
 
 def test_a_layer_that_begins_rises_to_its_own_rate():
     found = np.array([at(step, rate_decay=0.5, unfreeze_every=2, unfreeze_warmup=4) for step in range(10)])
-    np.testing.assert_array_equal(found[:, 1], np.array([0, 0, 1, 2, 3, 4, 4, 4, 4, 4]) / 8)  # of 0.5, from step 2 on
+    # The factor rises to 0.5 from step 2 on.
+    np.testing.assert_array_equal(found[:, 1], np.array([0, 0, 1, 2, 3, 4, 4, 4, 4, 4]) / 8)
     np.testing.assert_array_equal(found[:, 3], np.array([0, 0, 0, 0, 0, 0, 1, 2, 3, 4]) / 32)
 
 
@@ -152,7 +153,7 @@ GRADUAL = LayersConfig(rate_decay=0.5, frozen=1, unfreeze_every=1, unfreeze_warm
 
 @functools.cache
 def stepping(mesh_name, freezes=True):
-    """The jitted step, its batch and a fresh state on a mesh."""
+    """Returns the jitted step, its batch and a fresh state on a mesh."""
     layers, mesh, optimizer = GRADUAL if freezes else LayersConfig(), mesh_named(mesh_name), AdamW(1e-2, epsilon=1e-3)
     schedule, params = WarmupConstant(0).build(1e-2, 10), train_step.abstract_params(MODEL, SHAPES)
     tx = with_layer_rates(layers, optimizer, optimizer.build(schedule, params), params)
@@ -172,7 +173,7 @@ def train(mesh_name, state, steps, freezes=True):
 
 
 def copy(state):
-    return jax.tree.map(jnp.copy, state)  # a step takes the state that it is given
+    return jax.tree.map(jnp.copy, state)  # A step donates the buffers of its state.
 
 
 @pytest.mark.slow
@@ -186,7 +187,7 @@ def test_on_eight_devices_and_after_a_restart_layers_are_trained_as_on_one(tmp_p
     checkpoints.close()
     whole, again = train(eight, state, 2)[0], train(eight, restored, 2)[0]
     chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(whole))
-    # float32 sums in another order
+    # float32 sums in another order.
     chex.assert_trees_all_close(jax.device_get(whole), jax.device_get(alone), rtol=1e-4, atol=2e-6)
     moved = jax.tree.map(lambda new, old: np.abs(new - old).max(), alone.params, first.params)
     blocks = jax.tree.map(lambda new, old: np.abs(new - old), alone.params, first.params)["decoder"]["blocks"]
@@ -199,7 +200,7 @@ def test_the_gradient_norm_is_that_of_what_is_trained():
     *_, state = stepping("1 device")
     norm = train("1 device", copy(state), 1)[1]["gradient_norm"]
     after, whole = train("1 device", copy(state), 1, freezes=False)
-    assert whole["gradient_norm"] < 1.0  # nothing is clipped, and Adam's mean is a tenth of the gradient
+    assert whole["gradient_norm"] < 1.0  # Clipping has no effect, and Adam's mean is a tenth of the gradient.
     squares = jax.tree.map(lambda m: jnp.square(10.0 * m), after.opt_state[1].mu)
     blocks = squares.pop("decoder")
     squares |= {"norm": blocks["final_norm"], "last": jax.tree.map(lambda x: x[1], blocks["blocks"])}

@@ -1,4 +1,4 @@
-"""Moments in bfloat16: rounding keeps the mean, small changes are not lost, and sharding changes nothing."""
+"""Tests moments in bfloat16: rounding keeps the mean, small changes are not lost, and sharding changes nothing."""
 
 import chex
 import jax
@@ -28,10 +28,10 @@ def adam_state(state):
 
 
 def test_a_number_becomes_a_neighbor_and_keeps_its_mean():
-    x = jnp.full(100_000, 1 + 2**-9 + 2**-11, jnp.float32)  # between 1 and 1 + 2^-7, at 5/16 of the gap
+    x = jnp.full(100_000, 1 + 2**-9 + 2**-11, jnp.float32)  # The number is between 1 and 1 + 2^-7, at 5/16 of the gap.
     found = np.asarray(round_stochastically(x, jax.random.key(0)), np.float32)
     assert set(np.unique(found)) == {1.0, 1 + 2.0**-7}
-    # four standard errors of a share of 100,000 draws
+    # The tolerance is four standard errors of a share of 100,000 draws.
     assert abs(np.mean(found > 1) - 5 / 16) < 4 * np.sqrt(5 / 16 * 11 / 16 / 1e5)
 
 
@@ -42,12 +42,15 @@ def test_a_number_that_bfloat16_has_and_a_number_that_is_not_finite_stay(value):
 
 
 def test_the_second_moment_rises_and_falls_by_less_than_the_distance_of_bfloat16_numbers():
-    """The moment's distance from its limit shrinks by 1/1000 per update; nearest rounding would stop at about 1/4."""
+    """Tests that the moment approaches its limit; its distance shrinks by 1/1000 per update.
+
+    Rounding to the nearest number would stop at about 1/4.
+    """
     ones = jax.tree.map(jnp.ones_like, PARAMS)
     _, state = updated(AdamW(b2=0.999, moment_dtype="bfloat16", clip_norm=None), ones, 2000)
     nu = np.asarray(adam_state(state).nu["mlp"]["wi"]["kernel"], np.float32)
-    # One rounding has a standard deviation of at most 2^-9. About 500 of them are remembered, and the mean is over
-    # 4,096 elements: 2^-9 · sqrt(500) / 64 = 7e-4.
+    # One rounding has a standard deviation of at most 2^-9. The moment remembers about 500 roundings, and the mean is
+    # over 4,096 elements: 2^-9 · sqrt(500) / 64 = 7e-4.
     np.testing.assert_allclose(nu.mean(), 1 - 0.999**2000, atol=4 * 7e-4)
 
 
@@ -69,7 +72,7 @@ def test_two_moments_of_one_shape_draw_different_numbers():
     transform = AdamW(b1=0.0, moment_dtype="bfloat16", clip_norm=None).build(lambda _: 1e-3, x)
     _, state = transform.update(x, transform.init(x), x, step=0)
     mu = [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(adam_state(state).mu)]
-    assert 0.4 < np.mean(mu[0] == mu[1]) < 0.6  # two fair coins
+    assert 0.4 < np.mean(mu[0] == mu[1]) < 0.6  # These are two fair coin flips.
 
 
 def test_eight_devices_draw_the_numbers_of_one():

@@ -27,12 +27,12 @@ def shape(*sizes):
 
 
 def adamw(**fields):
-    """Powers of two for b1 and b2, so that 1 - b² is exact in float32 (1 - 0.999 is off by 1e-5 of itself)."""
+    """Builds AdamW with powers of two as b1 and b2, so that 1 - b² is exact in float32 (1 - 0.999 errs by 1e-5)."""
     return AdamW(b1=0.5, b2=0.75, **fields)
 
 
 def trained(optimizer, params, gradients, schedule=None):
-    """`params` after one update for each tree in `gradients`."""
+    """Returns `params` after one update for each tree in `gradients`."""
     tx = optimizer.build(schedule or WarmupConstant(0).build(optimizer.learning_rate, 100), params)
     state = tx.init(params)
     for step, gradient in enumerate(gradients):
@@ -45,15 +45,15 @@ def trained(optimizer, params, gradients, schedule=None):
 
 
 def test_one_step_by_hand():
-    # clip 10 -> 1 (norm 5 stays): g = (3, -4); m̂ = g, v̂ = g²; m̂ / (sqrt(v̂) + 1) = (3/4, -4/5)
-    # w - 0.1 (that + 0.5 w) = (2 - 0.1 (0.75 + 1), 1 - 0.1 (-0.8 + 0.5))
+    # The norm 5 is below clip_norm 10: g = (3, -4); m̂ = g, v̂ = g²; u = m̂ / (sqrt(v̂) + 1) = (3/4, -4/5).
+    # w - 0.1 (u + 0.5 w) = (2 - 0.1 (0.75 + 1), 1 - 0.1 (-0.8 + 0.5))
     optimizer = adamw(learning_rate=0.1, epsilon=1.0, weight_decay=0.5, clip_norm=10.0)
     params, _ = trained(optimizer, {"kernel": jnp.array([2.0, 1.0])}, [{"kernel": jnp.array([3.0, -4.0])}])
     chex.assert_trees_all_close(params, {"kernel": jnp.array([1.825, 1.03])}, rtol=1e-6)  # float32 rounding
 
 
 def test_a_gradient_above_clip_norm_is_scaled_down_to_it():
-    # norm over all parameters is 5, clipped to 1: g = (0.6, -0.8); g / (|g| + 1) = (0.375, -0.4444)
+    # The norm over all parameters is 5 and is clipped to 1: g = (0.6, -0.8); g / (|g| + 1) = (0.375, -0.4444).
     optimizer = adamw(learning_rate=1.0, epsilon=1.0, weight_decay=0.0, clip_norm=1.0)
     zeros = {"a": {"kernel": jnp.zeros(1)}, "b": {"kernel": jnp.zeros(1)}}
     gradient = {"a": {"kernel": jnp.array([3.0])}, "b": {"kernel": jnp.array([-4.0])}}
@@ -93,23 +93,24 @@ def test_updates_match_torch():
         other.step()
     optimizer = AdamW(learning_rate=1e-2, b1=0.8, b2=0.95, epsilon=1e-6, weight_decay=0.1, clip_norm=1.5)
     params, _ = trained(optimizer, {"kernel": jnp.asarray(start)}, [{"kernel": jnp.asarray(g)} for g in gradients])
-    # float32 on both sides; torch adds 1e-6 to the norm it clips by, which Adam's division cancels but for epsilon
+    # Both sides use float32. Torch adds 1e-6 to the norm in clipping. Adam's division cancels this, except for epsilon.
     np.testing.assert_allclose(params["kernel"], weight.detach().numpy(), rtol=2e-6, atol=1e-7)
 
 
 def test_rms_scaling_takes_each_stacked_layer_by_itself():
-    # first step: update = g / |g| = 1, times max(1e-3, RMS): layers of 4, of 0.5 and of zeros
+    # In the first step, the update is g / |g| = 1 times max(1e-3, RMS). The layers have the RMS 4, 0.5 and 0.
     kernel = jnp.array([4.0, 0.5, 0.0]).reshape(3, 1, 1) * jnp.ones((3, 2, 2))
     params = {"encoder": {"blocks": {"mlp": {"up": {"kernel": kernel}}}}}
     optimizer = adamw(learning_rate=0.1, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
     new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
     moved = (kernel - new["encoder"]["blocks"]["mlp"]["up"]["kernel"])[:, 0, 0]
-    # epsilon is 1e-8; 4 - 0.4 in float32 rounds to 2e-7, of a difference of 0.4
+    # epsilon is 1e-8. In float32, 4 - 0.4 has a rounding error of 2e-7, relative to the difference of 0.4.
     np.testing.assert_allclose(moved, [0.4, 0.05, 1e-4], rtol=2e-6)
 
 
 def test_rms_scaling_takes_an_unstacked_matrix_whole():
-    params = {"token_embedding": {"embedding": jnp.array([[3.0], [4.0], [0.0], [0.0]])}}  # RMS sqrt(25 / 4) = 2.5
+    # The RMS is sqrt(25 / 4) = 2.5.
+    params = {"token_embedding": {"embedding": jnp.array([[3.0], [4.0], [0.0], [0.0]])}}
     optimizer = adamw(learning_rate=1.0, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
     new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
     moved = params["token_embedding"]["embedding"] - new["token_embedding"]["embedding"]
@@ -136,7 +137,8 @@ def test_an_update_is_the_same_with_and_without_jit():
     jitted = jax.jit(update)
     for step in range(3):
         expected = tx.update(gradient, state, params, step=jnp.int32(step))
-        chex.assert_trees_all_close(jitted(jnp.int32(step)), expected, rtol=1e-6)  # fused products round anew
+        # Fused products have other rounding errors.
+        chex.assert_trees_all_close(jitted(jnp.int32(step)), expected, rtol=1e-6)
 
 
 # --- LAMB ----------------------------------------------------------------------------------------------------------
@@ -147,7 +149,8 @@ def lamb(**fields):
 
 
 def test_a_step_of_lamb_by_hand():
-    # g = (3, -4): m̂ / (sqrt(v̂) + 1) = (3/4, -4/5), + 0.5 w = (2.25, 1.2), norm 2.55; |w| = 5; w - 0.1 · 5 / 2.55 · that
+    # g = (3, -4). u = m̂ / (sqrt(v̂) + 1) + 0.5 w = (3/4, -4/5) + 0.5 w = (2.25, 1.2). |u| = 2.55 and |w| = 5, so the
+    # result is w - 0.1 · 5 / 2.55 · u.
     optimizer = lamb(learning_rate=0.1, epsilon=1.0, weight_decay=0.5)
     start, gradient = ({"embedding_projection": {"kernel": jnp.array([[3.0, x]])}} for x in (4.0, -4.0))
     params, _ = trained(optimizer, start, [gradient])
@@ -156,12 +159,13 @@ def test_a_step_of_lamb_by_hand():
 
 
 def test_lamb_takes_each_stacked_layer_for_itself():
-    kernel = jnp.stack([jnp.full((2, 2), 4.0), jnp.full((2, 2), 0.5), jnp.zeros((2, 2))])  # the last one: a plain step
+    # The last layer takes a plain Adam step.
+    kernel = jnp.stack([jnp.full((2, 2), 4.0), jnp.full((2, 2), 0.5), jnp.zeros((2, 2))])
     params = {"encoder": {"blocks": {"mlp": {"up": {"kernel": kernel}}}}}
     optimizer = lamb(learning_rate=0.1, weight_decay=0.0)
     new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
     moved = (kernel - new["encoder"]["blocks"]["mlp"]["up"]["kernel"])[:, 0, 0]
-    # epsilon is 1e-6; 4 - 0.4 in float32 rounds to 2e-7, of a difference of 0.4
+    # epsilon is 1e-6. In float32, 4 - 0.4 has a rounding error of 2e-7, relative to the difference of 0.4.
     np.testing.assert_allclose(moved, [0.4, 0.05, 0.1], rtol=3e-6)
 
 
@@ -203,7 +207,8 @@ def test_the_rate_follows_the_step_that_is_passed():
     tx = adamw(weight_decay=0.0).build(schedule, {"kernel": shape(1)})
     params = {"kernel": jnp.ones(1)}
     updates, _ = tx.update(params, tx.init(params), params, step=jnp.int32(4))
-    np.testing.assert_allclose(updates["kernel"], [-0.5], rtol=1e-6)  # epsilon 1e-8 and float32 rounding
+    # The tolerance covers epsilon (1e-8) and float32 rounding.
+    np.testing.assert_allclose(updates["kernel"], [-0.5], rtol=1e-6)
 
 
 # --- which parameters decay ----------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ def test_an_impossible_optimizer_field_is_named(field, value):
         (AdEMAMix(), "alpha_warmup_steps", -1),
         (AdEMAMix(), "alpha", -1.0),
         (AdEMAMix(), "b3", 0.0),
-        (AdEMAMix(alpha_warmup_steps=10), "b3", 0.5),  # below b1, from where it rises
+        (AdEMAMix(alpha_warmup_steps=10), "b3", 0.5),  # b3 rises from b1, so it must not be below b1.
         (Lion(), "learning_rate", 0.0),
         (Adafactor(), "clip_rms", 0.0),
         (Adafactor(), "decay_exponent", 0.0),
@@ -320,8 +325,8 @@ def test_a_decay_that_begins_before_the_warmup_ends_is_named():
         "100 - config.schedule.warmup_steps 5): set --config.schedule.decay_steps=95"
     )
     assert not list(WarmupStableDecay(5, decay_steps=95).problems(experiment))
-    assert not list(WarmupStableDecay(100, decay_steps=1000).problems(experiment))  # a trial that ends in the warmup
-    experiment.train.steps = 0  # a budget, whose steps are unknown yet
+    assert not list(WarmupStableDecay(100, decay_steps=1000).problems(experiment))  # A trial may end during the warmup.
+    experiment.train.steps = 0  # The run has a budget, so the steps are still unknown.
     assert not list(WarmupStableDecay(5, decay_steps=1000).problems(experiment))
 
 
@@ -355,7 +360,8 @@ def test_a_tiny_matrix_still_moves_by_a_thousandth():
     optimizer = adamw(learning_rate=1.0, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
     new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
     moved = params["token_embedding"]["embedding"] - new["token_embedding"]["embedding"]
-    np.testing.assert_allclose(moved, np.full((2, 2), 1e-3), rtol=1e-5)  # epsilon 1e-8; 5e-4 - 1e-3 in float32
+    # The tolerance covers epsilon (1e-8), and 5e-4 - 1e-3 in float32.
+    np.testing.assert_allclose(moved, np.full((2, 2), 1e-3), rtol=1e-5)
 
 
 def test_moments_of_gradients_in_bfloat16_are_float32():
@@ -384,6 +390,6 @@ def test_the_gates_of_an_lstm_are_outputs_of_one_matrix(optimizer):
 
 @pytest.mark.slow
 def test_what_is_not_set_is_as_in_the_papers():
-    # Kingma and Ba 2014, algorithm 1; LAMB's epsilon is that of ALBERT's code
+    # The sources are algorithm 1 of Kingma and Ba 2014, and ALBERT's code for LAMB's epsilon.
     assert (AdamW().b1, AdamW().b2, AdamW().epsilon) == (Lamb().b1, Lamb().b2, 1e-8) == (0.9, 0.999, 1e-8)
     assert Lamb().epsilon == 1e-6 and AdamW().clip_norm == Lamb().clip_norm == 1.0

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, compared with values worked out by hand; float32 and the cosine round to about 1e-7."""
+"""Compares learning-rate schedules with hand-computed values; float32 and the cosine round to about 1e-7."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def rates(schedule, steps, peak=1.0):
 
 
 def test_cosine_rises_by_equal_steps_and_falls_to_its_final_fraction():
-    # rise 1/2, 1; then 0.1 + 0.9 (1 + cos(pi k / 4)) / 2 for k = 0 … 3
+    # The rate rises to 1/2 and 1, and then is 0.1 + 0.9 (1 + cos(pi k / 4)) / 2 for k = 0 … 3.
     expected = [0.5, 1.0, 1.0, 0.1 + 0.9 * (2 + 2**0.5) / 4, 0.55, 0.1 + 0.9 * (2 - 2**0.5) / 4]
     np.testing.assert_allclose(rates(WarmupCosine(2, 0.1), 6), expected, rtol=1e-6)
 
@@ -40,7 +40,7 @@ def test_constant_stays_at_the_peak():
 
 
 def test_stable_decay_falls_by_one_minus_the_square_root():
-    # rise 1/2, 1; the peak; then 0.2 + 0.8 (1 - sqrt(k / 4)) for k = 0 … 3
+    # The rate rises to 1/2 and 1, and stays at the peak. Then it is 0.2 + 0.8 (1 - sqrt(k / 4)) for k = 0 … 3.
     expected = [0.5, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2 + 0.8 * (1 - 0.5**0.5), 0.2 + 0.8 * (1 - 0.75**0.5)]
     np.testing.assert_allclose(rates(WarmupStableDecay(2, 4, 0.2), 8), expected, rtol=1e-6)
 
@@ -50,7 +50,8 @@ def test_stable_decay_without_a_decay_stays_at_the_peak():
 
 
 def test_steps_fall_where_their_share_of_the_run_begins():
-    # of 10 steps the first 6 at the peak but for the rise, 3 at half of it, 1 at a quarter
+    # After the warmup, the rate is the peak until step 6 of 10, then half of the peak for 3 steps and a quarter for 1
+    # step.
     found = rates(WarmupSteps(2, shares=(0.6, 0.9), factor=0.5), 10)
     np.testing.assert_allclose(found, [0.5, 1, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25], rtol=1e-6)
     problems = list(WarmupSteps(shares=(0.5, 1.5), factor=0.0).problems(None))
@@ -89,7 +90,7 @@ def test_rates_are_those_of_the_formulas_to_float32_rounding_of_the_peak(schedul
 
 @pytest.mark.parametrize("start", [0.0, 0.5, 1.0])
 def test_with_a_start_fraction_a_cosine_is_optaxs(start):
-    # nanoT5 warms up from half of the peak
+    # nanoT5 warms up from half of the peak.
     found = rates(WarmupCosine(4, 0.1, start_fraction=start), 12, peak=2.0)
     theirs = optax.warmup_cosine_decay_schedule(start * 2.0, 2.0, 4, 12, end_value=0.2)
     assert found == [float(theirs(jnp.int32(step))) for step in range(12)]

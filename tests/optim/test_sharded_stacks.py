@@ -75,9 +75,11 @@ CASES = [
     few(CASES, [("data", 3, False), ("fsdp", 5, False), ("tensor", 3, True), ("pipeline", 4, False)]),
 )
 def test_updates_on_eight_devices_are_those_of_one(mesh_name, layers, split_heads):
-    """In float64: the iteration multiplies the rounding errors of a small singular value by up to 3.4445^5 = 485, and
-    XLA multiplies few and many matrices in different orders. In float32, the RMS of the differences
-    reaches 1.5e-6 of the RMS of the update.
+    """Compares the updates in float64.
+
+    The iteration multiplies the rounding errors of a small singular value by up to 3.4445^5 = 485. XLA uses different
+    orders for products of few and of many matrices. In float32, the RMS of the differences reaches 1.5e-6 of the RMS of
+    the update.
     """
     alone, sharded = (updates(layers, split_heads, name) for name in ("", mesh_name))
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
@@ -86,7 +88,7 @@ def test_updates_on_eight_devices_are_those_of_one(mesh_name, layers, split_head
 
 
 def products(jaxpr) -> float:
-    """Returns the FLOPs of the matrix multiplications in a jaxpr; those in a `shard_map` are of one device."""
+    """Returns the FLOPs of the matrix multiplications in a jaxpr; in a `shard_map`, the FLOPs of one device."""
     total = 0.0
     for eqn in jaxpr.eqns:
         total += eqn.params.get("length", 1) * sum(map(products, jaxprs_in_params(eqn.params)))

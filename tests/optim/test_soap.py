@@ -1,4 +1,4 @@
-"""SOAP beside the paper's algorithm, written in NumPy for one matrix at a time."""
+"""Compares SOAP with the paper's algorithm in NumPy, for one matrix at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from pretrainax import models  # noqa: F401 (the rows of the table of axes)
+from pretrainax import models  # noqa: F401 (adds rows to the table of axes)
 from pretrainax.optim import SOAP, WarmupConstant
 from pretrainax.sharding.param_paths import PyTree
 
@@ -27,7 +27,7 @@ def drawn(seed: int) -> dict[str, np.ndarray]:
 
 
 def paper(optimizer: SOAP, start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
-    """Returns a matrix [I, O] after updates by algorithm 3, in float64; bases of the gradients before are used."""
+    """Returns a matrix [I, O] after updates by algorithm 3, in float64 and with the bases of earlier gradients."""
     w, m, v = start.astype(np.float64), np.zeros_like(start, np.float64), np.zeros_like(start, np.float64)
     sides = [np.zeros((n, n)) for n in start.shape]
     p, q = np.eye(len(start)), np.eye(start.shape[1])
@@ -67,7 +67,7 @@ def test_updates_are_those_of_the_paper_matrix_by_matrix():
             matrices = [x[name][layer].reshape(8, 8) for x in (start, *gradients)]
             wanted = paper(optimizer, matrices[0], matrices[1:])
             got = np.asarray(found[part][name]["kernel"][layer]).reshape(8, 8)
-            np.testing.assert_allclose(got, wanted, atol=2e-5)  # float32 eigenvectors, of steps of 1e-2
+            np.testing.assert_allclose(got, wanted, atol=2e-5)  # float32 eigenvectors with steps of 1e-2
 
 
 def test_the_first_update_is_decay_alone():

@@ -1,4 +1,4 @@
-"""Multipliers of config.transfer: the published rules, and the cases in which their naive form is wrong."""
+"""Tests the multipliers of config.transfer: the published rules, and cases for which a naive form of them is wrong."""
 
 import dataclasses
 import math
@@ -30,11 +30,11 @@ from pretrainax.sharding.rules import axes_of_leaves
 from tests.support import tables, tiny
 from tests.support.tiers import few
 
-M, L = 4, 3  # width and depth, divided by those of the base model
+M, L = 4, 3  # ratios of width and depth to the base model
 
 
 def model_of(variant="gpt", **fields):
-    """A model whose base model, `tiny`, has a width of 32 and 2 layers."""
+    """Returns a model whose base model, `tiny`, has a width of 32 and 2 layers."""
     base = dataclasses.replace(tiny.get_config(variant).model, **fields)
     return resized(base, 32 * M, 2 * L)
 
@@ -58,14 +58,14 @@ ATTENTION, MLP = "decoder/blocks/self_attention", "decoder/blocks/mlp"
     [
         (f"{ATTENTION}/query/kernel", M**-0.5, 1 / M),  # hidden
         (f"{MLP}/up/kernel", M**-0.5, 1 / M),
-        (f"{ATTENTION}/out/kernel", M**-0.5 / L, 1 / M / L),  # hidden, the last matrix of a branch
+        (f"{ATTENTION}/out/kernel", M**-0.5 / L, 1 / M / L),  # hidden; the last matrix of a branch
         (f"{MLP}/down/kernel", M**-0.5 / L, 1 / M / L),
         (f"{MLP}/down/bias", 1 / L, 1 / L),
         (f"{MLP}/up/bias", 1, 1),  # vectors
         (f"{MLP}_norm/scale", 1, 1),
         ("token_embedding/embedding", 1, 1),  # inputs
         ("position_embedding/embedding", 1, 1),
-        ("decoder/final_norm/scale", 1 / M, 1 / M),  # the factor of tied logits
+        ("decoder/final_norm/scale", 1 / M, 1 / M),  # This norm has the factor of tied logits.
         ("decoder/final_norm/bias", 1 / M, 1 / M),
     ],
 )
@@ -96,7 +96,7 @@ def test_t5_initializers_which_depend_on_the_width_already_are_not_scaled_twice(
     found = multipliers(model)
     assert found["encoder/blocks/self_attention/query/kernel"].init == 1
     assert found["unembedding/kernel"].init == M**-0.5
-    # drawn with the standard deviation 1 / sqrt(D), but one number per head, as a vector
+    # These parameters have an initial standard deviation of 1 / sqrt(D). They are a vector, with one number per head.
     assert (found["encoder/relative_bias/embedding"].init, found["encoder/relative_bias/embedding"].update) == (
         M**0.5,
         1,
@@ -126,7 +126,7 @@ def test_a_decoder_of_other_sizes_is_scaled_by_the_same_factor():
 def test_grouped_keys_are_hidden_and_a_single_key_head_is_an_output():
     grouped = multipliers(model_of(num_kv_heads=2))
     assert (grouped[f"{ATTENTION}/key/kernel"].init, grouped[f"{ATTENTION}/key/kernel"].update) == (M**-0.5, 1 / M)
-    single = dataclasses.replace(model_of(), num_kv_heads=1)  # the base model has one key head too
+    single = dataclasses.replace(model_of(), num_kv_heads=1)  # The base model also has one key head.
     assert factors(single, f"{ATTENTION}/key/kernel") == (1 / M, 1 / M)
 
 
@@ -142,7 +142,7 @@ def test_factorized_embeddings_do_not_grow_so_their_logits_have_no_factor():
     assert (found["embedding_projection/kernel"].init, found["embedding_projection/kernel"].update) == (1, 1)
     assert found["masked_lm_head/norm/scale"].update == 1
     assert (found["masked_lm_head/dense/kernel"].init, found["masked_lm_head/dense/kernel"].update) == (1 / M, 1 / M)
-    assert found["encoder/blocks/mlp/down/kernel"].update == 1 / M / L  # one block, applied 6 times
+    assert found["encoder/blocks/mlp/down/kernel"].update == 1 / M / L  # One block is applied 6 times.
 
 
 def test_both_encoders_of_electra_are_scaled():
@@ -158,12 +158,12 @@ def test_both_encoders_of_electra_are_scaled():
 def test_scaled_embeddings_have_equal_products_with_the_root_of_the_width():
     found = multipliers(model_of(scale_embeddings=True))
     assert found["token_embedding/embedding"].update == M**-0.5
-    assert found["decoder/final_norm/scale"].update == M**-0.5  # times the table: 1 / M
+    assert found["decoder/final_norm/scale"].update == M**-0.5  # The product with the embedding table gives 1 / M.
 
 
 def test_residual_initializers_that_depend_on_the_depth_are_not_scaled_twice():
     init = multipliers(model_of(scale_residual_init=True))[f"{MLP}/down/kernel"].init
-    assert init == pytest.approx(M**-0.5 / L * L**0.5)  # rounding
+    assert init == pytest.approx(M**-0.5 / L * L**0.5)  # rounding errors
 
 
 def test_a_norm_at_the_end_of_each_branch_has_the_factor_of_the_depth():
@@ -197,7 +197,7 @@ def drawn(config):
 
 @pytest.mark.parametrize("name", few(INITIALIZED, ["t5"]))
 def test_initial_values_have_the_size_that_the_rules_say(name):
-    """`spread` relies on what initializers draw, which the drawn values show."""
+    """Compares `spread` with the values that initializers draw."""
     model, transfer = INITIALIZED[name], Transfer(32, 2)
     params = drawn(model)
     scaled = flat(scaled_initially(params, multipliers_of(model, transfer, params)))
@@ -205,7 +205,7 @@ def test_initial_values_have_the_size_that_the_rules_say(name):
     for path, found in multipliers(model).items():
         large, small = (math.sqrt(float(jnp.mean(jnp.square(x[path])))) for x in (scaled, base))
         if small > 0:
-            # five standard errors of the RMS of the smaller sample
+            # The tolerance is five standard errors of the RMS of the smaller sample.
             assert large / small == pytest.approx(found.spread, rel=5 / math.sqrt(2 * base[path].size)), path
 
 
@@ -220,7 +220,7 @@ SCALED = {
 
 @pytest.mark.parametrize("name", few(SCALED, ["gpt", "untied"]))
 def test_the_output_scale_trains_as_a_factor_of_the_logits(name):
-    """Parameters that contain the factor give the logits of `logit_scale`, also after updates of AdamW."""
+    """Tests that parameters that contain the factor give the logits of `logit_scale`, also after updates of AdamW."""
     model, scale = SCALED[name], 4.0
     batch = {path: jnp.ones(x.shape, x.dtype) for path, x in tables.example_shapes(model).items()}
     plain, params = dataclasses.replace(model, logit_scale=scale), drawn(model)
@@ -241,7 +241,7 @@ def test_the_output_scale_trains_as_a_factor_of_the_logits(name):
         return logits(config, params)
 
     scaled = scaled_initially(params, multipliers)
-    np.testing.assert_allclose(logits(model, scaled), logits(plain, params), atol=1e-5)  # float32
+    np.testing.assert_allclose(logits(model, scaled), logits(plain, params), atol=1e-5)  # float32 rounding
     np.testing.assert_allclose(trained(model, scaled, multipliers), trained(plain, params), atol=1e-4)
     assert np.abs(trained(plain, params) - logits(plain, params)).max() > 0.01
 
@@ -261,7 +261,7 @@ FACTOR, SPREAD = 0.25, 0.5
 
 
 def scaled_by(update=1.0, spread=1.0, gradient=1.0, growth=1):
-    """Equal multipliers for each parameter; in the base model, each axis of the width is `growth` times smaller."""
+    """Returns equal multipliers for each parameter; in the base model, the axes of width are `growth` times smaller."""
 
     def base_shape(path, shape):
         grows = [axis in ("d_model", "d_ff", "num_heads") for axis in axes_of_leaves({path: np.zeros(shape)})[0]]
@@ -276,7 +276,7 @@ def scaled_by(update=1.0, spread=1.0, gradient=1.0, growth=1):
 
 
 def updated(optimizer, multipliers=None, gradient=1.0):
-    """The first update with a learning rate of 1, without config.layers."""
+    """Returns the first update with a learning rate of 1, without config.layers."""
     params, gradients = (nested({k: jnp.float32(x) for k, x in tree.items()}) for tree in (PARAMS, GRADIENTS))
     gradients = jax.tree.map(lambda g: gradient * g, gradients)
     transfer = () if multipliers is None else (multipliers,)
@@ -304,15 +304,15 @@ def test_factors_of_1_change_no_bit(name):
 def test_the_factor_applies_to_the_update_and_not_to_weight_decay(name):
     optimizer = OPTIMIZERS[name]
     free = updated(dataclasses.replace(optimizer, weight_decay=0.0))
-    factor = FACTOR if name == "adamw" else FACTOR / SPREAD  # a relative update has the factor of the RMS already
+    factor = FACTOR if name == "adamw" else FACTOR / SPREAD  # A relative update already has the factor of the RMS.
     found = updated(optimizer, scaled_by(FACTOR, SPREAD))
     expected = factor * free[UP] - 0.1 * PARAMS[UP]
-    np.testing.assert_allclose(found[UP], expected, rtol=1e-5, atol=1e-6)  # float32
+    np.testing.assert_allclose(found[UP], expected, rtol=1e-5, atol=1e-6)  # float32 rounding
 
 
 def test_epsilon_has_the_same_effect_on_smaller_gradients():
     optimizer = AdamW(epsilon=0.3, clip_norm=None)
-    np.testing.assert_allclose(  # float32
+    np.testing.assert_allclose(  # float32 rounding
         updated(optimizer, scaled_by(gradient=8.0), gradient=1 / 8)[UP], updated(optimizer)[UP], rtol=1e-6
     )
 
@@ -321,24 +321,25 @@ def test_lamb_scales_the_update_after_its_normalization_and_its_decay_before():
     optimizer = Lamb(weight_decay=0.1)
     found = updated(optimizer, scaled_by(FACTOR, SPREAD))
     more_decay = updated(dataclasses.replace(optimizer, weight_decay=0.1 / FACTOR))
-    np.testing.assert_allclose(found[UP], FACTOR / SPREAD * more_decay[UP], rtol=1e-5)  # float32
-    np.testing.assert_allclose(found[NORM], FACTOR * updated(optimizer)[NORM], rtol=1e-5)  # Adam's update
+    np.testing.assert_allclose(found[UP], FACTOR / SPREAD * more_decay[UP], rtol=1e-5)  # float32 rounding
+    np.testing.assert_allclose(found[NORM], FACTOR * updated(optimizer)[NORM], rtol=1e-5)  # This is Adam's update.
 
 
 @pytest.mark.parametrize(
     "fields, path, factor",
     [
-        ({}, UP, 1),  # sqrt(outputs / inputs) is the same for all widths
-        ({"update_rms": 0.2}, UP, 4**-0.5),  # its sqrt(max(inputs, outputs)) grows with the root of the width
-        ({"split_heads": True}, f"{ATTENTION}/query/kernel", 4**-0.5),  # more inputs, as many outputs of a head
-        ({"split_heads": True}, f"{ATTENTION}/out/kernel", 1 / 4),  # the updates of 4 times as many heads add up
+        ({}, UP, 1),  # sqrt(outputs / inputs) does not depend on the width.
+        ({"update_rms": 0.2}, UP, 4**-0.5),  # sqrt(max(inputs, outputs)) grows with the square root of the width.
+        # The number of inputs grows, and the number of outputs per head does not.
+        ({"split_heads": True}, f"{ATTENTION}/query/kernel", 4**-0.5),
+        ({"split_heads": True}, f"{ATTENTION}/out/kernel", 1 / 4),  # The updates of 4 times as many heads add up.
     ],
 )
 def test_muon_has_updates_of_equal_spectral_norm(fields, path, factor):
     optimizer = Muon(**fields)
     found = updated(optimizer, scaled_by(FACTOR, SPREAD, growth=4))
-    np.testing.assert_allclose(found[path], factor * updated(optimizer)[path], rtol=1e-5)  # float32
-    np.testing.assert_allclose(found[NORM], FACTOR * updated(optimizer)[NORM], rtol=1e-5)  # Adam's update
+    np.testing.assert_allclose(found[path], factor * updated(optimizer)[path], rtol=1e-5)  # float32 rounding
+    np.testing.assert_allclose(found[NORM], FACTOR * updated(optimizer)[NORM], rtol=1e-5)  # This is Adam's update.
 
 
 # --- the config ---

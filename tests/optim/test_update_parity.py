@@ -1,6 +1,6 @@
-"""Three updates of each optimizer beside its paper or its released code, written out for one matrix in NumPy, float64.
+"""Compares three updates of each optimizer with its paper or released code, in NumPy and float64 for one matrix.
 
-Those of a config are with its schedule, clipping and decay. Its numbers are taken as they are.
+The optimizers of configs use the schedule, clipping, decay and other numbers of the config.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import models  # noqa: F401, whose parts say which axes their parameters have
+from pretrainax import models  # noqa: F401 (its layers declare the axes of their parameters)
 from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.optim import (
     SM3,
@@ -30,13 +30,13 @@ from pretrainax.optim.arguments import build_optimizer, numbers_of
 from pretrainax.sharding.param_paths import parameter_names
 from tests.support.runs import ROOT
 
-# [L, D, H, K], [L, H, K, D], …: matrices of 128 and more, which Adafactor factors, and smaller ones
+# [L, D, H, K], [L, H, K, D], …: Adafactor factors the matrices of at least 128, and not the smaller ones.
 SHAPES = {
     "decoder/blocks/self_attention/query/kernel": (2, 128, 2, 64),
     "decoder/blocks/self_attention/query/bias": (2, 2, 64),
     "decoder/blocks/self_attention/out/kernel": (2, 2, 64, 128),
     "decoder/blocks/mlp/up/kernel": (2, 128, 160),
-    "decoder/blocks/mlp/experts_up/kernel": (2, 3, 128, 144),  # [L, E, D, F]: a matrix of each expert
+    "decoder/blocks/mlp/experts_up/kernel": (2, 3, 128, 144),  # [L, E, D, F]: one matrix per expert
     "decoder/blocks/mlp_norm/scale": (2, 128),
     "decoder/relative_bias/embedding": (8, 2),
     "decoder/final_norm/scale": (128,),
@@ -56,7 +56,7 @@ def nested(flat):
 
 
 def matrices(flat):
-    """{path: array} -> {path:layer: matrix}, {path:expert:layer: matrix}, heads side by side, float64."""
+    """Converts {path: array} to {path:layer: matrix} or {path:expert:layer: matrix} in float64; merges heads."""
     found = {}
     for path, x in flat.items():
         layers = {f"{path}:{i}": layer for i, layer in enumerate(x)} if "/blocks/" in path else {path: x}
@@ -75,13 +75,13 @@ def draw(seed, scale):
 
 
 PARAMS = draw(0, lambda path: 0.5 if path.endswith("scale") else 0.02)
-# Of all sizes, so that epsilon counts.
+# The gradients have all orders of magnitude, so that epsilon has an effect.
 GRADIENTS = [draw(seed, lambda path: 10.0 ** -(len(path) % 7)) for seed in (1, 2, 3)]
 LARGE = [{path: np.sign(x) + x for path, x in draw(seed, lambda path: 1.0).items()} for seed in (1, 2, 3)]
 
 
 def ours(optimizer, schedule, steps, gradients, layers):
-    """The matrices after three updates, at these steps of a run of 1,000."""
+    """Returns the matrices after three updates, at `steps` of a run of 1,000."""
     tx = build_optimizer(optimizer, layers, nested(PARAMS))
     numbers = numbers_of(schedule.build(optimizer.learning_rate, 1000), TrainConfig(steps=1000), optimizer)
     arguments = numbers.arrays(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
@@ -91,7 +91,7 @@ def ours(optimizer, schedule, steps, gradients, layers):
     @jax.jit
     def update(
         gradient, state, params, step, arguments
-    ):  # the squares of gradients are the curvature, as the release estimates it
+    ):  # The curvature is the squares of gradients, as in the release.
         def gradients_at(params):
             return jax.tree.map(lambda w, g: g**2 * w, params, gradient)
 
@@ -104,7 +104,7 @@ def ours(optimizer, schedule, steps, gradients, layers):
 
 
 def theirs(step_of, optimizer, schedule, steps, gradients, layers):
-    """The same by `step_of(optimizer, name, w, g, state, rate, number) -> w`, of each matrix for itself."""
+    """Returns the same from `step_of(optimizer, name, w, g, state, rate, number) -> w`, for each matrix separately."""
     rate_of = schedule.build(optimizer.learning_rate, 1000)
     params, states = matrices(PARAMS), {name: {} for name in matrices(PARAMS)}
     for number, (step, gradient) in enumerate(zip(steps, gradients, strict=True), 1):
@@ -115,17 +115,17 @@ def theirs(step_of, optimizer, schedule, steps, gradients, layers):
             name: step_of(optimizer, name, w, scale * gradient[name], states[name], rate * factor(layers, name), number)
             for name, w in params.items()
         }
-    return {name: states[name].get("x", w) for name, w in params.items()}  # schedule-free: the average
+    return {name: states[name].get("x", w) for name, w in params.items()}  # for schedule-free optimizers, the average
 
 
 def factor(layers, name):
-    """That of a layer's rate: the two blocks are above the embeddings, the norm at the end above them."""
+    """Returns the factor of a layer's rate; from below, the layers are embeddings, two blocks and the final norm."""
     above = 3 if "embedding" in name else 2 if name.endswith(":0") else 1 if name.endswith(":1") else 0
     return layers.rate_decay**above
 
 
 def mean(state, name, memory, x):
-    """A moving average that starts at zero."""
+    """Updates a moving average that starts at zero."""
     state[name] = memory * state.get(name, 0.0) + (1 - memory) * x
     return state[name]
 
@@ -138,7 +138,7 @@ GROUPS = {"bias": "decay_biases", "scale": "decay_norms", "embedding": "decay_em
 
 
 def decay(o, name):
-    """The decay of matrices, and of biases, norms and embeddings where the recipe has it; never of T5's positions."""
+    """Returns the decay of matrices, and of biases, norms and embeddings if configured; 0 for T5's positions."""
     if "relative_bias" in name:
         return 0.0
     field = next((field for part, field in GROUPS.items() if part in name), None)
@@ -149,46 +149,46 @@ def decay(o, name):
 
 
 def adamw(o, name, w, g, state, rate, t):
-    """torch.optim.AdamW: LLaMA's kin, GPT."""
+    """The update of torch.optim.AdamW, for GPT, LLaMA and similar models."""
     m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
     v = mean(state, "v", o.b2, g**2) / (1 - o.b2**t)
     return w * (1 - rate * decay(o, name)) - rate * m / (np.sqrt(v) + o.epsilon)
 
 
 def adam_of_rate(o, name, w, g, state, rate, t):
-    """tf.train.AdamOptimizer, fairseq's Adam: the correction is of the rate, and epsilon stays outside of it."""
+    """The update of tf.train.AdamOptimizer and fairseq's Adam: they correct the rate, which does not affect epsilon."""
     m, v = mean(state, "m", o.b1, g), mean(state, "v", o.b2, g**2)
     rate_t = rate * np.sqrt(1 - o.b2**t) / (1 - o.b1**t)
     return w * (1 - rate * decay(o, name)) - rate_t * m / (np.sqrt(v) + o.epsilon)
 
 
 def adamw_scale(o, name, w, g, state, rate, t):
-    """nanoT5, copied_utils.py, AdamWScale."""
+    """The update of nanoT5, copied_utils.py, AdamWScale."""
     m, v = mean(state, "m", o.b1, g), mean(state, "v", o.b2, g**2)
     rate_t = rate * np.sqrt(1 - o.b2**t) / (1 - o.b1**t) * max(1e-3, rms(w))
     return w - rate_t * m / (np.sqrt(v) + o.epsilon)
 
 
 def adamw_relative(o, name, w, g, state, rate, t):
-    """nanoT5's steps relative to each matrix, of torch.optim.AdamW: the quickstart's own."""
+    """The update of torch.optim.AdamW with nanoT5's rate relative to each matrix, for the quickstart and PaLM."""
     return adamw(o, name, w, g, state, rate * max(1e-3, rms(w)), t)
 
 
 def bert(o, name, w, g, state, rate, t):
-    """google-research/bert, optimization.py, AdamWeightDecayOptimizer, and electra's: no correction."""
+    """The update of google-research/bert, optimization.py, AdamWeightDecayOptimizer, and ELECTRA: no correction."""
     update = mean(state, "m", o.b1, g) / (np.sqrt(mean(state, "v", o.b2, g**2)) + o.epsilon)
     return w - rate * (update + decay(o, name) * w)
 
 
 def albert(o, name, w, g, state, rate, t):
-    """google-research/albert, lamb_optimizer.py: no correction; what does not decay is not adapted either."""
+    """The update of google-research/albert, lamb_optimizer.py: no correction; it only adapts decayed matrices."""
     update = mean(state, "m", o.b1, g) / (np.sqrt(mean(state, "v", o.b2, g**2)) + o.epsilon) + decay(o, name) * w
     ratio = np.linalg.norm(w) / np.linalg.norm(update) if decay(o, name) else 1.0
     return w - rate * ratio * update
 
 
 def adafactor(o, name, w, g, state, rate, t):
-    """tensorflow/mesh, optimize.py, AdafactorOptimizer, with T5's numbers (its operative_config.gin)."""
+    """The update of tensorflow/mesh, optimize.py, AdafactorOptimizer, with T5's numbers (its operative_config.gin)."""
     memory, squares = 1 - t**-0.8, g**2 + 1e-30
     if g.ndim == 2 and min(g.shape) >= 128:
         rows, columns = mean(state, "r", memory, squares.mean(1)), mean(state, "c", memory, squares.mean(0))
@@ -200,32 +200,32 @@ def adafactor(o, name, w, g, state, rate, t):
 
 
 def stable_adamw(o, name, w, g, state, rate, t):
-    """optimi, stableadamw.py, with decouple_lr: the memories are corrected where they are made."""
+    """The update of optimi, stableadamw.py, with decouple_lr: it corrects the averages when it updates them."""
     for key, x, memory in (("m", g, o.b1), ("v", g**2, o.b2)):
         share = (1 - memory) / (1 - memory**t)
         state[key] = (1 - share) * state.get(key, 0.0) + share * x
     slowed = rate / max(1.0, rms(g / np.sqrt(np.maximum(state["v"], o.epsilon**2))))
     max_lr = o.learning_rate
-    released_decay = decay(o, name) * max_lr  # 1e-5 of ModernBERT
+    released_decay = decay(o, name) * max_lr  # 1e-5 for ModernBERT
     return w * (1 - slowed / max_lr * released_decay) - slowed * state["m"] / (np.sqrt(state["v"]) + o.epsilon)
 
 
 def adagrad(o, name, w, g, state, rate, t):
-    """tf.train.AdagradOptimizer, as bilm-tf takes it."""
+    """The update of tf.train.AdagradOptimizer, as in bilm-tf."""
     state["v"] = state.get("v", o.initial_square) + g**2
     return w - rate * (g / np.sqrt(state["v"]) + decay(o, name) * w)
 
 
 def lion(o, name, w, g, state, rate, t):
-    """Chen et al. 2023, algorithm 2."""
+    """The update of Chen et al. 2023, algorithm 2."""
     sign = np.sign(o.b1 * state.get("m", 0.0) + (1 - o.b1) * g)
     mean(state, "m", o.b2, g)
     return w - rate * (sign + decay(o, name) * w)
 
 
 def ademamix(o, name, w, g, state, rate, t):
-    """apple/ml-ademamix, optax/ademamix.py, with its alpha_scheduler and beta3_scheduler."""
-    risen = (t - 1) / o.alpha_warmup_steps  # of a rise that is not over
+    """The update of apple/ml-ademamix, optax/ademamix.py, with its alpha_scheduler and beta3_scheduler."""
+    risen = (t - 1) / o.alpha_warmup_steps  # fraction of an unfinished warmup
     f = lambda beta: np.log(0.5) / np.log(beta) - 1  # noqa: E731
     b3 = 0.5 ** (1 / ((1 - risen) * f(o.b1) + risen * f(o.b3) + 1))
     m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
@@ -235,7 +235,10 @@ def ademamix(o, name, w, g, state, rate, t):
 
 
 def newton_schulz(x):
-    """KellerJordan/Muon, muon.py, zeropower_via_newtonschulz5, of a matrix [out, in]; there in bfloat16."""
+    """The orthogonalization of KellerJordan/Muon, muon.py, zeropower_via_newtonschulz5, for a matrix [out, in].
+
+    The release computes in bfloat16.
+    """
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / (np.linalg.norm(x) + 1e-7)
@@ -246,13 +249,16 @@ def newton_schulz(x):
 
 
 def muon(o, name, w, g, state, rate, t):
-    """KellerJordan/Muon, muon.py, MuonWithAuxAdam: lerp is a mean, and Nesterov's a mean of it with the gradient."""
+    """The update of KellerJordan/Muon, muon.py, MuonWithAuxAdam.
+
+    Its lerp is a mean. Nesterov's momentum is a mean of this mean and the gradient.
+    """
     if "/blocks/" not in name or "kernel" not in name:
         m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
         v = mean(state, "v", o.b2, g**2) / (1 - o.b2**t)
         rate *= o.adam_learning_rate / o.learning_rate
         return w * (1 - rate * decay(o, name)) - rate * m / (np.sqrt(v) + o.epsilon)
-    g = g.T  # torch's matrices are [out, in]
+    g = g.T  # Torch's matrices are [out, in].
     momentum = mean(state, "m", o.momentum, g)
     update = newton_schulz((1 - o.momentum) * g + o.momentum * momentum)
     if o.neuron_b2 is not None:  # ShizukaKuze/NorMuon at 22b57d4, normuon.py, normuon_update
@@ -265,7 +271,10 @@ def muon(o, name, w, g, state, rate, t):
 
 @pytest.mark.parametrize("rows, columns", [(64, 64), (64, 256), (256, 64)])
 def test_muon_in_bfloat16_orthogonalizes_as_in_float64(rows, columns):
-    """An iteration multiplies rounding errors of 2^-9 by up to 3.4; the RMS of the differences was 5.0 to 7.4 %."""
+    """Tests within 10 %: an iteration multiplies rounding errors of 2^-9 by up to 3.4.
+
+    The RMS of the differences was 5.0 to 7.4 %.
+    """
     gradient = np.random.default_rng(0).normal(size=(2, rows, columns))
     params = {"decoder": {"blocks": {"mlp": {"up": {"kernel": gradient.astype(np.float32)}}}}}
     built = Muon(products="bfloat16").build(WarmupConstant(0).build(1.0, 10), params)
@@ -277,12 +286,12 @@ def test_muon_in_bfloat16_orthogonalizes_as_in_float64(rows, columns):
 
 
 def moonlight(o, name, w, g, state, rate, t):
-    """Liu et al. 2025, section 2.2, of heads apart: momentum is a sum, the rate one for all."""
+    """The update of Liu et al. 2025, section 2.2, with separate heads: momentum is a sum, and there is one rate."""
     if "/blocks/" not in name or "kernel" not in name:
         return adamw(o, name, w, g, state, rate, t)
     state["m"] = o.momentum * state.get("m", 0.0) + g
     nesterov = o.momentum * state["m"] + g
-    axis = {"query": 1, "out": 0}.get(name.split("/")[-2])  # of the heads, two of them
+    axis = {"query": 1, "out": 0}.get(name.split("/")[-2])  # the axis of the two heads
     parts = [nesterov] if axis is None else np.split(nesterov, 2, axis)
     parts = [0.2 * np.sqrt(max(part.shape)) * newton_schulz(part) for part in parts]
     update = parts[0] if axis is None else np.concatenate(parts, axis)
@@ -290,9 +299,9 @@ def moonlight(o, name, w, g, state, rate, t):
 
 
 def sophia(o, name, w, g, state, rate, t):
-    """Liuhong99/Sophia, sophia.py, SophiaG, where `gamma` is rho times the batch; the curvature is taken after a step.
+    """The update of Liuhong99/Sophia, sophia.py, SophiaG, where `gamma` is rho times the batch.
 
-    The release has no correction of m, which Optax has.
+    The curvature is computed after a step. Optax corrects the bias of m, and the release does not.
     """
     m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
     ratio = np.minimum(np.abs(m) / (o.gamma * state.get("h", 0.0) + 1e-15), 1.0)
@@ -302,7 +311,7 @@ def sophia(o, name, w, g, state, rate, t):
 
 
 def sm3(o, name, w, g, state, rate, t):
-    """Anil et al. 2019, SM3-II, with momentum as in google-research/sm3, sm3.py."""
+    """The update of Anil et al. 2019, SM3-II, with momentum as in google-research/sm3, sm3.py."""
     sums = state.setdefault("sums", [np.zeros(n) for n in g.shape])
     least = np.minimum(sums[0][:, None], sums[1]) if g.ndim == 2 else sums[0]
     v = least + g**2
@@ -311,7 +320,10 @@ def sm3(o, name, w, g, state, rate, t):
 
 
 def schedule_free(o, name, w, g, state, rate, t):
-    """facebookresearch/schedule_free, adamw_schedulefree_reference.py; it holds z and x, and y where gradients are."""
+    """The update of facebookresearch/schedule_free, adamw_schedulefree_reference.py.
+
+    It stores z and x, and the point y of the gradients.
+    """
     x, y, z = state.get("x", w), state.get("y", w), state.get("z", w)
     rate *= np.sqrt(1 - o.b2**t)
     state["sum"] = state.get("sum", 0.0) + rate**2
@@ -322,7 +334,7 @@ def schedule_free(o, name, w, g, state, rate, t):
     return state["y"]
 
 
-# --- ours beside them ------------------------------------------------------------------------------------------------
+# --- comparison with ours --------------------------------------------------------------------------------------------
 
 FALLING, CONSTANT = WarmupLinear(2), WarmupConstant(2)
 
@@ -353,13 +365,13 @@ def test_three_updates_are_those_of_the_paper_or_the_release(step_of, optimizer,
     check(step_of, optimizer, schedule, (0, 1, 2), LayersConfig(rate_decay))
 
 
-# config -> the update of what it names as its recipe's release; of all others AdamW as PyTorch has it
+# config -> the update of the release that its recipe names; the other configs use AdamW as in PyTorch
 RELEASED = dict.fromkeys((path.stem for path in (ROOT / "configs").glob("*.py")), adamw) | {
     "albert_base": albert,
     "bart_base": adam_of_rate,
     "bert_base": bert,
     "bigbird": bert,
-    "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
+    "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, disables the correction
     "electra_base": bert,
     "electra_small": bert,
     "elmo": adagrad,
@@ -384,12 +396,13 @@ def test_three_updates_of_a_config_are_those_of_its_release(name):
     step_of = RELEASED[name]
     name, _, variant = name.partition(":")
     experiment = runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"](*[variant] * bool(variant))
-    schedule = dataclasses.replace(experiment.schedule, warmup_steps=100, anneal_steps=0)  # of a run of 1,000
-    check(step_of, experiment.optimizer, schedule, (98, 99, 100), LayersConfig())  # across the peak
+    schedule = dataclasses.replace(experiment.schedule, warmup_steps=100, anneal_steps=0)  # for a run of 1,000 steps
+    check(step_of, experiment.optimizer, schedule, (98, 99, 100), LayersConfig())  # These steps are around the peak.
 
 
 def check(step_of, optimizer, schedule, steps, layers):
-    # Moonlight's momentum is a sum, so that its 1e-7 is less; of large ones, Sophia clips some, and others not.
+    # Moonlight's momentum is a sum, so that its constant 1e-7 has less effect. With large gradients, Sophia clips some
+    # updates and not others.
     gradients = LARGE if step_of in (moonlight, sophia) else GRADIENTS
     found = ours(optimizer, schedule, steps, gradients, layers)
     expected = theirs(step_of, optimizer, schedule, steps, gradients, layers)
@@ -398,5 +411,6 @@ def check(step_of, optimizer, schedule, steps, layers):
     for name, w in expected.items():
         moved = np.abs(w - before[name]).max()
         assert moved > 0
-        # float32 beside float64: 1e-7 of a weight is lost in each addition, a few of the moves in roots and products
+        # float32 loses 1e-7 of a weight in each addition, compared with float64. Roots and products change a small part
+        # of each update.
         np.testing.assert_allclose(found[name], w, rtol=3e-7, atol=2e-5 * moved, err_msg=name)
