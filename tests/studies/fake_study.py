@@ -24,14 +24,15 @@ from pretrainax.studies.study import Arm, Budget, Contrast, Final, Measure, Stud
 from tests.support.runs import TINY
 
 RATE, ADAM = "optimizer.learning_rate", "optimizer.adam_learning_rate"
-REVERSED = "PRETRAINAX_TEST_REVERSED"  # environment variable: the last of the jobs that can run is the next one
-CRASHING = "PRETRAINAX_TEST_CRASH"  # environment variable: a part of the folder of the runs that end their process
+REVERSED = "PRETRAINAX_TEST_REVERSED"  # environment variable: the queue runs the last of the available jobs first
+# environment variable: part of a folder name; runs in such folders end their process
+CRASHING = "PRETRAINAX_TEST_CRASH"
 MACHINE = "PRETRAINAX_TEST_MACHINE"  # environment variable: name of a machine that shares files, but no file locks
 
 
 @dataclasses.dataclass
 class LastLoss(Measure):
-    """The loss of the last line, which saves each call; it chooses a number for each arm."""
+    """A measure that returns the loss of the last line; it chooses a number for each arm."""
 
     chooses = True
 
@@ -56,7 +57,7 @@ class LastLoss(Measure):
 
 
 def train(experiment, folder):
-    """Writes the metrics of a run; the loss depends on the rates and the seeds alone."""
+    """Writes the metrics of a run; the loss depends only on the rates and the seeds."""
     if (crashing := os.environ.get(CRASHING)) and crashing in folder:
         os._exit(9)
     optimizer, seed = experiment.optimizer, experiment.train.seed_of("init")
@@ -65,7 +66,8 @@ def train(experiment, folder):
         return RunFailed.exit_code
     loss = 3 + sum(math.log(rate) ** 2 for rate in rates) + (seed * 37 % 11) / 100
     stop = next((c.step for c in experiment.callbacks if isinstance(c, StopAt)), experiment.train.steps)
-    time.sleep(1.0 if os.environ.get(MACHINE) else 0.02)  # another machine sees a free job within a second
+    # The delay lets another machine see a free job, which takes up to a second.
+    time.sleep(1.0 if os.environ.get(MACHINE) else 0.02)
     line = {"step": stop, "loss": loss, "flops": 2.0 * stop, "tokens_per_second": time.time()}
     os.makedirs(folder, exist_ok=True)
     write_atomically(
@@ -76,7 +78,7 @@ def train(experiment, folder):
 
 
 def plan(arms=("adamw", "muon"), **changes) -> Plan:
-    """A study of two arms with three final seeds each."""
+    """Returns a study of two arms with three final seeds each."""
     optimizers = {"adamw": "AdamW(learning_rate=3e-3)", "muon": "Muon(learning_rate=3e-3)", "lion": "Lion()"}
     study = Study(
         "Which optimizer?",
@@ -92,14 +94,14 @@ def plan(arms=("adamw", "muon"), **changes) -> Plan:
 
 
 class Reversed(Results):
-    """Runs the arms and the trials in another order."""
+    """A queue that runs the arms and the trials in reverse order."""
 
     def next_jobs(self, seeds):
         return super().next_jobs(seeds)[::-1]
 
 
 def main(workdir: str) -> int:
-    """Runs the study in a workdir that has a plan; returns the exit code."""
+    """Runs the study in a workdir that contains a plan; returns the exit code."""
     if machine := os.environ.get(MACHINE):
         workdir_lock._machine, fcntl.flock = lambda: machine, lambda *_: None
     results = (Reversed if os.environ.get(REVERSED) else Results)(read_plan(workdir), workdir)
@@ -113,7 +115,7 @@ def main(workdir: str) -> int:
 
 
 if __name__ == "__main__":
-    from tests.studies import fake_study  # the module of `LastLoss`, whose name plan.json has
+    from tests.studies import fake_study  # plan.json refers to `LastLoss` in this module.
 
     if sys.argv[1] == "--worker":
         del sys.argv[1]

@@ -1,7 +1,7 @@
-"""Studies that are resampled from real runs: equal arms have no winner, and planted differences are found.
+"""Tests studies that are resampled from real runs: equal arms have no winner, and planted differences are found.
 
-real_runs.json has the bits of 98 passages of text under 40 decoders of 0.13 M parameters that differ in their seeds,
-and under 9 and 8 decoders with 0.3 times the learning rate and with half the steps. "how" describes the runs.
+real_runs.json has the bits of 98 passages of text under 40 decoders of 0.13 M parameters with different seeds. It also
+has 9 decoders with 0.3 times the learning rate, and 8 decoders with half the steps. "how" describes the runs.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tests.support.made_studies import BITS, made_findings, made_study, of_recor
 from tests.support.tiers import few
 
 STUDIES = 1000
-# An error rate of 5 % has a standard error of 0.7 points in 1,000 studies
+# An error rate of 5 % has a standard error of 0.7 points in 1,000 studies.
 FAMILY_LIMIT = 0.05 + 2 * np.sqrt(0.05 * 0.95 / STUDIES)
 
 
@@ -59,7 +59,7 @@ def share(words, *wanted: str) -> float:
     "seeds", [5, pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
 )
 def test_equal_arms_differ_in_5_percent_of_studies(seeds):
-    """The limits are those of the issue: 5 % ± 2.5 points, 3.6 standard errors."""
+    """Tests the limits of the issue: 5 % ± 2.5 points, which are 3.6 standard errors."""
     found = share([judged(arms).word for arms in resampled(seeds)], "better", "worse")
     print(f"{seeds} seeds: {found:.1%} of {STUDIES} studies of equal arms name a winner")
     assert 0.025 <= found <= 0.075
@@ -89,7 +89,7 @@ def test_a_study_of_six_arms_gives_the_verdicts_of_these_tests():
 @pytest.mark.parametrize("seeds", [5, 10])
 @pytest.mark.parametrize("size", [0.5, 1, 2])
 def test_planted_differences_are_found_with_the_stated_power(size, seeds):
-    """The limit is that of the issue, 5 points: three standard errors of a power of 50 %."""
+    """Tests the limit of the issue, 5 points: three standard errors of a power of 50 %."""
     expected = power(size, seeds, Noise(1.0))
     arms = resampled(seeds, shift=size * spread())
     found = sum((e := compare(a["arm 0"], a["arm 1"], False).estimate).p_value < 0.05 and e.value > 0 for a in arms)
@@ -107,7 +107,7 @@ def test_equal_arms_are_equivalent_with_the_stated_power(margin, seeds):
 
 @pytest.mark.parametrize("arm", ["low rate", "half the steps"])
 def test_real_differences_are_found_at_the_proposed_number_of_seeds(arm):
-    """The effect and the spread are those of all runs, from which the studies are resampled."""
+    """Computes the effect and the spread from all runs; the studies are resampled from these runs."""
     rng, base, other = np.random.default_rng(0), runs().mean(axis=1), runs(arm).mean(axis=1)
     noise, effect = Noise(float(np.sqrt(base.var(ddof=1) + other.var(ddof=1)))), float(other.mean() - base.mean())
     seeds = seeds_needed(lambda n: power(effect, n, noise))
@@ -118,5 +118,5 @@ def test_real_differences_are_found_at_the_proposed_number_of_seeds(arm):
         words.append(judged({"arm 0": of_records(runs()[rows]), "arm 1": of_records(runs(arm)[others])}).word)
     found = words.count("better") / len(words)
     print(f"{arm}: {seeds} seeds proposed; stated {power(effect, seeds, noise):.0%}, found {found:.0%}")
-    # 80 % minus two standard errors of 200 studies
+    # The limit is 80 % minus two standard errors of 200 studies.
     assert found >= 0.8 - 2 * np.sqrt(0.8 * 0.2 / len(words)) and words.count("worse") == 0

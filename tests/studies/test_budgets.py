@@ -1,4 +1,4 @@
-"""The steps of an arm follow from its budget, and their predicted cost is what a run counts."""
+"""Tests that the steps of an arm follow from its budget, and that their predicted cost equals the cost of a run."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.support.tiers import few
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Flags of a text and an empty cache."""
+    """Returns the flags of a text and an empty cache."""
     folder = tmp_path_factory.mktemp("budgets")
     return (f"--config.data.source.path={write_text(folder / 'text')}", f"--config.data.cache_dir={folder / 'cache'}")
 
@@ -59,7 +59,7 @@ def test_arms_with_equal_budgets_have_steps_that_cost_it(data):
     lengths = lengths_of(study(one, other, flops=6e9), {})
     for length in lengths.values():
         assert 0.98 * 6e9 < length.flops <= 6e9
-    # Sophia's Hessian costs 8/3 gradients at every third step; the tolerance is one of its 56 steps
+    # Sophia's Hessian costs 8/3 gradients at every third step. The tolerance is one of Sophia's 56 steps.
     assert lengths["gpt"].steps / lengths["sophia"].steps == pytest.approx(1 + 8 / 9, rel=0.02)
 
 

@@ -1,4 +1,4 @@
-"""The difference of two arms: its direction, its pairs, and how often its interval contains the true difference."""
+"""Tests the difference of two arms: its direction, its pairs, and the coverage of its interval."""
 
 import numpy as np
 import pytest
@@ -69,12 +69,13 @@ def test_one_seed_has_no_interval():
 
 
 def test_equal_differences_have_no_interval():
-    found = compare(made_outcomes([0.1, 0.2, 0.3]), made_outcomes([0.2, 0.3, 0.4]), True)  # equal but for rounding
+    # The differences are equal except for rounding.
+    found = compare(made_outcomes([0.1, 0.2, 0.3]), made_outcomes([0.2, 0.3, 0.4]), True)
     assert found.estimate.interval is None
 
 
 def test_an_accuracy_that_differs_equally_for_both_seeds_still_has_an_error():
-    """Two seeds answer one more record, another one each: the difference is 1/40 twice."""
+    """Tests two seeds that each answer one more record, but different ones: both differences are 1/40."""
     one = np.zeros((2, 40))
     one[0, 3] = one[1, 17] = 1
     found = compare(of_records(one), of_records(np.zeros((2, 40))), True).estimate
@@ -89,7 +90,7 @@ def test_different_numbers_of_records_are_an_error():
 def simulated(seeds: int, records: int, by_seed: float, by_record: float, by_pair: float) -> tuple[float, Noise]:
     """Returns the share of intervals that contain the true difference, 0, in 2,000 studies."""
     rng, covered = np.random.default_rng([seeds, records]), 0
-    for _ in range(8):  # 250 at a time, to save memory
+    for _ in range(8):  # Batches of 250 studies save memory.
         shape, size = (250, seeds, records), np.sqrt(records)
         table = by_seed * rng.standard_normal((250, seeds, 1)) + by_record * size * rng.standard_normal(
             (250, 1, records)
@@ -109,7 +110,7 @@ EFFECTS = {"seeds": (1, 0, 0), "records": (0, 1, 0), "both": (1, 1, 0), "all": (
 @pytest.mark.parametrize("seeds", [5, 10])
 @pytest.mark.parametrize("effects", EFFECTS)
 def test_intervals_contain_the_true_difference(effects, seeds, records):
-    """The limits are 95 % ± 2 points, four standard errors of a share of 2,000 studies."""
+    """Tests the limits 95 % ± 2 points, which are four standard errors of a share of 2,000 studies."""
     covered, _ = simulated(seeds, records, *EFFECTS[effects])
     print(f"{effects} vary, {seeds} seeds, {records} records: {covered:.1%}")
     assert 0.93 <= covered <= 0.97
@@ -117,13 +118,16 @@ def test_intervals_contain_the_true_difference(effects, seeds, records):
 
 @pytest.mark.parametrize("seeds", [5, 10])
 def test_independent_errors_of_each_seed_and_record_widen_the_interval_little(seeds):
-    """The share is above 95 %, because the variance component of the records, which is 0, is estimated from above."""
+    """Tests a coverage above 95 %.
+
+    The true variance component of the records is 0, so its estimate is too large.
+    """
     assert 0.945 <= simulated(seeds, 50, 0, 0, 1)[0] <= 0.98
 
 
 def test_with_two_seeds_a_record_effect_makes_intervals_slightly_too_narrow():
     covered, _ = simulated(2, 500, 1, 0.3, 0.3)
-    assert 0.88 <= covered <= 0.95  # measured: 91 %, as the docstring of `Noise.degrees` states
+    assert 0.88 <= covered <= 0.95  # The measured share is 91 %, as the docstring of `Noise.degrees` states.
 
 
 def test_more_seeds_reduce_the_error_of_seeds_alone():

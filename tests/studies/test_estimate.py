@@ -1,4 +1,4 @@
-"""The estimate before the start: numbers of runs, hours, power, and another machine."""
+"""Tests the estimate before a study starts: numbers of runs, hours, power, and other machines."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -26,18 +26,19 @@ def test_the_runs_are_those_of_the_search():
     started, costs = plan(), {}
     defaults = started.defaults()
     assert started.study.tuning is not None
-    while (state := search(started.study.tuning, defaults, costs)).pending:  # the own values of an arm are the best
+    # An arm's default values are its best values.
+    while (state := search(started.study.tuning, defaults, costs)).pending:
         costs |= {r: sum(abs(value - defaults[r.arm][field]) for field, value in r.setting) for r in state.pending}
     runs = estimate.runs_of(started.study, started.study.arms[0])
     assert 2 * runs.trials == len(state.requested) and runs.finals == 3
-    stopped = sum(state.requested.values())  # after a quarter of the budget
+    stopped = sum(state.requested.values())  # These trials stop after a quarter of the budget.
     assert 2 * runs.trial_runs == len(state.requested) - 0.75 * stopped
 
 
 def test_the_time_is_that_of_updates_and_of_what_each_run_adds():
     found = estimate.estimates(plan(), SPEEDS)["adamw"]
-    # 3 final runs, 3 whole trials and 2 quarters of 40 steps; 8 starts; the choice of the measures; 3 scores of trials
-    # and 3 measures
+    # The terms are 3 final runs, 3 whole trials and 2 quarters of trials with 40 steps each; 8 starts; the measures'
+    # choice; 3 scores of trials; and 3 final measures.
     assert found.seconds == pytest.approx(6.5 * 40 * 0.5 + 8 * 4.0 + 10.0 + 3 * 3.0 + 3 * 1.0)
     assert found.flops == pytest.approx(6.5 * 80)
 
@@ -49,14 +50,14 @@ def test_the_remaining_time_follows_the_measured_times_of_finished_jobs(tmp_path
     values = {"adamw": {"optimizer.learning_rate": 3e-3}, "muon": {}}
     job = results.final("adamw", 0, "train", values)
     (tmp_path / job.folder).mkdir(parents=True)
-    (tmp_path / job.result).write_text('{"seconds": 48.0}')  # twice the estimate: 40 steps of 0.5 s and 4 s
+    (tmp_path / job.result).write_text('{"seconds": 48.0}')  # This is twice the estimate: 40 steps of 0.5 s, and 4 s.
     assert results.of(job)
-    # the other arm has no finished job, and has the ratio of all arms
+    # The other arm has no finished job, so it uses the ratio of all arms.
     assert estimate.remaining_seconds(started, SPEEDS, results) == pytest.approx(2 * (seconds - 24.0) + 2 * seconds)
 
 
 def test_trials_that_widen_a_grid_leave_the_time_of_the_final_runs():
-    """Each trial takes twice its estimate: three quarters of 40 steps of 0.5 s, 4 s, and 3 s of its measure."""
+    """Tests trials that take twice their estimate: three quarters of 40 steps of 0.5 s, 4 s, and 3 s of the measure."""
     started, trial = plan(), 0.75 * 40 * 0.5 + 4.0 + 3.0
     trials = [Finished(arm, "train", True, 2 * trial) for arm in SPEEDS for _ in range(20)]
     results = cast(Results, SimpleNamespace(finished=lambda: trials))

@@ -1,4 +1,4 @@
-"""The jobs of a study in one process: failures do not end it, and additions are complete and use the right values."""
+"""Tests the jobs of a study in one process: failures do not end the study, and additions are complete and correct."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def finish(made, workdir, train=fake_study.train):
 
 
 def diverging(condition, message="step 3: the loss is not finite"):
-    """The training of `fake_study`, but runs whose config satisfies a condition diverge."""
+    """Returns the training function of `fake_study`, except that runs diverge if their config satisfies a condition."""
 
     def train(experiment, folder):
         os.makedirs(folder, exist_ok=True)
@@ -68,7 +68,7 @@ def test_a_final_run_that_diverges_is_reported_and_another_one_chooses_for_the_a
 
 
 class DivergingMeasure(LastLoss):
-    """A measure that diverges for the runs of one arm and seed, or while the settings of the arm are chosen."""
+    """A measure that diverges for the runs of one arm and seed, or during the choice of the arm's settings."""
 
     at = "seed-1"
 

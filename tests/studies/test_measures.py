@@ -1,4 +1,4 @@
-"""Measures of a study, of tiny runs."""
+"""Tests the measures of a study on tiny runs."""
 
 import dataclasses
 import itertools
@@ -43,7 +43,7 @@ class Pretrained:
     texts: JsonLines
 
     def task(self, folder: pathlib.Path, **fields) -> TaskScore:
-        """A measure whose test records are in `folder`."""
+        """Returns a measure whose test records are in `folder`."""
         source = JsonLines(path=self.texts.path, valid_path=str(folder / "test.jsonl"))
         cache = f"--config.data.cache_dir={pathlib.Path(self.folder).parent / 'cache'}"
         return TaskScore("words", source=source, **({"flags": (*FLAGS, cache), "rates": (1e-4, 1e-3)} | fields))
@@ -51,7 +51,7 @@ class Pretrained:
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> Pretrained:
-    """A tiny BERT after three steps."""
+    """Trains a tiny BERT for three steps."""
     folder = tmp_path_factory.mktemp("measures")
     source = JsonLines(path=write_records(folder / "train.jsonl", 120, 0), valid_fraction=0.4)
     experiment = tiny.get_config("bert")
@@ -63,9 +63,9 @@ def pretrained(tmp_path_factory) -> Pretrained:
 
 
 def without_record_equals(outcome, sums, counts) -> None:
-    """The changes are those of a ratio of sums when each record is left out."""
+    """Checks that the changes are those of a ratio of sums when each record is omitted."""
     without = (sums.sum() - sums) / (counts.sum() - counts)
-    np.testing.assert_allclose(outcome.changes, outcome.value - without, atol=1e-12)  # float64
+    np.testing.assert_allclose(outcome.changes, outcome.value - without, atol=1e-12)  # float64 rounding
 
 
 def test_bits_per_byte_has_a_value_for_each_document_and_repeats_bit_for_bit(pretrained):
@@ -80,7 +80,8 @@ def test_bits_per_byte_has_a_value_for_each_document_and_repeats_bit_for_bit(pre
     assert len(first[0].changes) + len(tuning[0].changes) <= 120 and len(first[0].changes) > len(tuning[0].changes)
     ((name, baseline),) = measure.baselines(pretrained.folder, pretrained.experiment, MeasureContext()).items()
     assert name == "byte frequencies" and len(baseline.changes) == len(first[0].changes)
-    assert 2 < baseline.value < 9  # letters and spaces are unequally frequent: below 8 bits, plus the length
+    # Letters and spaces have unequal frequencies, so the value is below 8 bits, plus the length.
+    assert 2 < baseline.value < 9
     assert not measure.larger_is_better and measure.unit == "bits per byte"
 
 
@@ -98,7 +99,8 @@ def test_the_validation_loss_is_that_of_the_final_documents(pretrained):
     )
     lines = map(json.loads, pathlib.Path(pretrained.folder, "metrics.jsonl").read_text().splitlines())
     whole = next(line["loss"] for line in lines if line["split"] == "valid")
-    # Weighted by their targets, a fifth for the tuning; untrained losses differ by less than 5 % between documents.
+    # The targets weigh the losses; the tuning documents have a fifth of them. Without training, the losses of documents
+    # differ by less than 5 %.
     assert 0.8 * final.value + 0.2 * tuning.value == pytest.approx(whole, rel=0.01)
     baseline = measure.baselines(pretrained.folder, pretrained.experiment, context)["token frequencies"]
     assert baseline.value < final.value and len(baseline.changes) == len(final.changes)
@@ -133,10 +135,12 @@ def test_a_timed_fine_tuning_has_30_updates_and_no_compilation(pretrained, tmp_p
         ("read_metrics", lambda _: lines),
     ):
         monkeypatch.setattr(task_measure, name, value)
-    clock = itertools.cycle((0.0, 100.0, 200.0, 0.0, 5.0, 7.0))  # begin, trained, tested; the first run compiles
+    # The times are the start, the end of training and the end of the test; the first run compiles.
+    clock = itertools.cycle((0.0, 100.0, 200.0, 0.0, 5.0, 7.0))
     monkeypatch.setattr(task_measure.time, "perf_counter", lambda: next(clock))
     context, run = MeasureContext(downstream_seeds=(0, 1)), 5.0 + 270 * 0.5
-    for rate_of, choose, others in (("arm", 3, 0), ("run", 0, 3)):  # fine-tuning runs; a third rate at an edge
+    # numbers of fine-tuning runs; a third rate extends an edge
+    for rate_of, choose, others in (("arm", 3, 0), ("run", 0, 3)):
         measure = pretrained.task(tmp_path, flags=(*FLAGS, "--config.train.steps=300"), rate_of=rate_of)
         timed = measure.timed(pretrained.folder, pretrained.experiment, context)
         assert timed == (choose * run, others * run + 2 * (run + 2.0), 3 * run)
@@ -165,7 +169,7 @@ def test_a_task_is_scored_on_the_test_records(pretrained, tmp_path):
     again = measure.outcomes(pretrained.folder, pretrained.experiment, context)
     assert [x.changes.tobytes() for x in outcomes] == [x.changes.tobytes() for x in again]
     assert len(outcomes) == 2 and all(len(x.changes) == 30 for x in outcomes)
-    assert len(choice["scores"]) == 3  # the best of two rates is at an edge
+    assert len(choice["scores"]) == 3  # The best of two rates is at an edge, so a third rate follows.
     baselines = measure.baselines(pretrained.folder, pretrained.experiment, context)
     assert baselines["bag of words"].value == 1.0 and baselines["label frequencies"].value == 0.0
     assert measure.unit == "matthews" and measure.larger_is_better
@@ -183,12 +187,12 @@ def test_wrong_labels_of_the_test_records_change_the_score_but_not_the_rate(pret
         found[name] = choice, outcome
     (choice, right), (other_choice, wrong) = found.values()
     assert choice == other_choice
-    assert right.value == pytest.approx(1 - wrong.value)  # shares of 30 records
+    assert right.value == pytest.approx(1 - wrong.value)  # The values are shares of 30 records.
     without_record_equals(right, right_records(right), np.ones(30))
 
 
 def right_records(outcome) -> np.ndarray:
-    """Recovers the correct records from the changes of an accuracy, which are positive for them."""
+    """Recovers the correct records from the changes of an accuracy: their changes are positive."""
     return (outcome.changes > 0).astype(float) if outcome.value < 1 else np.ones(len(outcome.changes))
 
 

@@ -14,7 +14,8 @@ ONE = Noise(1.0)
 @pytest.mark.parametrize("effect", [0.01, 0.5, 1, 2])
 def test_the_power_is_that_of_the_noncentral_t_distribution(effect, seeds):
     expected = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, effect * np.sqrt(seeds))
-    assert power(effect, seeds, ONE) == pytest.approx(expected, abs=1e-4)  # the accuracy of the integral
+    # The tolerance is the accuracy of the integral.
+    assert power(effect, seeds, ONE) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("seeds", [5, 10])
@@ -23,19 +24,21 @@ def test_the_power_of_equivalence_is_that_of_simulated_studies(margin, seeds):
     table = np.random.default_rng(0).normal(size=(40_000, seeds))
     error = table.std(axis=1, ddof=1) / np.sqrt(seeds)
     found = np.mean(np.abs(table.mean(axis=1)) + stats.t.ppf(0.95, seeds - 1) * error < margin)
-    # four standard errors of 40,000 studies
+    # The tolerance is four standard errors of 40,000 studies.
     assert equivalence_power(margin, seeds, ONE) == pytest.approx(found, abs=0.01)
 
 
 def test_a_difference_of_the_margin_is_called_equivalent_in_at_most_5_percent():
     for seeds in (3, 5, 10, 100):
-        assert equivalence_power(1.0, seeds, ONE, effect=1.0) <= 0.05 + 1e-6  # the accuracy of the integral
+        # The tolerance is the accuracy of the integral.
+        assert equivalence_power(1.0, seeds, ONE, effect=1.0) <= 0.05 + 1e-6
     assert equivalence_power(1.0, 1000, ONE, effect=1.0) == pytest.approx(0.05, abs=1e-4)
 
 
 def test_the_smallest_effect_has_a_power_of_80_percent():
     for noise in (ONE, Noise(0.01, 0.004, 50.0)):
-        assert power(smallest_effect(5, noise), 5, noise) == pytest.approx(0.8, abs=1e-5)  # of the bisection
+        # The tolerance is the accuracy of the bisection.
+        assert power(smallest_effect(5, noise), 5, noise) == pytest.approx(0.8, abs=1e-5)
     assert smallest_effect(5, ONE) == pytest.approx(1.682, abs=1e-3)  # R: power.t.test(5, sd=1, power=.8, type="one")
 
 

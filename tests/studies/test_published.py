@@ -1,4 +1,4 @@
-"""The tables of docs/studies/index.md and docs/adapt.md agree with the reports in docs/studies/*.json."""
+"""Compares the tables of docs/studies/index.md and docs/adapt.md with the reports in docs/studies/*.json."""
 
 import json
 import re
@@ -22,18 +22,18 @@ def report(name: str):
 
 def same(written: str, exact: float) -> bool:
     """Returns True if a number in a document is a rounded value."""
-    # half a unit of the last digit; the report has rounded its own numbers, so one more digit may be lost
+    # The tolerance is half a unit of the last digit, and a little more, because the report also rounds its numbers.
     return abs(float(written) - exact) <= 0.51 * 10 ** -len(written.partition(".")[2])
 
 
 def all_same(written: str, exact: str) -> bool:
-    """Returns True if the numbers in a document are those of a cell of the report, rounded."""
+    """Returns True if the numbers in a document are the rounded numbers in a cell of the report."""
     numbers = re.findall(NUMBER, written), re.findall(NUMBER, exact)
     return all(same(a, float(b)) for a, b in zip(*numbers, strict=True))
 
 
 def cells(page: str, title: str) -> list[list[str]]:
-    """The rows of the tables in one section of a page, as lists of cells."""
+    """Returns the rows of the tables in one section of a page, as lists of cells."""
     section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return [[x.strip() for x in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
 
@@ -171,7 +171,7 @@ def test_the_grid_on_little_text_is_of_its_runs():
 
 
 def test_the_tables_of_transfer_are_of_their_runs():
-    losses: dict[tuple, list[float]] = {}  # of the seeds
+    losses: dict[tuple, list[float]] = {}  # losses of the seeds
     for r in report("transfer"):
         kind = "transferred" if r["transferred"] else "standard"
         losses.setdefault((r["family"], r["width"], r["depth"], kind, r["rate"]), []).append(r["loss"])

@@ -1,4 +1,4 @@
-"""The queue of a study: the same findings after kills, with other numbers of processes, and without a run's folder."""
+"""Tests that kills, other numbers of processes and deleted folders do not change the findings of a study."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def wait_for_a_run(process: subprocess.Popen, workdir) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The workdir of a study that nothing disturbed."""
+    """Returns the workdir of an undisturbed study."""
     workdir = tmp_path_factory.mktemp("study")
     write_plan(str(workdir), plan())
     finish(start(workdir))
@@ -103,7 +103,7 @@ def test_a_killed_study_continues(seed, whole, tmp_path):
 
 
 def test_a_signal_before_the_first_job_ends_the_study(tmp_path):
-    """Data preparation takes minutes, and starts no worker."""
+    """Tests a signal during data preparation, which takes minutes and starts no worker."""
     with pytest.raises(Interrupted), Worker(str(tmp_path)):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
@@ -119,7 +119,7 @@ def test_two_processes_share_a_study(whole, tmp_path):
 
 @pytest.mark.slow
 def test_two_machines_without_common_file_locks_share_a_study(whole, tmp_path):
-    """As on a network file system. Each job is done once: the machines print different jobs."""
+    """Tests two machines on a network file system. Each job is done once: the machines print different jobs."""
     write_plan(str(tmp_path), plan())
     processes = [start(tmp_path, **{MACHINE: "one"})]
     wait_for_a_run(processes[0], tmp_path)
@@ -189,7 +189,7 @@ def test_a_run_that_crashes_twice_fails_and_the_study_goes_on(tmp_path):
 
 @pytest.mark.parametrize("kind", [UserError, RunFailed])
 def test_an_error_of_the_worker_keeps_its_exit_code(kind, tmp_path, monkeypatch):
-    """A full disk is no invalid config."""
+    """Tests that a full disk is not reported as an invalid config."""
 
     def fail(*_):
         raise kind("no space left")
@@ -228,14 +228,14 @@ def test_another_config_of_an_arm_is_refused(tmp_path):
     write_plan(str(tmp_path), plan())
     started = read_plan(str(tmp_path))
     assert extended(started, plan().study).changes == ()
-    started.configs["muon"]["model"]["d_model"] = 128  # the config file had another width at the start
+    started.configs["muon"]["model"]["d_model"] = 128  # The config file had another width when the study started.
     with pytest.raises(UserError, match="the config of the arm muon changed after the start: model.d_model: 128 -> 32"):
         extended(started, plan().study)
 
 
 @pytest.mark.parametrize("name", ["text", "spans"])
 def test_another_text_under_the_same_path_is_refused(name, tmp_path):
-    """Runs and scores on the old and on the new text do not compare."""
+    """Tests a changed text, because runs and scores on the old and the new text are not comparable."""
     for folder in ("text", "spans"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0.txt").write_text(f"Some {folder}.")
@@ -249,7 +249,7 @@ def test_another_text_under_the_same_path_is_refused(name, tmp_path):
     message = rf"the text of TextFiles\(path='[^']*/{name}'.*\) changed after the start: restore it, or"
     with pytest.raises(UserError, match=message):
         with_texts(started)
-    earlier = started._replace(texts={})  # of an earlier version
+    earlier = started._replace(texts={})  # An earlier version did not write `texts`.
     assert with_texts(earlier).texts.keys() == started.texts.keys()
 
 
@@ -268,7 +268,7 @@ def test_another_order_of_the_arms_has_the_same_jobs(tmp_path):
 
 
 def test_another_tuning_measure_has_other_speeds(tmp_path):
-    """A stored speed has the time of the measure that scores trials."""
+    """Tests that a stored speed belongs to the measure that scores the trials."""
     study, asked = plan().study, []
 
     def ask(request):
@@ -299,7 +299,10 @@ def test_the_measures_of_an_arm_and_of_its_untrained_start_are_timed_once(tmp_pa
 
 @pytest.mark.parametrize("validations", [1, 10])
 def test_timed_runs_validate_as_often_as_the_runs_that_they_estimate(validations):
-    """A ladder's runs validate once. With ten validations, its timed runs took minutes and its estimate was long."""
+    """Tests timed runs of a ladder, whose runs validate once.
+
+    With ten validations, its timed runs took minutes and its estimate was too long.
+    """
     every = []
 
     def train(experiment, _):

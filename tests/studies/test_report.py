@@ -1,4 +1,4 @@
-"""The report of a study: the verdict first, equal bytes in each call, and a page without scripts and network."""
+"""Tests the report of a study: verdict first, byte-identical output, and a page without scripts and network access."""
 
 import json
 import re
@@ -37,13 +37,13 @@ def test_the_verdict_follows_the_question(report, page):
 def test_the_page_has_no_scripts_and_no_addresses(page):
     assert "<script" not in page and "default-src 'none'" in page
     assert {url for url in re.findall(r"https?://[^\s\"'<]+", page)} <= {
-        "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink",  # names of formats, which nobody opens
+        "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink",  # names of formats, which no browser requests
     }  # fmt: skip
 
 
 def test_each_picture_is_well_formed_and_shows_its_labels(page):
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
-    assert len(pictures) == 1 + 3 + 6  # measures; axes of curves; fields of arms
+    assert len(pictures) == 1 + 3 + 6  # 1 picture of measures, 3 of curves and 6 of fields
     texts = ["".join(ET.fromstring(picture).itertext()) for picture in pictures]
     assert "muon − adamw, primary" in texts[0] and "lion − adamw, declared" in texts[0]
     assert all("lion, 5 seeds" in text for text in texts[1:4])
@@ -94,7 +94,8 @@ def test_widened_grids_and_unfinished_tuning_are_listed(report):
 def test_a_measure_that_cannot_decide_is_grey(report, page):
     table = next(section.table for section in report.sections if section.title == "Measures")
     assert table.grey == set() and table.rows[0][-2] == "unigram: 2.41"
-    assert not re.search(r"<tr class=grey>", page) and "throughput" not in page  # a time
+    # Throughput is a time, which the report omits.
+    assert not re.search(r"<tr class=grey>", page) and "throughput" not in page
 
 
 def test_runs_have_their_fingerprints_and_commands(report):
@@ -122,7 +123,10 @@ def test_a_study_without_results_has_a_report(tmp_path):
 
 
 def test_values_of_stopped_trials_are_not_drawn():
-    """They belong to shorter runs, and to another metric if a measure such as an accuracy chooses the values."""
+    """Tests values of stopped trials: they belong to shorter runs.
+
+    They also belong to another metric if a measure such as an accuracy chooses the values.
+    """
 
     def drawn(stopped: float) -> str:
         rates = ((1e-3, 0.7, False), (2e-3, 0.8, False), (4e-3, stopped, True))

@@ -1,4 +1,4 @@
-"""The page of a report in a browser: the verdict is visible at once, and nothing is requested."""
+"""Tests the page of a report in a browser: it shows the verdict at once, and it requests nothing."""
 
 import pytest
 

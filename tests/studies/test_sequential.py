@@ -1,4 +1,4 @@
-"""Interim looks keep the probability of a false verdict."""
+"""Tests that interim looks keep the probability of a false verdict."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from pretrainax.studies.sequential import look_levels, look_seeds, simulated_sta
 
 
 def errors(counts, levels) -> float:
-    """Returns the share of 100,000 studies of equal arms in which some look finds a difference."""
+    """Returns the share of 100,000 studies of equal arms in which at least one look finds a difference."""
     limits = [t_quantile(n - 1, level) for n, level in zip(counts, levels, strict=True)]
     return float((simulated_statistics(counts, 100_000, seed=1) > np.array(limits)).any(axis=1).mean())
 
@@ -20,7 +20,7 @@ def test_some_look_errs_in_5_percent_of_studies(counts, alpha):
     levels = look_levels(counts, alpha)
     found = errors(counts, levels)
     print(f"looks at {counts} seeds, levels {np.round(levels, 4).tolist()}: {found:.2%} of equal arms differ")
-    # four standard errors of 100,000 studies, and of the 400,000 that determine the levels
+    # The tolerance is four standard errors of 100,000 studies, and of the 400,000 studies that determine the levels.
     assert found == pytest.approx(alpha, abs=4 * np.sqrt(alpha * (1 - alpha) * (1e-5 + 2.5e-6)))
 
 
@@ -33,7 +33,8 @@ def test_the_statistic_of_a_look_has_a_t_distribution():
     for level in (0.01, 0.05, 0.5):
         limits = np.array([t_quantile(n - 1, level) for n in counts])
         found = (simulated_statistics(counts, 100_000, seed=2) > limits).mean(axis=0)
-        assert found == pytest.approx(level, abs=4 * np.sqrt(level * (1 - level) / 1e5))  # four standard errors
+        # The tolerance is four standard errors.
+        assert found == pytest.approx(level, abs=4 * np.sqrt(level * (1 - level) / 1e5))
 
 
 def test_levels_rise_and_repeat():

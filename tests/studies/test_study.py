@@ -1,4 +1,4 @@
-"""`pretrainax study` from the file to the report, with real runs."""
+"""Tests `pretrainax study` from the file to the report, with real runs."""
 
 import sys
 
@@ -50,6 +50,6 @@ def test_a_whole_study(tmp_path):
     plan, found = (read_object(str(tmp_path / "study" / name)) for name in ("plan.json", "findings.json"))
     for final in found["runs"]:
         assert final["flops"] == plan["lengths"][final["arm"]]["flops"] <= 1.135e9
-    # equal arms have equal runs, and nothing to find
+    # Equal arms have equal runs, so there is no difference to find.
     assert found["outcomes"]["loss"]["one"] == found["outcomes"]["loss"]["other"]
     assert "Are equal arms equal?" in (tmp_path / "study" / "report.md").read_text()

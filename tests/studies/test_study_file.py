@@ -1,4 +1,4 @@
-"""Study files: what they become, and one line for each mistake, with its place in the file."""
+"""Tests study files: the resulting studies, and one line for each mistake, with its place in the file."""
 
 import dataclasses
 import gzip
@@ -65,7 +65,7 @@ def test_a_file_becomes_a_study_and_json_becomes_the_same(tmp_path):
 
 
 def test_arms_share_the_config_and_flags_at_the_top_level(tmp_path):
-    """A file in short form and the same file in long form give equal configs, so equal fingerprints of all runs."""
+    """Tests a file in short form and in long form: configs and fingerprints of all runs are equal."""
     flag, batch = "--config.train.steps=50", "--config.train.global_batch_size=4"
     short = FILE.replace('config = "tests/support/tiny.py:gpt"\n', "")
     short = short.replace("[[arms]]", f'config = "{TINY}:gpt"\nflags = ["{flag}"]\n[[arms]]', 1)
@@ -170,9 +170,12 @@ def test_a_measure_that_an_arm_cannot_have(text, monkeypatch):
 
 
 def test_each_arm_must_have_a_tuned_field(text, monkeypatch):
-    """The search makes as many trials of each arm; of one without a field, it would look for them without end."""
+    """Tests an arm without a tuned field.
 
-    def of_own_optimizer(experiment):  # its learning rate is no float
+    The search makes an equal number of trials for each arm, and would search such an arm forever.
+    """
+
+    def of_own_optimizer(experiment):  # The learning rate of its optimizer is not a float.
         return {} if experiment.model.num_layers == 3 else tunable(experiment)
 
     monkeypatch.setattr(checks, "tunable", of_own_optimizer)

@@ -1,4 +1,4 @@
-"""The files with the times of a study: its report has none, so that it is equal on all machines."""
+"""Tests the files with the times of a study; its report has no times, so that it is equal on all machines."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ def study_and_findings():
 
 
 def times(findings) -> list[RunTime]:
-    """Runs whose steps take 0.1 s."""
+    """Returns runs whose steps take 0.1 s."""
     found = []
     for run in findings.runs:
         lines = [line | {"seconds": 0.1 * line["step"]} for line in run.lines]
@@ -31,7 +31,8 @@ def test_times_have_the_seconds_of_each_run_the_curves_and_the_measures_of_time(
     write_times(str(tmp_path), study, findings, times(findings))
     text, page = ((tmp_path / f"times.{ending}").read_text() for ending in ("md", "html"))
     assert "| muon | 0 | 1 x cpu | 1:30 | 1:20 |" in text
-    assert "validation loss by time in steps" in page and len(re.findall("<svg", page)) == 2  # curves, throughput
+    # The pictures are the curves and the throughput.
+    assert "validation loss by time in steps" in page and len(re.findall("<svg", page)) == 2
     assert re.search(r"<tr class=grey><td>throughput.*cannot decide", page)
     contrasts = json.loads((tmp_path / "times.json").read_text())["tables"]["Contrasts"]
     assert [row["contrast"] for row in contrasts] == ["muon − adamw", "lion − adamw"]

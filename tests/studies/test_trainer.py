@@ -1,4 +1,4 @@
-"""Runs that share a process and compiled programs equal runs with a process of their own."""
+"""Compares runs that share a process and compiled programs with runs in separate processes."""
 
 import copy
 import gc
@@ -38,7 +38,7 @@ def config(folder, family="gpt", **train):
 
 
 def changed(folder):
-    """A config that differs from `config` in all that runs may differ in and still share a program."""
+    """Returns a config that differs from `config` in everything that runs with a shared program may differ in."""
     experiment = config(folder, seed=-7, steps=11)
     experiment.optimizer.learning_rate, experiment.optimizer.weight_decay = 1e-3, 0.3
     experiment.schedule = WarmupLinear(warmup_steps=2)
@@ -47,21 +47,22 @@ def changed(folder):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    """The run of `changed` with programs of its own."""
+    """Trains the run of `changed` with its own programs."""
     assert runs_train.train(changed(folder), str(folder / "alone")) == 0
     return folder / "alone"
 
 
 @pytest.fixture(scope="module")
 def trainer(folder):
-    """A trainer that has trained the run of `config`."""
+    """Returns a trainer that has trained the run of `config`."""
     trainer = Trainer()
     assert trainer.train(config(folder), str(folder / "first")) == 0
     return trainer
 
 
 def test_a_run_that_shares_its_programs_equals_one_that_does_not(folder, trainer, alone, monkeypatch):
-    monkeypatch.setattr(training_run, "build_steps", lambda *arguments: 1 / 0)  # nothing is traced again
+    # The trainer must not trace the step again.
+    monkeypatch.setattr(training_run, "build_steps", lambda *arguments: 1 / 0)
     assert trainer.train(changed(folder), str(folder / "shared")) == 0
     assert_same_run(folder / "shared", alone)
 
@@ -85,7 +86,8 @@ def test_a_run_with_transfer_shares_its_programs_and_resumes(folder, trainer, mo
 
     assert runs_train.train(transferred(1e-3), str(folder / "alone-transfer")) == 0
     assert trainer.train(transferred(2e-3), str(folder / "first-transfer")) == 0
-    monkeypatch.setattr(training_run, "build_steps", lambda *arguments: 1 / 0)  # nothing is traced again
+    # The trainer must not trace the step again.
+    monkeypatch.setattr(training_run, "build_steps", lambda *arguments: 1 / 0)
     with monkeypatch.context() as patch:
         crash = lambda self, loop, state, metrics: 1 / (loop.step != 6)  # noqa: E731
         patch.setattr(SaveCheck, "on_step", crash)
@@ -126,7 +128,8 @@ def test_a_run_equals_that_of_the_command(folder, family):
     assert shared.train(experiment, str(folder / family / "shared")) == 0
     words = command(f"tests/support/tiny.py:{family}", folder / family / "alone", folder / "text", folder / "cache")
     flags += ("--config.train.steps=8", "--config.trackers=()")
-    done: subprocess.CompletedProcess = run([*words, *flags], env=dict(os.environ))  # as many devices as here
+    # The environment gives the command the same number of devices.
+    done: subprocess.CompletedProcess = run([*words, *flags], env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert_same_run(folder / family / "shared", folder / family / "alone")
 
@@ -138,5 +141,5 @@ def test_memory_does_not_grow_with_the_number_of_runs(folder, trainer):
         assert trainer.train(config(folder, seed=seed), str(folder / f"seed-{seed}")) == 0
         gc.collect()
         sizes.append(int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096)
-    # The allocator keeps freed memory; a state of this model alone has 0.2 MB, a compiled program some 20 MB.
+    # The allocator retains freed memory. The state of this model alone has 0.2 MB, and a compiled program about 20 MB.
     assert sizes[14] - sizes[4] < 20e6

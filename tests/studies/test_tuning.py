@@ -1,4 +1,4 @@
-"""The search of hyperparameters: equal numbers of trials, widening, early stopping, whatever the order of results."""
+"""Tests the hyperparameter search: equal numbers of trials, widening, early stopping, and any order of results."""
 
 import math
 import random
@@ -14,7 +14,7 @@ BEST = {RATE: {"muon": 0.02, "adamw": 1e-3}, OTHER: {"muon": 3e-4}}
 
 
 def cost(request: Request, best=BEST) -> float:
-    """A bowl around the best value of each field, on a logarithmic scale; a first part has the same order."""
+    """Returns a bowl around the best value of each field, on a logarithmic scale; early parts have the same order."""
     return sum(math.log(value / best[field][request.arm]) ** 2 for field, value in request.setting)
 
 
@@ -36,13 +36,13 @@ GRID = {RATE: (0.3, 1.0, 3.0), OTHER: (0.3, 1.0, 3.0)}
 
 def test_an_arm_with_one_rate_has_as_many_trials_as_an_arm_with_two():
     state, _ = run(Tuning(GRID))
-    assert trials(state, "muon") == trials(state, "adamw") == 5  # 3 values of the first rate, 2 more of the second
+    assert trials(state, "muon") == trials(state, "adamw") == 5  # 3 values of the first rate, and 2 more of the second
     assert state.chosen == {"muon": DEFAULTS["muon"], "adamw": DEFAULTS["adamw"]} and state.unfinished == {}
 
 
 @pytest.mark.parametrize("fields", [{"a": "xyz", "b": "yz"}, {"a": "xz", "b": "yz"}, {"a": "xy", "b": "yz", "c": "xz"}])
 def test_arms_with_any_fields_have_as_many_trials(fields):
-    """A refinement in one round can be a value of a later grid, which is then no new trial."""
+    """Tests refinements that equal a value of a later grid and therefore add no trial."""
     rng = random.Random(0)
     defaults = {arm: dict.fromkeys(names, 1.0) for arm, names in fields.items()}
     for _ in range(100):
@@ -60,7 +60,7 @@ def test_both_rates_take_their_own_best_values():
 def test_a_best_value_at_the_edge_widens_the_grid_of_all_arms():
     best = {RATE: {"muon": 0.02 * 27, "adamw": 1e-3}, OTHER: {"muon": 3e-4}}
     state, _ = run(Tuning(GRID), best=best)
-    # 3, then x 9, x 27 and x 81 to have the best value inside, then 2 of the other rate
+    # The trials are 3, then x 9, x 27 and x 81 to enclose the best value, and then 2 of the other rate.
     assert trials(state, "muon") == trials(state, "adamw") == 8 and state.unfinished == {}
     assert state.chosen["muon"][RATE] == pytest.approx(0.54)
 
@@ -98,7 +98,7 @@ def test_the_worse_half_of_a_round_stops_early_in_each_arm():
     state, costs = run(Tuning(GRID, stop_share=0.25))
     for arm in DEFAULTS:
         stopped = [request for request, is_stopped in state.requested.items() if is_stopped and request.arm == arm]
-        assert len(stopped) == 2 and not any(request in costs for request in stopped)  # 1 of 3, and 1 of 2
+        assert len(stopped) == 2 and not any(request in costs for request in stopped)  # These are 1 of 3 and 1 of 2.
     assert state.chosen["muon"] == DEFAULTS["muon"]
 
 

@@ -1,4 +1,4 @@
-"""Arms without training: initial parameters, no budget, no trials, and no measures of training steps."""
+"""Tests arms without training: initial parameters, no budget, no trials, and no measures of training steps."""
 
 import dataclasses
 import shutil
@@ -32,7 +32,7 @@ SPEED = {
 
 
 def untrained_plan(*flags: str, **changes) -> Plan:
-    """The study of `fake_study` with an untrained arm instead of Muon."""
+    """Returns the study of `fake_study` with an untrained arm instead of Muon."""
     started = plan()
     trained, arm = started.study.arms[0], Arm("untrained", started.study.arms[0].config, flags, untrained=True)
     trained = dataclasses.replace(trained, flags=(*trained.flags, *flags))
@@ -54,7 +54,7 @@ def text(tmp_path_factory) -> tuple[str, str]:
 def test_the_run_has_the_parameters_before_the_first_update(text, tmp_path):
     started, train = untrained_plan(*text), Trainer().train
     job = Results(started, str(tmp_path)).final("untrained", 3, "train", {"untrained": {}})
-    for _ in range(2):  # again, as after a kill before the result file
+    for _ in range(2):  # The second call simulates a kill before the result file was written.
         assert perform(started, str(tmp_path), job, train) == 0
     result = Results(started, str(tmp_path)).of(job)
     assert result is not None and result["steps"] == result["flops"] == 0 and not result["failed"]
@@ -73,7 +73,7 @@ def test_the_arm_has_no_trials_and_no_steps(tmp_path):
     without_tuning = Results(untrained_plan(tuning=None), str(tmp_path)).next_jobs(range(2))
     assert [(job.arm, job.stop) for job in without_tuning[:2]] == [("adamw", None), ("untrained", 0)]
     found = estimate.estimates(started, {"adamw": SPEED, "untrained": SPEED | {"step_seconds": 0.0}})["untrained"]
-    assert found.flops == 0 and found.seconds == 3 * (4.0 + 1.0)  # starts and measures of three runs
+    assert found.flops == 0 and found.seconds == 3 * (4.0 + 1.0)  # The terms are the starts and measures of three runs.
     assert "total: 3 trials and 6 final runs" in estimate.report(started, dict.fromkeys(started.lengths, SPEED), None)
 
 

@@ -9,11 +9,11 @@ from pretrainax.studies.study import Contrast, Stop
 from pretrainax.studies.verdicts import judge, planned_level
 from tests.support.made_studies import BITS, SPEED, made_findings, made_outcomes, made_study
 
-NOISE = np.array([0.3, -0.2, 0.1, -0.4, 0.2])  # spread 0.29
+NOISE = np.array([0.3, -0.2, 0.1, -0.4, 0.2])  # The standard deviation is 0.29.
 
 
 def judged(differences, margin=None, **fields):
-    """Returns the verdict on two arms; positive differences make the first arm better, whose bits are fewer."""
+    """Returns the verdict on two arms; for positive differences, the first arm is better, because it has fewer bits."""
     differences = np.asarray(differences)
     arms = {"new": made_outcomes(3 - differences), "old": made_outcomes(np.full(len(differences), 3.0))}
     study = made_study(list(arms), len(differences), margin=margin, **fields)
@@ -37,7 +37,7 @@ def test_a_verdict_is_one_sentence_with_its_interval():
 
 @pytest.mark.parametrize(("baseline", "is_named"), [(1.9, True), (2.1, False)])
 def test_a_verdict_names_a_baseline_that_neither_arm_beats(baseline, is_named):
-    """The arms have 2 and 3 bits per byte."""
+    """Tests arms with 2 and 3 bits per byte."""
     arms = {"new": made_outcomes(2 + NOISE), "old": made_outcomes(np.full(5, 3.0))}
     findings = made_findings(arms, baselines={BITS.name: {"unigram": Outcome(baseline)}})
     verdict = judge(made_study(list(arms), 5), findings)[0]
@@ -63,7 +63,7 @@ def test_one_seed_has_no_winner():
 
 
 def test_two_seeds_need_a_difference_of_nine_spreads():
-    """The quantile of the t distribution with one degree of freedom is 12.7: sqrt(2) spreads of 9.0."""
+    """Tests the quantile of the t distribution with one degree of freedom, 12.7, which is sqrt(2) spreads of 9.0."""
     apart = np.array([1, -1]) / np.sqrt(2)
     assert judged(8.9 + apart).word == "not known" and judged(9.1 + apart).word == "better"
 
@@ -168,7 +168,7 @@ def test_a_study_without_results_has_no_verdict():
 
 
 def test_a_group_sequential_study_is_judged_at_its_first_decided_look():
-    differences = np.concatenate([9 + NOISE, -9 + NOISE])  # a later look would not decide
+    differences = np.concatenate([9 + NOISE, -9 + NOISE])  # A later look would not decide.
     verdict = judged(differences, stop=Stop("group_sequential", 2))
     assert verdict.word == "better" and verdict.comparison.seeds == (0, 1, 2, 3, 4) and verdict.level < 0.01
 

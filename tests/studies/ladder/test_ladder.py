@@ -1,4 +1,4 @@
-"""Ladders: the sizes and branches of a file, the registered prediction, and runs that resume."""
+"""Tests ladders: the sizes and branches of a file, the registered prediction, and runs that resume."""
 
 import dataclasses
 import json
@@ -62,16 +62,16 @@ def test_sizes_and_rates_follow_the_width(family, text, tmp_path):
         resolve_auto(experiment, 400)
         sizes[width] = count_parameters(experiment.model)[1]
         assert experiment.model.num_heads == width // 16 and experiment.model.d_ff == 2 * width
-        # four digits of the rate
+        # The rate has four digits.
         expected = base.optimizer.learning_rate * (sizes[width] / 1e5) ** (-1 / 3)
         assert experiment.optimizer.learning_rate == pytest.approx(expected, rel=1e-3)
-    # width² or more layers too; biases and norms grow with the width
+    # Parameters grow with width², or faster if the number of layers grows too. Biases and norms grow with the width.
     assert 3.8 <= sizes[64] / sizes[32] <= 6 and 3.8 <= sizes[128] / sizes[64] <= 8
 
 
 @pytest.mark.parametrize("preset, flag", [("qwen3_30b_a3b", "d_ff=48"), ("st_moe_l", "dense_after=352")])
 def test_experts_keep_their_ratio_to_the_width(preset, flag):
-    """Experts of 768 in a width of 2,048, and a feed-forward of 2,816 after experts in a width of 1,024."""
+    """Tests experts of 768 in a width of 2,048, and a feed-forward of 2,816 after experts in a width of 1,024."""
     assert f"--config.model.experts.{flag}" in size_flags(zoo.preset(preset), 128, 16)
 
 
@@ -139,7 +139,7 @@ def test_a_copy_that_was_killed_starts_again(tmp_path):
 
 
 class FakeWorker:
-    """Answers the requests of the queue in this process; `fail` is the number of runs after which it is interrupted."""
+    """Performs the requests of the queue in this process; after `fail` runs, an interrupt follows."""
 
     fail, done = 10**9, 0
 
@@ -162,7 +162,7 @@ class FakeWorker:
 
     @staticmethod
     def train(experiment, folder):
-        """Writes the files of a run, whose loss is the planted law's with noise of 0.1 %."""
+        """Writes the files of a run; the loss follows the planted law with 0.1 % noise."""
         resolve_auto(experiment, 400)
         os.makedirs(os.path.join(folder, "tokenizer"), exist_ok=True)
         for step in experiment.checkpoint.keep_at:
@@ -184,12 +184,12 @@ def fake(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.slow  # 30 s of fits
+@pytest.mark.slow  # The fits take 30 s.
 def test_a_ladder_predicts_its_held_out_run_and_continues_after_a_kill(fake, text, tmp_path, capsys):
     path, workdir = write_file(tmp_path, text), str(tmp_path / "ladder")
     assert command.run(path, workdir, go=False) == 0
     assert "held-out/steps-1250" in capsys.readouterr().out and not os.path.exists(f"{workdir}/rungs")
-    fake.setattr(FakeWorker, "fail", 9)  # the ninth run is the last of the rungs
+    fake.setattr(FakeWorker, "fail", 9)  # The ninth run is the last rung.
     with pytest.raises(KeyboardInterrupt):
         command.run(path, workdir, go=True)
     registered = (tmp_path / "ladder" / "prediction.json").read_bytes()
@@ -198,7 +198,7 @@ def test_a_ladder_predicts_its_held_out_run_and_continues_after_a_kill(fake, tex
     assert command.run(path, workdir, go=True) == 0 and FakeWorker.done == 10
     assert (tmp_path / "ladder" / "prediction.json").read_bytes() == registered
     score = json.loads((tmp_path / "ladder" / "score.json").read_text())
-    # 0.1 % noise of the rungs and of the run, extrapolated
+    # The tolerance covers 0.1 % noise of the rungs and of the run, extrapolated.
     assert abs(score["error"]) < 0.01 and score["prediction_sha256"] in capsys.readouterr().out
     report = (tmp_path / "ladder" / "report.md").read_text()
     assert "The held-out run has loss" in report and (tmp_path / "ladder" / "law.png").exists()
@@ -225,7 +225,7 @@ def test_another_config_or_text_after_the_start_is_refused(fake, text, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         command.run(path, str(tmp_path / "ladder"), go=True)
     content = json.loads(started.read_text())
-    content["base"]["model"]["d_ff"] = 96  # the config file had another ratio at the start
+    content["base"]["model"]["d_ff"] = 96  # The config file had another ratio when the ladder started.
     started.write_text(json.dumps(content))
     with pytest.raises(UserError, match=":gpt changed after the start: model.d_ff: 96 -> 64; restore it"):
         command.run(path, str(tmp_path / "ladder"), go=True)
