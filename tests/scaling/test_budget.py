@@ -1,4 +1,4 @@
-"""What the papers' tables say comes out of the laws, and a budget becomes a run that can be started."""
+"""Tests that the laws reproduce the papers' tables, and that a budget gives a run that can start."""
 
 import dataclasses
 import json
@@ -32,8 +32,9 @@ from pretrainax.scaling.power_laws import (
 )
 from tests.support.runs import ROOT
 
-# Hoffmann et al. 2022: (parameters, FLOPs, tokens). The rows of 67 B are left out of all three: they are not of 67e9
-# parameters (5.76e23 FLOPs, Gopher's, over 6 · 67e9 are 1.43e12 tokens, and the table says 1.5e12).
+# The rows are (parameters, FLOPs, tokens) of Hoffmann et al. 2022. The tables omit the rows of 67 B, because these rows
+# do not have 67e9 parameters: Gopher's 5.76e23 FLOPs divided by 6 · 67e9 are 1.43e12 tokens, but the paper's table says
+# 1.5e12.
 TABLE_3 = [  # approach 1
     (4e8, 1.92e19, 8.0e9),
     (1e9, 1.21e20, 20.2e9),
@@ -69,15 +70,16 @@ def spaces():
 def test_chinchillas_tables_are_reproduced(name, table):
     for size, flops, tokens in table:
         found, read = LAWS[name].optimum(flops)
-        # FLOPs of three digits: 0.4 %, of which N takes half; the two rows that the line goes through have as much
+        # The FLOPs have three digits, which is an error of 0.4 %; N has half of this error. The two rows that determine
+        # the line have an error of the same size.
         assert found == pytest.approx(size, rel=0.005)
-        # tokens of two digits, 5.9e12: 0.85 %, and the FLOPs again
+        # The tokens have two digits (5.9e12), which is an error of 0.85 %. The error of the FLOPs adds to it.
         assert read == pytest.approx(tokens, rel=0.013)
 
 
 def test_gophers_budget_is_for_67_billion_parameters():
     size, tokens = LAWS["hoffmann1"].optimum(5.76e23)
-    assert 67e9 < size < 68e9 and 1.4e12 < tokens < 1.5e12  # table 3 cuts the one and rounds up the other
+    assert 67e9 < size < 68e9 and 1.4e12 < tokens < 1.5e12  # Table 3 truncates the parameters and rounds the tokens up.
 
 
 def test_a_budget_of_1e21_is_for_2_86_billion_parameters():
@@ -87,9 +89,9 @@ def test_a_budget_of_1e21_is_for_2_86_billion_parameters():
 @pytest.mark.parametrize("size, tokens", TABLE_A3_3)
 def test_approach_3_is_near_its_table(size, tokens):
     law = LAWS["hoffmann"]
-    # alpha A / N^alpha = beta B / D^beta at the optimum
+    # At the optimum, alpha A / N^alpha = beta B / D^beta.
     found = (law.beta * law.B / (law.alpha * law.A) * size**law.alpha) ** (1 / law.beta)
-    # The table has an exponent of its own, 0.459, where the constants give 0.456: they part by 19 % at either end.
+    # The table uses an exponent of 0.459, and the constants give 0.456. The difference is 19 % at either end.
     assert found == pytest.approx(tokens, rel=0.2)
 
 
@@ -104,7 +106,8 @@ def test_constants_are_those_of_equation_10_rounded():
     [("hoffmann1", 0.50), ("hoffmann2", 0.49), ("hoffmann", 0.46), ("besiroglu", 0.51), ("kaplan", 0.73)],
 )
 def test_exponents_are_the_published_ones(name, exponent):
-    assert round(LAWS[name].exponent, 2) == exponent  # Hoffmann et al. 2022, table 2; Besiroglu et al. 2024: 0.512
+    # Sources: Hoffmann et al. 2022, table 2; Besiroglu et al. 2024: 0.512.
+    assert round(LAWS[name].exponent, 2) == exponent
 
 
 def test_kaplans_parameters_grow_as_compute_to_the_073():
@@ -121,10 +124,10 @@ def test_the_closed_form_is_the_least_loss(name):
 
 
 def test_kaplans_losses_and_batch():
-    # one over the scale constant: a loss of 1 nat, in parameters, tokens and petaflop/s-days
+    # At the scale constants (in parameters, tokens and petaflop/s-days), the loss is 1 nat.
     assert kaplan_loss_by_parameters(8.8e13) == kaplan_loss_by_tokens(5.4e13) == 1
     assert kaplan_loss_by_flops(3.1e8 * PF_DAY) == pytest.approx(1)
-    # "doubles for every 13 % decrease in loss" (section 1.2; recalled)
+    # The source says "doubles for every 13 % decrease in loss" (section 1.2; recalled).
     assert critical_batch_size(0.87 * 2.5) / critical_batch_size(2.5) == pytest.approx(2, rel=0.05)
     assert kaplan_learning_rate(1e6) == pytest.approx(0.003239 - 0.0001395 * 6 * math.log(10))
     assert kaplan_learning_rate(1e11) == 0
@@ -133,7 +136,8 @@ def test_kaplans_losses_and_batch():
 def test_the_rate_falls_with_the_size_and_is_near_those_of_published_runs():
     rates = [learning_rate(size) for size in np.geomspace(1e6, 1e12, 50)]
     assert rates == sorted(rates, reverse=True)
-    # Brown et al. 2020, table 2.1, and Hoffmann et al. 2022, table 4 (recalled); one rule for all cannot be nearer
+    # The rates are from Brown et al. 2020, table 2.1, and Hoffmann et al. 2022, table 4 (recalled). A single rule
+    # cannot be closer to all of them.
     published = {125e6: 6e-4, 1.3e9: 2e-4, 2.7e9: 1.6e-4, 6.7e9: 1.2e-4, 13e9: 1e-4, 70e9: 1e-4, 175e9: 0.6e-4}
     assert all(0.5 < learning_rate(size) / rate < 2 for size, rate in published.items())
 
@@ -152,15 +156,15 @@ def test_tables_are_not_counted_without_embeddings():
 
 @pytest.mark.slow
 def test_a_decoder_costs_a_little_more_than_6_n_d(spaces):
-    # Hoffmann et al. 2022, table A4: 1.10 to 0.99 times, from 305 M to 6.8 B, whose heads read and write tied tables;
-    # ours are untied: a sixth of the smallest is read and costs nothing
+    # Hoffmann et al. 2022, table A4, has ratios of 1.10 to 0.99 from 305 M to 6.8 B; its heads read and write tied
+    # tables. Our tables are untied. The input table, a sixth of the smallest model, costs no FLOPs.
     ratios = [s.flops_per_token / 6 / s.parameters for s in spaces["decoder"].ladder if 3e8 < s.parameters < 7e9]
     assert all(1.0 < ratio < 1.2 for ratio in ratios)
 
 
 @pytest.mark.slow
 def test_an_encoder_decoder_costs_half_of_6_n_d(spaces):
-    # each token of text passes one of two stacks; 568 of text make 512 + 114
+    # Each token of text passes through one of two stacks. 568 tokens of text become 512 + 114.
     big = spaces["encoder_decoder"].ladder[-1]
     assert 0.5 < big.flops_per_token / 6 / big.parameters < 0.65
 
@@ -176,7 +180,8 @@ def test_an_encoders_head_costs_what_its_masks_ask(spaces):
         - small.flops_per_token
     )
     head = 6 * small.config.d_model * (small.config.vocab_size + small.config.d_model)
-    # 30 % more of the tokens predicted; positions are whole, and two of each row are no text
+    # The head predicts 30 % more of the tokens. The tolerance covers whole numbers of positions, and two positions of
+    # each row that are not text.
     assert more == pytest.approx(0.3 * head, rel=0.01)
 
 
@@ -185,7 +190,7 @@ def test_an_encoders_head_costs_what_its_masks_ask(spaces):
 def test_the_built_model_is_as_large_as_asked(spaces, family):
     law = LAWS["besiroglu"]
     for size in (3e7, 1e9, 5e10):
-        # half of one of about 10 layers at the small end
+        # The tolerance is half of one layer of about 10, at the small end.
         assert spaces[family].nearest(law, size).parameters == pytest.approx(size, rel=0.06)
 
 
@@ -201,7 +206,7 @@ def test_more_compute_is_more_of_both(spaces, family):
 
 def test_the_optimum_is_close_to_chinchillas(spaces):
     size, _ = LAWS["besiroglu"].optimum(1e22)
-    # the counted cost is a few percent above 6 N D, so the model is a few percent smaller
+    # The counted cost is a few percent above 6 N D, so the model is a few percent smaller.
     assert spaces["decoder"].optimum(LAWS["besiroglu"], 1e22) == pytest.approx(size, rel=0.05)
 
 
@@ -209,7 +214,7 @@ def test_a_budget_of_tokens_is_read_at_the_optimum(spaces):
     space, law = spaces["decoder"], LAWS["besiroglu"]
     flops = space.flops_for(law, 1e11)
     size = space.optimum(law, flops)
-    assert flops / space.cost(law, size) == pytest.approx(1e11, rel=0.005)  # the grid of sizes: 0.1 %
+    assert flops / space.cost(law, size) == pytest.approx(1e11, rel=0.005)  # The grid of sizes has steps of 0.1 %.
 
 
 def test_a_budget_out_of_range_is_refused(spaces):
@@ -223,14 +228,15 @@ def test_a_budget_out_of_range_is_refused(spaces):
 def test_a_report_has_the_figures():
     text = report(Budget(hours=24, topology="v5p:4x4x4"))
     said = re.search(r"^time +([\d.]+) hours on v5p:4x4x4 at 40% MFU, assumed", text, re.M)
-    assert float(said[1]) == pytest.approx(24, rel=0.05)  # rounded to whole layers
+    assert float(said[1]) == pytest.approx(24, rel=0.05)  # The report rounds to whole layers.
     for name in "parameters tokens FLOPs architecture published batch steps loss half double Kaplan USD".split():
         assert name in text
     assert "NOTE" not in text
 
 
 def test_the_nearest_published_model_is_dense(spaces):
-    shape = spaces["decoder"].nearest(LAWS["besiroglu"], 2.7e9)  # DeepSeek-V2-Lite: 15.7 B, 2.7 B per token
+    # DeepSeek-V2-Lite has 15.7 B parameters, but 2.7 B per token.
+    shape = spaces["decoder"].nearest(LAWS["besiroglu"], 2.7e9)
     name = re.match(r"nearest model: (\w+), ", compute_optimal.published(shape))[1]
     assert not zoo.preset(name).experts and count_parameters(zoo.preset(name))[0] == pytest.approx(2.7e9, rel=0.1)
 
@@ -245,18 +251,18 @@ def test_other_families_get_no_law_of_decoders(family):
 @pytest.mark.parametrize("flops", [1e12, 1e13, 1e14, 1e15, 1e16])
 def test_small_budgets_have_a_run_of_their_flops(flops):
     values = budget_lib.values(Budget(flops=flops))
-    assert values["flops"] == pytest.approx(flops, rel=0.02)  # a whole number of steps, at least 500
+    assert values["flops"] == pytest.approx(flops, rel=0.02)  # The number of steps is an integer of at least 500.
     assert 4 * values["parameters_without_embeddings"] > values["parameters"] or flops == 1e12
 
 
 def test_a_small_run_has_a_thousand_steps(spaces):
-    """The critical batch size of a law of small runs would leave 39 steps."""
+    """Tests small runs, for which the critical batch size of a law would leave 39 steps."""
     law = LossLaw(2.2, 7.4, 0.17, 408.0, 0.43, source="small runs", with_embeddings=False)
     space = spaces["decoder"]
     for tokens in (2.6e6, 2.6e7, 2.6e9):
         plan = run_of(space, space.build(64, 2), law, tokens)
         assert plan.steps >= MIN_STEPS and plan.tokens == pytest.approx(tokens, rel=1e-3)
-    assert plan.steps < 20 * MIN_STEPS  # not limited
+    assert plan.steps < 20 * MIN_STEPS  # MIN_STEPS does not limit the batch size of this run.
 
 
 def test_a_law_that_is_not_identified_sizes_no_run(tmp_path):
@@ -286,7 +292,7 @@ def test_twice_the_mfu_is_half_the_time():
     for mfu in (0.25, 0.5):
         text = report(Budget(flops=1e20, topology="h100:8", mfu=mfu))
         times.append(float(re.search(r"^time +([\d.]+)", text, re.M)[1]))
-    assert times[0] / times[1] == pytest.approx(2, rel=0.01)  # three digits
+    assert times[0] / times[1] == pytest.approx(2, rel=0.01)  # The report prints three digits.
 
 
 CONSTANTS = dict(E=1.5, A=300.0, alpha=0.3, B=400.0, beta=0.3)
@@ -302,7 +308,7 @@ def law_file(folder, family) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_printed_flags_make_a_sound_config(family, tmp_path):
-    law = "besiroglu" if family == "decoder" else law_file(tmp_path, family)  # the published laws are of decoders
+    law = "besiroglu" if family == "decoder" else law_file(tmp_path, family)  # The published laws are for decoders.
     text = report(Budget(flops=1e18, family=family, vocab_size=8192, law=law))
     flags = text[text.index("--config=") :].partition("\n\n")[0].replace("\\\n", " ")
     code = (

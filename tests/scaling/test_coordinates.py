@@ -1,4 +1,4 @@
-"""Coordinate checks: the three families pass, and each kind of wrong multiplier fails."""
+"""Tests that the three families pass the coordinate checks, and that each kind of wrong multiplier fails."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ WIDTHS = (32, 128)
 
 def config_of(variant, **model):
     experiment = tiny.get_config(variant)
-    experiment.data.source.path = "."  # not read
+    experiment.data.source.path = "."  # The check does not read the data.
     for name, value in model.items():
         setattr(experiment.model, name, value)
     return experiment
@@ -33,7 +33,7 @@ def check(experiment, widths=WIDTHS):
 
 @pytest.mark.parametrize("variant", few(["gpt", "bert", "t5"], ["gpt"]))
 def test_the_families_have_equal_activations_and_updates_in_all_widths(variant):
-    # Activations of an encoder of width 32 that a decoder reads differ by up to 28 % from those of width 128.
+    # If an encoder of width 32 feeds a decoder, its activations differ by up to 28 % from an encoder of width 128.
     widths = (64, 256) if variant == "t5" else WIDTHS
     sizes, broken = check(config_of(variant), widths)
     assert not broken, coordinates_report.table(widths, sizes)
@@ -41,7 +41,7 @@ def test_the_families_have_equal_activations_and_updates_in_all_widths(variant):
 
 
 def mutated(monkeypatch, changes, **factors):
-    """Multiplies fields of the multipliers of some parameters by powers of the width: {field: exponent}."""
+    """Multiplies fields of some parameters' multipliers by powers of the width: {field: exponent}."""
     original = transfer._multipliers
 
     def wrong(p):
@@ -95,7 +95,7 @@ def test_a_width_without_whole_heads_is_refused():
 
 
 def planted(widths, slope, noise, seeds, rng):
-    """Sizes that are proportional to width ** slope, with lognormal noise."""
+    """Returns sizes that are proportional to width ** slope, with lognormal noise."""
     logs = slope * np.log(np.array(widths))[:, None] + noise * rng.standard_normal((len(widths), seeds))
     return coordinates.Sizes("block", "change", False, widths, tuple(map(tuple, np.exp(logs))))
 
@@ -104,7 +104,8 @@ def planted(widths, slope, noise, seeds, rng):
 def test_noise_alone_is_hardly_ever_called_a_dependence_on_the_width(seeds):
     rng = np.random.default_rng(0)
     verdicts = [planted((64, 128, 256, 512), 0.0, 0.3, seeds, rng).verdict for _ in range(400)]
-    # The level is 5 %, for one width alone and without the 15 % that are allowed. 0.05 + 3 standard deviations: 0.083
+    # The level is 5 % for a single width without the allowed difference of 15 %. The limit is 0.05 + 3 standard
+    # deviations = 0.083.
     assert verdicts.count("NOT FLAT") / 400 <= 0.083
     assert verdicts.count("not known") / 400 > 0.3
 
@@ -114,14 +115,14 @@ def test_a_dependence_is_found_as_soon_as_it_exceeds_the_noise():
     assert planted((64, 128, 256), 0.5, 0.02, 2, rng).verdict == "NOT FLAT"
     assert planted((64, 128, 256), 0.5, 0.5, 2, rng).verdict == "not known"
     assert planted((64, 128, 256), 0.0, 0.02, 2, rng).verdict == "flat"
-    # one seed has no error
+    # A single seed has no error estimate.
     assert planted((64, 128, 256), 0.5, 0.0, 1, rng).error == 0.0
     diverged = coordinates.Sizes("block", "change", False, (64, 128), ((1.0, 1.0), (1.0, np.inf)))
     assert diverged.verdict == "NOT FLAT" and diverged.error == 0.0
 
 
 def test_more_seeds_train_only_while_a_verdict_is_not_known(monkeypatch):
-    """The first seed of the wide model is twice as large; the mean of four seeds, 1.25, is within the limit."""
+    """Tests a wide model whose first seed is twice as large; the mean of four seeds, 1.25, is within the limit."""
     trained, factors = [], {64: [1.0] * 6, 128: [2.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
 
     class Run:

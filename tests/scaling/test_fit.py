@@ -1,4 +1,4 @@
-"""Constants that were planted in runs come back, and runs that cannot tell are refused in a line."""
+"""Tests that fits recover planted constants, and that insufficient runs raise an error of one line."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support import tiny
 
 PLANTED = LossLaw(E=1.7, A=400.0, alpha=0.34, B=900.0, beta=0.33, source="planted", with_embeddings=False)
 SIZES = [1e7, 3e7, 1e8, 3e8, 1e9]
-RATIOS = [3, 10, 30, 100]  # tokens a parameter
+RATIOS = [3, 10, 30, 100]  # tokens per parameter
 
 
 def runs_of(law, noise, seed=0):
@@ -32,7 +32,7 @@ def runs_of(law, noise, seed=0):
 
 
 def write_run(workdir, width=32, steps=40, loss=None, at=None, **changes):
-    """A workdir as a run leaves it, with the loss that PLANTED gives where none is given."""
+    """Writes the workdir of a finished run; by default, the loss follows PLANTED."""
     experiment = tiny.get_config("gpt")
     experiment.data.source = TextFiles("text")
     experiment.model.d_model, experiment.model.d_ff, experiment.train.steps = width, 4 * width, steps
@@ -63,7 +63,8 @@ def test_the_tokens_of_a_run_in_phases_add_up(tmp_path):
 
 def test_planted_constants_come_back_exactly_without_noise():
     law = fit(runs_of(PLANTED, 0.0), "decoder", "")
-    # the descent stops at a relative change of 1e-8 of the cost, and A and B are exponentials of what it moves
+    # The optimization stops at a relative change of the cost of 1e-8. A and B are exponentials of the optimized
+    # variables.
     for name in CONSTANTS:
         assert getattr(law, name) == pytest.approx(getattr(PLANTED, name), rel=1e-3)
 
@@ -72,11 +73,11 @@ def test_planted_constants_come_back_exactly_without_noise():
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_constants_come_back_from_noisy_runs(seed):
     law = fit(runs_of(PLANTED, 0.003, seed), "decoder", "")
-    # 0.3 % of the loss: seeds of one run differ by about 0.02 nats (Kaplan et al. 2020, section 4.2). Three standard
-    # deviations over 20 such sets of runs, which were 1.4, 3.2, 1.0 and 1.8 %.
+    # The noise is 0.3 % of the loss, because the losses of seeds differ by about 0.02 nats (Kaplan et al. 2020, section
+    # 4.2). The tolerances are three standard deviations over 20 sets of such runs, which were 1.4, 3.2, 1.0 and 1.8 %.
     for name, tolerance in (("E", 0.042), ("alpha", 0.096), ("beta", 0.03), ("exponent", 0.054)):
         assert getattr(law, name) == pytest.approx(getattr(PLANTED, name), rel=tolerance)
-    # eighteen intervals at once, of 95 % each: they are taken half as wide again
+    # There are eighteen intervals of 95 %, so the test extends each by half of its width.
     for name, (low, high, is_bounded) in intervals(law).of.items():
         spare = (high - low) / 4
         assert is_bounded and low - spare < getattr(PLANTED, name) < high + spare
@@ -92,7 +93,7 @@ def test_more_noise_makes_wider_intervals():
 
 def test_a_run_that_went_wrong_does_not_move_the_fit():
     runs = runs_of(PLANTED, 0.001)
-    runs[7] = runs[7]._replace(loss=1.2 * runs[7].loss)  # the Huber loss counts it as an error of 1 %
+    runs[7] = runs[7]._replace(loss=1.2 * runs[7].loss)  # The Huber loss counts this as an error of 1 %.
     law = fit(runs, "decoder", "")
     assert law.exponent == pytest.approx(PLANTED.exponent, rel=0.05)
 
@@ -102,7 +103,7 @@ def test_the_slope_is_that_of_the_prediction():
     t, step = np.array([0.5, 0.1, 0.3, -0.2, 0.4]), 1e-6
     for i in range(5):
         moved = t + step * (np.arange(5) == i)
-        # one-sided: an error of about the step
+        # The difference is one-sided, so its error is about the size of the step.
         assert problem.slope(t)[:, i] == pytest.approx((problem.predict(moved) - problem.predict(t)) / step, abs=1e-5)
 
 
@@ -112,13 +113,14 @@ def test_the_slope_is_that_of_the_prediction():
 def test_n_d_and_the_last_validation_loss_are_read(tmp_path):
     write_run(tmp_path / "a", width=64, steps=50, loss=4.25)
     (run,), experiment, left_out = read_runs(f"{tmp_path}/*")
-    assert run.parameters == 2 * (12 * 64**2 + 13 * 64) + 2 * 64  # two blocks with biases and norms, the last norm
+    # These are two blocks with biases and norms, and the final norm.
+    assert run.parameters == 2 * (12 * 64**2 + 13 * 64) + 2 * 64
     assert run.tokens == 50 * 8 * 33 and run.loss == 4.25 and not left_out
     assert experiment.model.family == "decoder"
 
 
 def electra_run(workdir, loss, **figures):
-    """The workdir of an ELECTRA; `figures` of its last validation, beside the generator's loss."""
+    """Writes the workdir of an ELECTRA; `figures` are further metrics of its last validation."""
     write_run(workdir, loss=9.0)
     experiment = config_lib.load(str(workdir / "config.json"))
     experiment.objective = ReplacedTokenDetection()
@@ -206,7 +208,7 @@ def test_too_few_runs_are_told_with_what_is_missing(points, missing):
         check_enough("runs/*", [Run("", n, d, 3.0) for n, d in points])
 
 
-# --- what is written ------------------------------------------------------------------------------------------------
+# --- output files ---------------------------------------------------------------------------------------------------
 
 
 def test_a_report_of_workdirs_gives_a_law_that_the_plan_takes(tmp_path):
@@ -217,7 +219,7 @@ def test_a_report_of_workdirs_gives_a_law_that_the_plan_takes(tmp_path):
     text = fit_report(f"{tmp_path}/runs/*", str(tmp_path / "out"))
     assert "left out: " in text and "alpha" in text and "95% interval" in text
     law = law_of(str(tmp_path / "out" / "law.json"))
-    # losses from 4 to 60 here: E, the least of the three, is known worst
+    # The losses are 4 to 60. E is the smallest of the three terms, so its estimate is the least accurate.
     assert law.exponent == pytest.approx(PLANTED.exponent, rel=1e-2) and not law.with_embeddings
     assert law.config is not None and law.config["tokenizer"]["type"] == "ByteBPE"
     assert (tmp_path / "out" / "law.png").read_bytes()[:4] == b"\x89PNG"

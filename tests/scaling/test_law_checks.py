@@ -1,4 +1,4 @@
-"""Laws of another form than the losses are refused, and planted laws of the right form are not."""
+"""Tests that laws of a wrong form are rejected, and that planted laws of the right form are accepted."""
 
 import json
 
@@ -12,13 +12,13 @@ from pretrainax.scaling.law_intervals import prediction_interval
 from pretrainax.scaling.power_laws import LossLaw, Run
 from tests.support.runs import ROOT
 
-# parameters, tokens
+# (parameters, tokens)
 HELD_OUT = {"gpt": (1_237_440, 15_999_360), "gpt-muon": (595_072, 22_000_160), "bert": (1_051_200, 16_000_960)}
 LAW = LossLaw(2.5, 60.0, 0.42, 900.0, 0.47, "planted", False)
 
 
 def runs_of(loss, rng, seeds=2, noise=0.003):
-    """Runs of five sizes, four amounts of text and several seeds; `loss` is a function of (N, D)."""
+    """Returns runs of five sizes, four amounts of text and several seeds; `loss` is a function of (N, D)."""
     points = [(int(n), d) for n in np.geomspace(2.5e4, 8e5, 5) for d in np.geomspace(1e6, 1.6e7, 4)]
     return [Run("", n, d, loss(n, d) * np.exp(noise * rng.standard_normal())) for _ in range(seeds) for n, d in points]
 
@@ -29,13 +29,13 @@ def problems(runs):
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_planted_laws_are_refused(seeds):
-    """The levels are 0.1 % for the test and 1 % for the prediction: of 50 laws, 5 or more fail with p = 0.0003."""
+    """Tests levels of 0.1 % for the test and 1 % for the prediction: 5 or more of 50 laws fail with p = 0.0003."""
     found = [problems(runs_of(LAW.loss, np.random.default_rng(seed), seeds)) for seed in range(50)]
     assert sum(map(bool, found)) < 5
 
 
 def coupled(n, d):
-    """Small models learn less from more text, as in Kaplan et al. 2020, equation 1.5."""
+    """Computes a loss with which small models learn less from more text, as in Kaplan et al. 2020, equation 1.5."""
     return ((8e5 / n) ** 0.6 + (1.6e7 / d) ** 0.9) ** 0.2 * 2.0
 
 
@@ -59,7 +59,7 @@ def test_smaller_windows_leave_out_small_sizes_and_short_runs_and_keep_three_of_
     assert sizes == [
         (12, {1, 2, 3, 4}, 2e6),
         (12, {2, 3, 4}, 1e6),
-    ]  # three sizes and three amounts are 9 runs, fewer than two for each constant
+    ]  # Three sizes and three amounts are 9 runs, which are fewer than two for each constant.
     assert smaller_windows(runs[:9]) == []
 
 

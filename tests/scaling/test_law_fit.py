@@ -1,4 +1,4 @@
-"""Simulated ladders: the intervals cover the known law, no ladder raises, and a law without evidence is marked."""
+"""Tests fits of simulated ladders: intervals cover the known law, no ladder raises, and weak evidence is marked."""
 
 import dataclasses
 import json
@@ -18,11 +18,11 @@ from pretrainax.scaling.power_laws import CONSTANTS, REPETITION, LossLaw, Run
 from pretrainax.scaling.prediction import Prediction
 from tests.support.runs import ROOT
 
-import_built_in()  # declares the metrics
+import_built_in()  # This declares the metrics.
 
 
 def ladder(rng, count, noise, sizes=None):
-    """Runs of a random law, with random sizes and amounts of text; the first two runs have the same size."""
+    """Returns runs of a random law with random sizes and amounts of text; the first two runs have the same size."""
     alpha, beta = rng.uniform(0.2, 0.5, 2)
     n = np.resize(sizes, count) if sizes is not None else np.exp(rng.uniform(np.log(1e4), np.log(1e9), count))
     n[1] = n[0]
@@ -55,8 +55,8 @@ def test_no_ladder_raises_and_all_constants_are_finite(seed):
 
 # --- coverage: planted laws with 0.3 % noise --------------------------------------------------------------------------
 
-# Laws of two scales, with the sizes and tokens of their runs. The first is close to the law of Besiroglu et al.; the
-# second to that of ladders on a CPU.
+# The laws have two scales; each has the sizes and tokens of its runs. The first law is close to Besiroglu et al., and
+# the second to the ladders on a CPU.
 LAWS = {
     "large": (LossLaw(1.7, 400.0, 0.34, 900.0, 0.33, "planted", False), (1e7, 1e9), (1e8, 1e10)),
     "small": (LossLaw(2.5, 60.0, 0.42, 900.0, 0.47, "planted", False), (2.5e4, 8e5), (1e6, 1.6e7)),
@@ -65,7 +65,7 @@ SETS = 400
 
 
 def simulated(name, seed, noise=0.003, repetition=None):
-    """A planted law, 20 runs with noise, and a held-out run at 12 times the FLOPs of the largest run.
+    """Returns a planted law, 20 runs with noise, and a held-out run at 12 times the FLOPs of the largest run.
 
     With `repetition`, each size and number of tokens has runs of 1, 8 and 40 epochs.
     """
@@ -83,7 +83,7 @@ def simulated(name, seed, noise=0.003, repetition=None):
 
 
 def covered(name, seeds, repetition=None):
-    """The shares of sets whose intervals contain each constant, and whose prediction interval contains the next run."""
+    """Returns the shares of sets whose intervals contain each constant, and whose prediction contains the next run."""
     constants, predictions = [], []
     for seed in seeds:
         law, runs, held_out = simulated(name, seed, repetition=repetition)
@@ -99,15 +99,15 @@ def covered(name, seeds, repetition=None):
 @pytest.mark.parametrize("name, repetition", [("large", None), ("small", None), ("large", 8.0)])
 def test_the_intervals_of_many_sets_have_the_stated_coverage(name, repetition):
     constants, predictions = covered(name, range(SETS), repetition)
-    # three or more standard deviations of the shares of 400 sets, which are 0.011 and 0.015; but for the upper bound of
-    # the first and the lower bound of the second, which are the goal
+    # The standard deviations of the shares of 400 sets are 0.011 and 0.015. Most bounds are at least three of them away
+    # from the stated coverage. The upper bound of the first share and the lower bound of the second are the goal.
     assert all(0.90 <= share <= 0.99 for share in constants.values()), constants
     assert 0.88 <= predictions <= 0.94
 
 
 def test_the_intervals_cover_the_law_and_the_next_run():
     constants, predictions = covered("small", range(10))
-    # 10 sets: three standard deviations below 0.95 are 0.74, and three below 0.9 are 0.62
+    # For 10 sets, three standard deviations below 0.95 are 0.74, and three below 0.9 are 0.62.
     assert min(constants.values()) >= 0.7 and predictions >= 0.6
 
 
@@ -115,7 +115,8 @@ def test_a_prediction_interval_contains_the_noise_of_the_run():
     runs = simulated("small", 0)[1]
     law = fit(runs, "decoder", "")
     low, high = prediction_interval(law, runs[0].parameters, runs[0].tokens)
-    # at a run of the ladder the law is known better than one more run: 1.64 standard deviations on each side or more
+    # At a run of the ladder, the law has a smaller error than one more run. The noise alone is 1.64 standard deviations
+    # on each side.
     assert np.log(high / low) > 2 * 1.64 * intervals(law).noise
 
 
@@ -123,7 +124,7 @@ def test_a_prediction_interval_contains_the_noise_of_the_run():
 
 
 def branches(seed, correlation):
-    """As `simulated("small", seed)`, but the runs of a size share a trunk."""
+    """Returns the runs of `simulated("small", seed)`, except that runs of equal size share a trunk."""
     law, runs, held_out = simulated("small", seed)
     rng, found = np.random.default_rng([seed, 1]), []
     shared = {run.parameters: rng.standard_normal() for run in runs}
@@ -154,7 +155,7 @@ def test_prediction_intervals_of_branches_have_nearly_the_stated_coverage(correl
         runs, held_out = branches(seed, correlation)
         low, high = prediction_interval(fit(runs, "decoder", ""), held_out.parameters, held_out.tokens)
         hits.append(low <= held_out.loss <= high)
-    # The correlation of five trunks is known badly. 0.83: three standard deviations, 0.021, below 0.9
+    # Five trunks determine the correlation badly. The limit 0.83 is three standard deviations (0.021 each) below 0.9.
     assert np.mean(hits) >= 0.83
 
 
@@ -163,7 +164,7 @@ def test_prediction_intervals_of_branches_have_nearly_the_stated_coverage(correl
 
 def test_the_value_of_repeated_text_comes_back():
     law, runs, _ = simulated("large", 0, noise=0.0, repetition=8.0)
-    # the descent stops at a relative change of 1e-8 of the cost
+    # The optimization stops at a relative change of the cost of 1e-8.
     assert fit(runs, "decoder", "", repeats=True).repetition == pytest.approx(law.repetition, rel=1e-3)
 
 
@@ -182,7 +183,7 @@ def test_the_slope_with_a_repetition_term_is_that_of_the_prediction():
     t = np.array([0.5, 0.1, 0.3, -0.2, 0.4, 2.0])
     for i in range(6):
         moved = t + step * (np.arange(6) == i)
-        # one-sided: an error of about the step
+        # The difference is one-sided, so its error is about the size of the step.
         assert problem.slope(t)[:, i] == pytest.approx((problem.predict(moved) - problem.predict(t)) / step, abs=1e-5)
 
 
@@ -215,7 +216,7 @@ def test_a_term_whose_variable_hardly_varies_is_named_with_the_runs_that_would_i
 
 
 def test_an_asymptote_that_may_be_0_is_not_identified():
-    sizes, tokens = np.repeat([1e4, 2e4, 4e4], 3), np.tile([1e6, 2e6, 4e6], 3)  # losses from 20 to 30, and E is 1.7
+    sizes, tokens = np.repeat([1e4, 2e4, 4e4], 3), np.tile([1e6, 2e6, 4e6], 3)  # The losses are 20 to 30, and E is 1.7.
     (line,) = [line for line in unidentified(planted(sizes, tokens, 0.003)) if line.startswith("E")]
     assert "not bounded by the runs" in line and "add larger runs" in line
 
@@ -238,8 +239,10 @@ def test_the_picture_of_a_law_has_its_metric_and_its_unit(tmp_path, monkeypatch,
 
 
 def test_the_interval_of_an_asymptote_near_0_reaches_to_the_largest_plausible_one():
-    """The search stopped early, where the cost begins to rise: at 0.9 for these runs of a T5, although an E of 2.5 fits
-    them nearly as well."""
+    """Tests the runs of a T5, for which an earlier search stopped too early.
+
+    It stopped at 0.9, where the cost begins to rise, although an E of 2.5 fits these runs almost as well.
+    """
     content = json.loads((ROOT / "docs" / "studies" / "ladder-t5.json").read_text())
     law = fit([Run(**run) for run in content["law"]["runs"]], "encoder_decoder", "")
     found = intervals(law).of["E"]
@@ -253,7 +256,7 @@ def test_the_interval_of_an_asymptote_near_0_reaches_to_the_largest_plausible_on
 
 
 def test_the_picture_of_a_law_without_evidence_is_drawn(tmp_path):
-    # alpha and beta near 0: N_opt is a power of 1 / (alpha + beta), which is beyond the range of floats
+    # For alpha and beta near 0, N_opt is a power of 1 / (alpha + beta), which exceeds the range of floats.
     runs = planted([1e6, 1e6, 1e7, 1e8, 1e8, 1e8], [1e8, 1e9, 1e9, 1e9, 1e10, 1e8])
     law = LossLaw(1.0, 300.0, 0.01, 1e-6, 0.01, "", with_embeddings=False, runs=tuple(runs))
     draw_law(str(tmp_path / "law.png"), law, [law] * 5, Prediction(law, 10**9, 1e10, 2.0, (1.9, 2.1), 9.0), 2.05)

@@ -1,4 +1,4 @@
-"""The loss of a config's run is predicted with the interval of its law."""
+"""Tests that the loss of a config's run is predicted with the interval of its law."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def test_a_law_of_runs_with_another_tokenizer_has_a_note(monkeypatch):
     assert "NOTE the law is of other runs" not in str(
         predict(monkeypatch, dataclasses.replace(LAW, config=to_json(same)))
     )
-    other.tokenizer.vocab_size, other.model.d_model = 300, 64  # a law holds for models of all widths
+    other.tokenizer.vocab_size, other.model.d_model = 300, 64  # A law is valid for models of all widths.
     found = predict(monkeypatch, dataclasses.replace(LAW, config=to_json(other)))
     note = "NOTE the law is of other runs, whose losses are not comparable: tokenizer.vocab_size: 300 -> 400"
     assert str(found).endswith(note) and found.values()["differences"] == ["tokenizer.vocab_size: 300 -> 400"]

@@ -1,4 +1,4 @@
-"""benchmarks/repeated.py finds a planted worth of repeated text."""
+"""Tests that benchmarks/repeated.py recovers a planted value of repeated text."""
 
 import gzip
 import importlib.util
@@ -39,12 +39,12 @@ def test_a_planted_worth_is_found(repeated, tmp_path):
     found = repeated.compare(new, same)
     by_epochs = {run["epochs"]: run["worth"] for run in found["runs"] if run["parameters"] == SIZES[0]}
     exact = {epochs: effective_tokens(epochs * UNIQUE, epochs, 5.0) for epochs in (2.0, 4.0, 8.0, 16.0)}
-    assert by_epochs.pop(2.0) is None and exact.pop(2.0) < 1e6  # less than the smallest amount of new text
-    # losses are not straight lines between two amounts of new text, which differ by a factor of 2
+    assert by_epochs.pop(2.0) is None and exact.pop(2.0) < 1e6  # This is less than the smallest amount of new text.
+    # Between two amounts of new text, which differ by a factor of 2, losses are not straight lines.
     assert by_epochs == pytest.approx(exact, rel=0.02)
     for fit in found["fits"]:
         assert (fit["share"], fit["repetition"]) == pytest.approx((1.0, 5.0), rel=0.1)
-        assert fit["low"] == pytest.approx(fit["high"])  # all trunks are the same
+        assert fit["low"] == pytest.approx(fit["high"])  # All trunks have the same fit.
     assert repeated.table(found).splitlines()[-1].split()[:3] == ["16", "8", "M"]
 
 

@@ -1,4 +1,4 @@
-"""`plan --corpus`: the planned size, epochs and weight decay follow the published settings, and FLOPs limit them."""
+"""Tests `plan --corpus`: size, epochs and weight decay follow the published settings, and FLOPs limit them."""
 
 import math
 
@@ -22,8 +22,8 @@ from pretrainax.scaling.scarce import (
 
 LAW = law_of("muennighoff")
 
-# (M parameters, M tokens, epochs, weight decay): marin-community/marin@0b383ae64cfc, lines 33 to 48 of
-# experiments/data_efficiency/convex_certificate_scaling.py; 800 steps are 200 M tokens (line 6)
+# Each row has (M parameters, M tokens, epochs, weight decay). The source is marin-community/marin@0b383ae64cfc, lines
+# 33 to 48 of experiments/data_efficiency/convex_certificate_scaling.py; 800 steps are 200 M tokens (line 6).
 SETTINGS = [
     *[(150, 200, 16, 0.8), (300, 200, 16, 1.6), (600, 200, 8, 3.2), (1400, 200, 8, 3.2)],
     *[(150, 400, 32, 0.8), (300, 400, 16, 0.8), (600, 400, 8, 1.6), (1400, 400, 8, 3.2)],
@@ -42,14 +42,14 @@ def test_the_constants_are_the_least_squares_lines_through_the_published_setting
     ratio = np.log([row[0] / row[1] for row in SETTINGS])
     wanted = np.log([row[column] for row in SETTINGS])
     exponent, log_factor = np.polyfit(ratio, wanted, 1)
-    # the constants have three digits
+    # The constants have three digits.
     assert constants == pytest.approx((math.exp(log_factor), exponent), rel=5e-3)
     errors = wanted - math.log(constants[0]) - constants[1] * ratio
     assert math.exp(np.sqrt(np.mean(errors**2))) < 1.45
 
 
 def test_the_law_of_repeated_text_agrees_with_the_authors_code():
-    """Values of huggingface/datablations@1370131:README.md, lines 300 to 326, below the size that the text supports."""
+    """Tests values of huggingface/datablations@1370131:README.md, lines 300 to 326, below the size for this text."""
     a, b, e, alpha, repetition = 6.255414, 7.3049974, 0.6254804, 0.3526596, 15.387756
     n, d, u = 1e8, 4e10, 5e9
     repeated = u + u * repetition * (1 - np.exp(-(d / u - 1) / repetition))
@@ -65,7 +65,7 @@ def test_the_plan_has_the_lowest_loss_of_all_sizes_and_keeps_the_limit(space, fl
     losses = LAW.loss(sizes, epochs * text, np.maximum(epochs, 1.0))
     assert np.argmin(losses) == 2
     plan = make_scarce_plan(space, LAW, text, flops)
-    # one update more at most: the number of steps is rounded
+    # The number of steps is rounded, so there may be one update more.
     assert plan.run.flops <= (flops or math.inf) * (1 + 1 / plan.run.steps)
     assert plan.run.tokens == pytest.approx(plan.epochs * text, rel=1 / plan.run.steps)
 
@@ -90,7 +90,7 @@ def test_a_run_that_ends_long_before_it_overfits_has_no_dropout_and_less_weight_
 
 def test_enough_text_gives_nearly_the_plan_without_a_corpus():
     with_corpus, without = values(Budget(flops=1e19, corpus="1TB")), values(Budget(flops=1e19, law="muennighoff"))
-    # the grid of sizes has steps of 0.1 %; the nearest model is the same
+    # The grid of sizes has steps of 0.1 %, and the nearest model is the same.
     assert {key: with_corpus[key] for key in without if key != "budget"} == {
         key: value for key, value in without.items() if key != "budget"
     }
@@ -103,14 +103,14 @@ def test_the_report_has_the_flags_of_the_run():
     assert f"--config.optimizer.weight_decay={found['weight_decay']:.2g}" in text
     assert f"--config.train.steps={found['steps']} " in text
     assert "Windows(shuffle_documents=True)" in text and "--config.model.dropout_rate=0.1" in text
-    assert "200 M different tokens or more: tune them" in text  # the text has 47 M
+    assert "200 M different tokens or more: tune them" in text  # The text has 47 M tokens.
     assert found["epochs"] * found["text_tokens"] == pytest.approx(found["tokens"], rel=1e-3)
 
 
 def test_text_becomes_tokens_by_the_size_of_the_vocabulary():
     assert tokens_of(4.21e6, 32_000) == pytest.approx(1e6)
     assert tokens_of(4.21e6, 128_000) == pytest.approx(1e6)
-    between = tokens_of(1e6, 2896)  # halfway between 1,024 and 8,192 in logs
+    between = tokens_of(1e6, 2896)  # 2,896 is halfway between 1,024 and 8,192 on a logarithmic scale.
     assert between == pytest.approx(1e6 / ((BYTES_PER_TOKEN[1024] + BYTES_PER_TOKEN[8192]) / 2), rel=1e-3)
 
 

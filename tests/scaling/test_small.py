@@ -1,4 +1,4 @@
-"""The small presets: their sizes, two steps of each, and its export beside transformers."""
+"""Tests the small presets: their sizes, two training steps of each, and their export compared with transformers."""
 
 import pathlib
 import runpy
@@ -24,7 +24,7 @@ from tests.support.tiers import few
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ("gpt2", "llama", "bert_base", "modernbert_base", "t5_base")
-OTHERS = ("eurobert", "phi", "smollm")  # whose numbers of parameters the table has not
+OTHERS = ("eurobert", "phi", "smollm")  # The table omits the numbers of parameters of these models.
 PRESETS = [(name, variant) for name in CONFIGS for variant in small.SIZES]
 
 
@@ -64,7 +64,7 @@ def test_no_published_model_has_such_a_name_and_another_size():
 def test_a_small_bert_has_outputs_as_large_as_those_of_bert_base(variant):
     model, base = load("bert_base", variant).model, load("bert_base", "base").model
     strength = lambda config: config.init_stddev * config.d_model**0.5  # noqa: E731
-    assert strength(model) == pytest.approx(strength(base), rel=0.02)  # init_stddev is rounded
+    assert strength(model) == pytest.approx(strength(base), rel=0.02)  # init_stddev is rounded.
 
 
 @pytest.mark.parametrize("variant", small.SIZES)
@@ -80,7 +80,7 @@ def test_a_small_generator_has_half_the_width_and_heads_of_64(variant):
 @pytest.mark.parametrize("name", few((*CONFIGS, *OTHERS), ["llama"]))
 def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, tmp_path, text, cache):
     experiment = load(name, "tiny")
-    experiment.tokenizer.vocab_size = 400  # there are 300 words
+    experiment.tokenizer.vocab_size = 400  # The text has 300 words.
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.data.sequence_length = 48
     experiment.train.steps, experiment.train.global_batch_size, experiment.evaluate.batches = 2, 8, 1
@@ -100,7 +100,7 @@ def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, t
 def test_the_larger_ones_have_equal_logits_in_transformers_too(name, variant, tmp_path):
     experiment = load(name, variant)
     resolve_auto(experiment, 400)
-    params = weights(experiment.model)  # of 0.2, for a width of 16
+    params = weights(experiment.model)  # These weights have a standard deviation of 0.2, which suits a width of 16.
     shrunk = [
         x if name.endswith("scale") else 0.1 * x
         for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True)

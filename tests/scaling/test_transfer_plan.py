@@ -1,4 +1,4 @@
-"""`plan --transfer_from=RUN`: hyperparameters of a tuned run for a larger one."""
+"""Tests `plan --transfer_from=RUN`, which gives hyperparameters for a larger run from a tuned run."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.support import tiny
 
 @pytest.fixture
 def base_run(tmp_path):
-    """A run of 40 steps of 8 rows, of width 32 and 2 layers."""
+    """Writes the config of a run of 40 steps of 8 rows, with width 32 and 2 layers."""
     experiment = tiny.get_config("gpt")
     experiment.optimizer = AdamW(learning_rate=0.01, weight_decay=0.2)
     (tmp_path / "config.json").write_text(dump(experiment))
@@ -39,17 +39,17 @@ def test_as_many_tokens_keep_batch_rate_and_decay(base_run):
 def test_more_tokens_raise_the_batch_and_the_rate_and_lower_the_decay(base_run):
     tokens = 64
     plan = plan_transfer(large(40 * tokens), base_run)
-    growth = 4  # the power of 2 next to 64^0.383 = 4.9
+    growth = 4  # This is the power of 2 next to 64^0.383 = 4.9.
     run = plan.run
     assert (run.train.global_batch_size, run.train.steps) == (8 * growth, 40 * tokens // growth)
     assert run.optimizer.learning_rate == pytest.approx(0.01 * growth**0.5)
-    # rate · decay · tokens / batch is constant
+    # The product rate · decay · tokens / batch is constant.
     assert run.optimizer.weight_decay == pytest.approx(0.2 * growth**0.5 / tokens)
     assert plan.tokens == tokens * plan.base_tokens
 
 
 def test_the_base_of_a_transferred_run_stays_the_base(tmp_path):
-    """In a chain small, medium, large, the medium run has the rates of the small one."""
+    """Tests a chain small, medium, large, in which the medium run has the rates of the small run."""
     medium = large(40)
     medium.transfer, medium.optimizer = Transfer(32, 2, output_scale=8.0), AdamW(learning_rate=0.01)
     (tmp_path / "config.json").write_text(dump(medium))
