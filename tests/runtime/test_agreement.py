@@ -1,4 +1,4 @@
-"""What the processes of a run have found is compared; test_watchdog.py and test_pods.py have real ones, which agree."""
+"""Tests that the processes of a run compare their values; test_watchdog.py and test_pods.py use real processes."""
 
 import hashlib
 
@@ -13,7 +13,7 @@ from pretrainax.runtime.agreement import check_same
 
 @pytest.fixture
 def three(monkeypatch):
-    """Makes this process the second of three, of which the values of the others are given."""
+    """Makes this process the second of three; returns a function that sets the values of the other two."""
 
     def others(first, third):
         digest = lambda value: np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8)  # noqa: E731

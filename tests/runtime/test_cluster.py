@@ -1,4 +1,4 @@
-"""Is this process one of many? By what launchers leave in the environment, and what a TPU's machine says of itself."""
+"""Tests how a process detects that it is one of several: by the environment and the metadata of a TPU's machine."""
 
 import http.server
 import threading
@@ -15,7 +15,7 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
 
 @pytest.fixture
 def set_environment(monkeypatch):
-    """Sets the environment to what is given alone, on a machine without a TPU."""
+    """Returns a function that sets the whole environment, on a machine without a TPU."""
     monkeypatch.setattr(cluster, "_has_tpu", lambda: False)
 
     def only(variables):
@@ -37,7 +37,7 @@ def set_environment(monkeypatch):
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "2"}, True),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, False),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"} | SLURM | {"SLURM_NTASKS": "2"}, False),  # mpirun within srun
-        ({"TPU_WORKER_HOSTNAMES": "a,b"}, False),  # without a TPU
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, False),  # The machine has no TPU.
     ],
 )
 def test_a_launcher_says_how_many_there_are(variables, joins, set_environment):
@@ -70,7 +70,7 @@ def test_a_pod_with_a_tpu_knows_its_workers(variables, joins, set_environment, m
 
 @pytest.fixture
 def metadata():
-    """A server of attributes, as machines of Compute Engine have one: (its address, the attributes)."""
+    """Serves attributes like a Compute Engine machine; yields (address, attributes)."""
     attributes = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):

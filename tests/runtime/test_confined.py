@@ -1,4 +1,4 @@
-"""Tests that input of others ends: by its result, or by one line, within budgets of time and memory, and by Ctrl-C."""
+"""Tests that untrusted input ends with a result or one line, within budgets of time and memory, and on Ctrl-C."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ from tests.support.runs import ROOT
 
 @pytest.fixture
 def functions(tmp_path):
-    """A file of functions that do what input of others may make a library do."""
+    """Writes a file of functions that behave as libraries may on untrusted input."""
     file = tmp_path / "functions.py"
     file.write_text(
         textwrap.dedent(
@@ -122,7 +122,7 @@ def test_a_regular_expression_that_explodes_is_one_line(pattern, said, tokenizer
         )
     assert "\n" not in str(e.value) and len(str(e.value)) < 700
     assert time.monotonic() - began < 30
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, in this process
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # The unit is KiB, for this process.
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ ENDLESS = {
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Gives templates a second."""
+    """Limits templates to one second."""
     confined = Confined(chat.chat_templates.__file__, "render", seconds=1, gib=1)
     monkeypatch.setattr(chat, "_renderer", lambda: confined)
     yield
@@ -212,7 +212,7 @@ ESCAPES = [
 
 @pytest.mark.parametrize("template", ESCAPES)
 def test_no_template_leaves_the_sandbox(template, tokenizer):
-    """What is refused is an error, or undefined, which is written as nothing."""
+    """Tests that a forbidden access is an error or undefined; undefined values render as an empty string."""
     try:
         text, _ = chat.Chat("{% generation %}" + template + "{% endgeneration %}", tokenizer).render(TALK)
     except UserError as e:

@@ -1,4 +1,4 @@
-"""Tests of the flags of a deterministic run. `benchmarks/gpu.py` measures what they do on a GPU."""
+"""Tests the flags of a deterministic run. `benchmarks/gpu.py` measures their effect on a GPU."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ SAME_ORDER = "--xla_gpu_exclude_nondeterministic_ops=true"
 
 @pytest.fixture
 def given(monkeypatch):
-    """What XLA_FLAGS are before."""
+    """Sets XLA_FLAGS as a user would, and returns them."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
     return "--xla_cpu_max_isa=AVX2"
 
@@ -27,7 +27,7 @@ def test_the_flags_of_a_user_stay_and_none_is_added_twice(given):
 
 
 def test_the_next_start_finds_the_programs_and_the_autotuning_results(tmp_path):
-    """The key of a program contains XLA's flags, except the folder of autotuning results."""
+    """Tests that the key of a program contains XLA's flags, except the folder of autotuning results."""
     code = (
         "import jax; from jax._src import compiler; from pretrainax.runtime import determinism; "
         "determinism.set_deterministic_flag(); jax.default_backend(); jax.default_backend = lambda: 'gpu'; "

@@ -1,4 +1,4 @@
-"""The parts of a run's time add up to all of it, over its starts, and a kill loses little."""
+"""Tests that the parts of a run's time add up to the whole, over several starts, and that a kill loses little."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from tests.support import tiny
 
 
 class Clock:
-    """Both clocks of the module; `jump` moves the one of the day alone."""
+    """Replaces both clocks of the module; `jump` only changes the wall clock."""
 
     def __init__(self):
         self.now, self.jump = 1000.0, 0.0
@@ -54,7 +54,7 @@ def test_each_second_belongs_to_one_part(tmp_path, clock):
     with run.on("saving"):
         clock.sleep(4)
     run.save()
-    # the wait for the first batch is no step's; what follows a step is its own until the next part
+    # No step includes the wait for the first batch. A step includes the time until the next part.
     assert seconds(tmp_path) == {"starting": 3.0, "preparing": 3.0, "waiting": 1.0, "steps": 20.0, "saving": 4.0}
 
 
@@ -63,11 +63,11 @@ def test_steps_of_an_earlier_start_are_done_again(tmp_path, clock):
     for step in range(1, 6):
         first.step(step)
         clock.sleep(1)
-    first.save()  # and killed
+    first.save()  # Then the process is killed.
     clock.sleep(100)
     second = Goodput(str(tmp_path))
     clock.sleep(7)
-    for step in range(3, 8):  # from the checkpoint of step 2
+    for step in range(3, 8):  # The second start resumes from the checkpoint of step 2.
         second.step(step)
         clock.sleep(1)
     second.save()
@@ -158,7 +158,7 @@ def test_the_age_of_a_process_counts_its_imports():
     code = "import time; time.sleep(0.5); from pretrainax.runtime import goodput; print(goodput.process_age())"
     before = time.perf_counter()
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert 0.5 <= age <= time.perf_counter() - before + 0.01  # the system counts in hundredths of a second
+    assert 0.5 <= age <= time.perf_counter() - before + 0.01  # The system counts in hundredths of a second.
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_the_parts_of_a_real_run_add_up_to_its_wall_time(tmp_path, text, cache, 
     assert train(experiment, str(tmp_path)) == 0
     wall = time.perf_counter() - before
     found = seconds(tmp_path)
-    # what is not counted: the imports of a first call before the clock starts, and closing the files at the end
+    # The parts do not include the imports of a first call before the clock starts, and the closing of files at the end.
     assert sum(found.values()) == pytest.approx(wall, rel=0.05, abs=0.5)
     assert {"steps", "compiling", "evaluating", "saving", "preparing", "restoring"} <= found.keys() <= PARTS.keys()
     assert "goodput " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The process before the first array: its devices, where it listens for the others, how many files it may open."""
+"""Tests the process before the first array: its devices, its listening address, and its limit on open files."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ START = "from pretrainax import cli\nfrom pretrainax.runtime import host\ncli.ru
 
 @pytest.fixture
 def limits(monkeypatch):
-    """Soft and hard limit on open files, as `limits(24, 1024)` sets them, and as they are left."""
+    """Replaces the limits on open files; `limits(24, 1024)` sets soft and hard and returns their later values."""
     now = {}
     monkeypatch.setattr(resource, "getrlimit", lambda which: now["both"])
     monkeypatch.setattr(resource, "setrlimit", lambda which, both: now.update(both=both))

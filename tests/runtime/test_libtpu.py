@@ -1,4 +1,4 @@
-"""Flags of libtpu are there before it is loaded, and a user's own are kept."""
+"""Tests that libtpu's flags are set before it is loaded, and that a user's flags are kept."""
 
 import importlib.util
 import mmap
@@ -12,7 +12,7 @@ from pretrainax.runtime.libtpu import _FLAGS, overlap_gathers
 
 @pytest.fixture
 def told(monkeypatch):
-    """What libtpu would be told, of a variable that is set or not."""
+    """Returns a function from the user's value of the variable (None: not set) to the flags that libtpu gets."""
 
     def of(value):
         monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
@@ -37,7 +37,7 @@ def test_what_a_user_tells_libtpu_is_kept(told, own):
 
 @pytest.mark.slow
 def test_the_libtpu_that_is_installed_knows_the_flags():
-    """One that does not would end every run with its first array."""
+    """Tests the flags, because a libtpu that does not know one of them would end every run at its first array."""
     found = importlib.util.find_spec("libtpu")
     if found is None:
         pytest.skip("libtpu is not installed (extra tpu)")

@@ -1,4 +1,4 @@
-"""SIGUSR1 never ends a run, whenever it comes, and has a profile of the next steps written."""
+"""Tests that SIGUSR1 never ends a run, at any time, and requests a profile of the next steps."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ LONG = ["--config.train.steps=100000", "--config.checkpoint.every=100000", "--co
 
 
 def hears(pid: int) -> bool:
-    """Tells whether a process has a handler of the signal (proc(5): SigCgt)."""
+    """Returns True if a process has a handler of the signal (proc(5): SigCgt)."""
     with open(f"/proc/{pid}/status") as f:
         (mask,) = (line.split()[1] for line in f if line.startswith("SigCgt:"))
     return bool(int(mask, 16) >> (SIGNAL - 1) & 1)
@@ -34,7 +34,7 @@ def wait_until(ready, child, seconds: float = 300):
 
 @contextlib.contextmanager
 def started(args, told):
-    """A process that writes what it says to a file; ended in the end."""
+    """Starts a process that writes its stderr to a file; kills it at the end."""
     env = ENV | {"XLA_FLAGS": FAST, "PYTHONPATH": str(ROOT)}
     with open(told, "w") as f, subprocess.Popen(args, cwd=ROOT, stderr=f, env=env) as child:
         try:
@@ -48,7 +48,7 @@ def test_a_run_is_asked_before_its_first_step_and_while_it_makes_steps(tmp_path,
     workdir, told = tmp_path / "run", tmp_path / "told"
     with started(command("tests/support/tiny.py:gpt", workdir, text, cache, *LONG), told) as child:
         wait_until(lambda: hears(child.pid), child)
-        child.send_signal(SIGNAL)  # it has not even read its config
+        child.send_signal(SIGNAL)  # The run has not read its config yet.
         wait_until(lambda: "profile of steps 2 to 4: " in told.read_text(), child)
         child.send_signal(SIGNAL)
         wait_until(lambda: told.read_text().count("profile of steps ") == 2, child)

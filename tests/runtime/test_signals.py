@@ -1,4 +1,4 @@
-"""A signal saves and ends a run with 75; a second one ends it at once."""
+"""Tests that a signal saves the run and ends it with exit code 75, and that a second signal ends it at once."""
 
 import os
 import re
@@ -35,11 +35,11 @@ def test_a_second_signal_quits_at_once(where):
         child.send_signal(signal.SIGTERM)
         assert child.stderr.readline() == b"\n"
         assert child.stderr.readline() == b"SIGTERM: saving after this step; a second signal exits immediately\n"
-        child.send_signal(signal.SIGTERM)  # as one whose launcher died is told by each of its threads
+        child.send_signal(signal.SIGTERM)  # If a launcher dies, each of its threads may send the signal.
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(timeout=0.6)
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=5) == 128 + signal.SIGINT  # at once, on a machine that does much else too
+        assert child.wait(timeout=5) == 128 + signal.SIGINT  # The timeout allows for a busy machine.
     finally:
         child.kill()
 
@@ -54,7 +54,7 @@ def start_busy() -> subprocess.Popen:
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
 def test_a_terminal_that_is_closed_is_never_the_second_signal(first):
-    """Its SIGHUP may come twice, or after the SIGTERM of whoever closes it."""
+    """Tests the SIGHUP of a closed terminal, which may come twice, or after the SIGTERM of the closing process."""
     child = start_busy()
     try:
         child.send_signal(first)
@@ -70,7 +70,7 @@ def test_a_terminal_that_is_closed_is_never_the_second_signal(first):
 
 
 def test_a_run_under_nohup_does_not_hear_that_the_terminal_is_closed():
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a child inherits
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # A child process inherits this.
     try:
         child = start_busy()
     finally:

@@ -1,6 +1,6 @@
-"""Several processes on this machine: the same run as one, one step at which all stop, and none that waits for the dead.
+"""Tests several processes on this machine: equal runs, a common last step, and no process that waits for a dead one.
 
-They are 1 × 8, 2 × 4 and 4 × 2 devices.
+The processes have 1 × 8, 2 × 4 and 4 × 2 devices.
 """
 
 import functools
@@ -23,19 +23,22 @@ from pretrainax.runtime.recorder import FOLDER, files_of
 from tests.support import several
 from tests.support.tiers import few
 
-SEVERAL = [(2, "gpt"), (2, "bert"), (2, "t5"), (4, "bert"), (4, "t5")]  # processes
+SEVERAL = [(2, "gpt"), (2, "bert"), (2, "t5"), (4, "bert"), (4, "t5")]  # (number of processes, family)
 EACH = pytest.mark.parametrize(("count", "family"), few(SEVERAL, [(2, "bert")]))
 PROFILED = "2-bert"
-# processes at first and in the end: family, and devices that share the parameters in the end
+# (number of processes before and after): family, and number of devices that share the parameters afterwards
 RESUMED = {(1, 2): ("bert", 4), (2, 4): ("gpt", 2), (4, 1): ("t5", 8)}
-# float32 sums over the devices of several processes go in another order than over those of one.
+# Sums over the devices of several processes add float32 numbers in another order than sums in one process.
 LOSS_RTOL = 2e-5
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory, text, cache) -> Callable[[str], pathlib.Path]:
-    """Gives the folder of a run by its name: `<processes>-<family>`, `<processes>-<family>-<devices that share a row>`,
-    or `<processes>-to-<processes>`, which began on some and ended on others. It is made when it is first asked for."""
+    """Returns a function from the name of a run to its folder; it performs the run at the first call.
+
+    Names are `<processes>-<family>`, `<processes>-<family>-<devices that share a row>`, or `<processes>-to-<processes>`
+    for a run that resumes on another number of processes.
+    """
     folder = tmp_path_factory.mktemp("runs")
 
     def make(name: str, count: int, family: str, fsdp: int = 2, sequence: int = 1) -> pathlib.Path:
@@ -75,7 +78,7 @@ def losses(workdir: pathlib.Path) -> list[tuple]:
 
 
 def batches(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """{"step name": [B, …]}, the rows of all processes one after the other."""
+    """Returns {"step name": [B, …]} with the rows of all processes, one process after the other."""
     parts = [np.load(file) for file in sorted(workdir.glob("batches-*.npz"))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -110,7 +113,7 @@ def test_several_processes_read_the_batches_of_one(count, family, runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", few([2, 4], [2]))
 def test_processes_that_share_a_row_have_the_losses_of_one_and_read_the_same_rows(count, runs):
-    """Each row lies over all 8 devices: of 2 processes each has a half of its length, of 4 a quarter."""
+    """Tests rows that are split over all 8 devices: each of 2 processes has half of a row, and each of 4 a quarter."""
     assert_same_losses(runs(f"{count}-gpt-8"), runs("1-gpt"))
     own = [dict(np.load(file)) for file in sorted(runs(f"{count}-gpt-8").glob("batches-*.npz"))]
     expected = batches(runs("1-gpt"))
@@ -125,7 +128,8 @@ def test_several_processes_save_the_parameters_of_one(count, family, runs):
     got, expected = params(runs(f"{count}-{family}")), params(runs(f"1-{family}"))
     assert got.keys() == expected.keys()
     for path in expected:
-        # Adam divides a gradient by its own size: where it is 0 but for rounding (biases of keys), 7e-6 was seen.
+        # Adam divides a gradient by its own size. If a gradient is 0 except for rounding (biases of keys), parameters
+        # differ by up to 7e-6.
         np.testing.assert_allclose(got[path], expected[path], atol=5e-5, err_msg=path)
 
 
@@ -148,7 +152,7 @@ def test_a_checkpoint_resumes_on_other_processes_and_another_mesh(before, after,
     name, begun = f"{before}-to-{after}", f"{before}-{RESUMED[before, after][0]}"
     assert_same_losses(runs(name), runs(begun))
     got, expected = batches(runs(name)), batches(runs(begun))
-    assert {key.split()[0] for key in got} == {"3", "4"}  # of the steps after the checkpoint alone
+    assert {key.split()[0] for key in got} == {"3", "4"}  # only steps after the checkpoint
     for key in got:
         np.testing.assert_array_equal(got[key], expected[key], err_msg=key)
 
@@ -157,7 +161,7 @@ def test_a_checkpoint_resumes_on_other_processes_and_another_mesh(before, after,
 
 
 class Group:
-    """Two processes of the real command, in the middle of a run, one of which gets a signal."""
+    """A group of two processes of the real command, one of which gets a signal in the middle of the run."""
 
     def __init__(self, workdir: pathlib.Path, text: pathlib.Path, cache: pathlib.Path):
         self.workdir = workdir
@@ -170,7 +174,7 @@ class Group:
         )
 
     def signal(self, index: int, number: signal.Signals) -> None:
-        """Once the processes train."""
+        """Waits until the processes train, and sends the signal."""
         metrics, deadline = self.workdir / "metrics.jsonl", time.monotonic() + 200
         while not (metrics.exists() and '"step": 6,' in metrics.read_text()):
             assert time.monotonic() < deadline and self.children[0].poll() is None, self.said(0)
@@ -179,7 +183,7 @@ class Group:
         self.since = time.monotonic()
 
     def end(self, index: int) -> tuple[int, float]:
-        """Exit code, and seconds since the signal."""
+        """Returns the exit code and the seconds since the signal."""
         return self.children[index].wait(timeout=60), time.monotonic() - self.since
 
     def said(self, index: int) -> str:
@@ -238,7 +242,7 @@ def test_what_is_wrong_in_one_process_ends_all_with_its_exit_code(tmp_path, text
 
 
 class Store:
-    """The key-value store of jax.distributed."""
+    """A fake of the key-value store of jax.distributed."""
 
     def __init__(self):
         self.values = {}
@@ -256,7 +260,7 @@ class Store:
 
 @pytest.fixture
 def three(monkeypatch):
-    """Three watchdogs whose threads do not run: the test makes them talk."""
+    """Returns three watchdogs without running threads; the test exchanges their messages."""
     store, made = Store(), []
     for i in range(3):
         own = SimpleNamespace(client=store, process_id=i, num_processes=3, coordinator_address=None)
@@ -276,7 +280,8 @@ def talk(three, tick):
 
 
 def test_all_stop_at_the_first_call_that_none_has_left_behind(three):
-    for watchdog, count in zip(three, [5, 3, 7], strict=True):  # a process runs ahead of the devices, and of the others
+    # A process may be ahead of its devices and of the other processes.
+    for watchdog, count in zip(three, [5, 3, 7], strict=True):
         assert not any(watchdog.agree(stop=False) for _ in range(count))
     three[1]._stop_requested = True
     for tick in range(1, 5):
@@ -303,7 +308,7 @@ def test_one_process_needs_no_agreement():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_process_without_a_step_for_long_ends_and_says_after_which(count, monkeypatch, capsys):
-    """Also one that is alone, whose devices may hang as well."""
+    """Tests one and three processes; the devices of a single process may hang too."""
     own = SimpleNamespace(client=None, process_id=count - 1, num_processes=count, coordinator_address=None)
     monkeypatch.setattr(processes, "distributed_state", lambda: own)
     left = []
@@ -333,7 +338,7 @@ def test_what_comes_before_the_first_step_and_after_the_last_may_take_as_long_as
 
 @pytest.mark.slow
 def test_a_run_whose_devices_hang_ends_with_exit_code_1(tmp_path, text, cache):
-    """One whose steps stop, in a process of its own."""
+    """Tests a run in its own process whose steps stop."""
     code = (
         "import sys, time; from unittest import mock; from pretrainax.runtime import host, watchdog\n"
         "from pretrainax.runs.train import train; from tests.support import tiny\n"
@@ -348,7 +353,7 @@ def test_a_run_whose_devices_hang_ends_with_exit_code_1(tmp_path, text, cache):
         f"train(experiment, {str(tmp_path / 'run')!r}, callbacks=[Hang()])\n"
     )
     done = several.alone("-c", code)
-    last = done.stderr.splitlines()[-1]  # a batch is made ahead of its step
+    last = done.stderr.splitlines()[-1]  # The loader makes a batch ahead of its step.
     assert done.returncode == 1 and re.match(
         r"pretrainax: no step after [34] for 1 s \(config.train.stuck_after\)", last
     )

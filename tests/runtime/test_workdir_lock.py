@@ -1,4 +1,4 @@
-"""One run at a time is in a workdir; the lock ends with its process, here and on other machines."""
+"""Tests that a workdir has one run at a time, and that the lock ends with its process, here and on other machines."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ HOLDING = """
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that holds `tmp_path`."""
+    """Starts a process that holds the lock of `tmp_path`."""
     command = [sys.executable, "-c", textwrap.dedent(HOLDING), str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -38,7 +38,7 @@ def holder(tmp_path):
 
 @pytest.fixture
 def machines(monkeypatch):
-    """Machines that share files and no locks: `machines("a")` is where what comes next happens."""
+    """Simulates machines that share files but no locks; `machines("a")` moves the following calls to machine a."""
 
     def no_locks(*_):
         raise OSError("no locks available")
@@ -50,7 +50,7 @@ def machines(monkeypatch):
 
 
 def die(lock: WorkdirLock) -> None:
-    """Leaves behind what a process does that was killed on a machine whose locks no other sees."""
+    """Leaves the state of a process that was killed on a machine whose locks other machines cannot see."""
     lock._stop_event.set()
     lock._thread.join()
     os.close(lock._descriptor)
@@ -66,13 +66,13 @@ def test_a_holder_that_was_killed_on_this_machine_is_followed_at_once(holder, tm
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with WorkdirLock(str(tmp_path)):
-        assert capsys.readouterr().err == ""  # nobody was waited for
+        assert capsys.readouterr().err == ""  # The lock did not wait.
 
 
 def test_nothing_is_left_of_a_lock_that_was_given_back(tmp_path):
     with WorkdirLock(str(tmp_path / "run")):
         assert os.listdir(tmp_path / "run") == ["run.lock"]
-    assert not (tmp_path / "run").exists()  # which the lock has made, and nobody used
+    assert not (tmp_path / "run").exists()  # The lock created this folder, and nothing used it.
     with WorkdirLock(str(tmp_path)):
         (tmp_path / "config.json").touch()
     assert os.listdir(tmp_path) == ["config.json"]
@@ -90,7 +90,8 @@ def test_a_holder_on_another_machine_that_is_silent_is_followed_after_a_while_an
     machines, tmp_path, capsys, monkeypatch
 ):
     machines("a")
-    monkeypatch.setattr(workdir_lock.time, "strftime", lambda form: "2999-01-01 00:00:00")  # its clock is far ahead
+    # The clock of this machine is far ahead.
+    monkeypatch.setattr(workdir_lock.time, "strftime", lambda form: "2999-01-01 00:00:00")
     die(WorkdirLock(str(tmp_path)).__enter__())
     machines("b")
     with WorkdirLock(str(tmp_path)):
@@ -122,7 +123,7 @@ def test_a_lock_whose_file_is_removed_while_it_is_taken_is_taken_anew(tmp_path, 
 
     def late(descriptor, how):
         calls.append(descriptor)
-        if len(calls) == 1:  # the one before gives it back after our open
+        if len(calls) == 1:  # The previous holder releases the lock after this process has opened the file.
             os.remove(tmp_path / "run.lock")
         flock(descriptor, how)
 
