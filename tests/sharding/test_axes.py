@@ -1,4 +1,4 @@
-"""Axes have one name each: those of the mesh in one file; those of a kernel where its Linear is made, as in its row."""
+"""Tests that one file names the mesh axes, and that kernels have equal axes in their layer and in PARTITION_RULES."""
 
 import ast
 import pathlib
@@ -17,7 +17,8 @@ from pretrainax.sharding.rules import PARTITION_RULES
 from tests.support import tables
 
 PACKAGE = pathlib.Path(pretrainax.__file__).parent
-# Words that are no axis: the name of a line of the run's header, of Matplotlib's coordinates, of a place in a name.
+# These strings are not mesh axes: the name of a row in the run's header, Matplotlib's coordinates, and an axis of
+# stacked weights.
 OTHER_WORDS = {("runs/description.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
 OTHER_WORDS |= {("zoo/convert.py", "expert")}
 # "data" is also a path of a URL, a key of JSON, and an extra of setup.cfg.
@@ -25,13 +26,13 @@ OTHER_WORDS |= {(f"reporting/{name}.py", "data") for name in ("live_server", "ru
 OTHER_WORDS |= {(f"data/{name}.py", "data") for name in ("files", "sources/hugging_face", "sources/parquet")}
 
 
-# Arrays of modules that are no Linear and no Embedding.
+# The modules of these arrays are neither Linear nor Embedding.
 OTHER_ARRAYS = ("unembedding/kernel", "relative_bias/embedding", "relative_embedding/embedding", "convolution/kernel")
 OTHER_ARRAYS += ("router/kernel", *(f"experts_{name}/kernel" for name in ("up", "gate", "down")))
 
 
 def axes_of(preset):
-    """{path of a parameter: the names of its axes} as the Linears and Embeddings of a model are given them."""
+    """Returns {path of a parameter: names of its axes}, as the Linear and Embedding modules declare them."""
     found = {}
 
     def note(call, args, kwargs, context):
@@ -44,14 +45,14 @@ def axes_of(preset):
     with nn.intercept_methods(note):
         names = parameter_names(models.abstract_params(zoo.preset(preset)))
     matrices = [name for name in names if name.endswith(("kernel", "embedding")) and not name.endswith(OTHER_ARRAYS)]
-    # A generator is a model of its own, whose paths do not begin with its name.
+    # A generator is a separate model, and its paths do not begin with its name.
     return {name: found.get(name) or found[name.partition("/")[2]] for name in matrices}
 
 
 @pytest.mark.first(4)
 @pytest.mark.parametrize("preset", tables.PRESETS)
 def test_a_matrix_is_made_with_the_axes_of_its_row(preset, monkeypatch):
-    monkeypatch.setattr(models, "_abstract_params", {})  # what another test has asked for is not traced again
+    monkeypatch.setattr(models, "_abstract_params", {})  # The shapes from another test would prevent a new trace.
     found = axes_of(preset)
     rows = match_rules(PARTITION_RULES, dict.fromkeys(found, 0), "PARTITION_RULES")
     for name, axes in found.items():

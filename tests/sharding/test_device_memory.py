@@ -1,4 +1,4 @@
-"""The memory that a process may use, limited by its machine and control groups; and models that exceed it."""
+"""Tests the memory that a process may use, which its machine and control groups limit, and models that exceed it."""
 
 import jax
 import pytest
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 def machine(root, files):
-    """A file system with these files below it."""
+    """Creates a file system with these files."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 
     "files, expected",
     [
         ({}, 8 * GIB),  # no control groups
-        # version 2: the limit of a parent counts too, and a child without a limit says "max"
+        # Version 2: the limit of a parent counts too, and the value of a child without a limit is "max".
         (
             {
                 "proc/self/cgroup": "0::/slurm/job/step\n",
@@ -39,9 +39,9 @@ MEMINFO = {"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 
                 "sys/fs/cgroup/slurm/job/step/memory.max": "max\n",
                 "sys/fs/cgroup/slurm/job/step/memory.current": 3 * GIB,
             },
-            2 * GIB,  # 4 - 3, and 1 of files that are only cached
+            2 * GIB,  # The terms are 4 - 3, and 1 for cached files.
         ),
-        # a container sees its own group as the root, under the path that it has on the host
+        # A container sees its own group as the root, under its path on the host.
         (
             {
                 "proc/self/cgroup": "0::/../../docker/abc\n",
@@ -50,7 +50,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 
             },
             2 * GIB,
         ),
-        # version 1, with a controller beside it that has no memory
+        # Version 1, with an additional controller without memory limits.
         (
             {
                 "proc/self/cgroup": "9:cpu,cpuacct:/a\n4:memory:/job:1\n0::/\n",
@@ -62,7 +62,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 
             },
             3 * GIB // 2,
         ),
-        # more in use than allowed, as after the limit was lowered
+        # The usage exceeds the limit, for example after the limit was lowered.
         (
             {
                 "proc/self/cgroup": "0::/\n",
@@ -71,7 +71,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 
             },
             0,
         ),
-        # files that are no numbers are as if they were not there
+        # Files without numbers are ignored.
         (
             {
                 "proc/self/cgroup": "nothing\n0::/\n",
@@ -106,7 +106,7 @@ def test_cpu_devices_share_what_the_machine_has(monkeypatch):
 def test_a_model_whose_parameters_do_not_fit_is_refused_in_one_line(write, tmp_path, monkeypatch):
     folder = write(tmp_path / "it", CASES["gpt2"].config) if write is write_run else write(tmp_path / "it", "gpt2")
     size = sum(x.size * 4 for x in jax.tree.leaves(load(str(folder)).params))
-    for memory in (size, None):  # exactly enough, and unknown
+    for memory in (size, None):  # The memory is exactly enough, or unknown.
         monkeypatch.setattr(device_memory, "device_memory", lambda memory=memory: memory)
         load(str(folder))
     monkeypatch.setattr(device_memory, "device_memory", lambda: size - 1)

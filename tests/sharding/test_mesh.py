@@ -1,4 +1,4 @@
-"""The compute capability of a process's GPUs, as JAX's devices name it."""
+"""Tests the compute capability of a process's GPUs, as JAX's devices report it."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The state of an optimizer lies where its parameters lie, whatever the optimizer."""
+"""Tests that the state of any optimizer is sharded like its parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ UP = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
 
 
 def keeping(*sizes):
-    """An optimizer whose state is an array of this shape for each parameter."""
+    """Returns an optimizer whose state is an array of this shape for each parameter."""
 
     def init(params):
         return {"kept": jax.tree.map(lambda _: jnp.zeros(sizes), params)}
@@ -40,7 +40,7 @@ def test_specs_of_a_state_are_the_golden_ones(name, preset):
         ((2, 8, 16), P("pipeline", ("fsdp", "expert"), "tensor")),  # a moment
         ((2, 8), P("pipeline", ("fsdp", "expert"))),  # a mean over d_ff
         ((2, 16), P("pipeline", "tensor")),  # a mean over d_model
-        ((2,), P("pipeline")),  # a number of each layer
+        ((2,), P("pipeline")),  # one number per layer
         ((), P()),
         ((1,), P()),
     ],
@@ -57,10 +57,10 @@ def test_of_axes_of_one_size_the_first_are_left():
 @pytest.mark.parametrize(
     "path, sizes, kept, spec",
     [
-        ("query", (2, 8, 4, 16), (2, 64), P("pipeline", "tensor")),  # heads side by side: a mean over d_model
+        ("query", (2, 8, 4, 16), (2, 64), P("pipeline", "tensor")),  # merged heads: a mean over d_model
         ("query", (2, 8, 4, 16), (2, 8, 64), P("pipeline", ("fsdp", "expert"), "tensor")),
         ("out", (2, 4, 16, 8), (2, 64), P("pipeline", "tensor")),
-        ("out", (2, 4, 16, 8), (2, 1), P("pipeline", None)),  # a placeholder of each layer
+        ("out", (2, 4, 16, 8), (2, 1), P("pipeline", None)),  # one placeholder per layer
     ],
 )
 def test_heads_side_by_side_are_split_like_the_heads(path, sizes, kept, spec):
@@ -69,7 +69,7 @@ def test_heads_side_by_side_are_split_like_the_heads(path, sizes, kept, spec):
 
 
 def factors(placed):
-    """An optimizer that keeps [L, D, D] for a matrix [L, D, F], as Shampoo does."""
+    """Returns an optimizer that stores [L, D, D] for a matrix [L, D, F], as Shampoo does."""
 
     def factor(kernel):
         array = jnp.zeros((*kernel.shape[:2], kernel.shape[1]))

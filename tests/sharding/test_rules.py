@@ -69,7 +69,7 @@ def test_sizes_that_do_not_fit_the_devices_are_named(sizes, message):
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What the mesh asks of a device."""
+    """A device with the fields that the mesh reads."""
 
     id: int
     process_index: int
@@ -81,13 +81,13 @@ class Chip:
 
 
 def chips(count, in_a_process, in_a_slice):
-    """Slices in which the chips lie in a row."""
+    """Returns the chips of slices, in which the chips form a row."""
     return [Chip(i, i // in_a_process, i // in_a_slice, (i % in_a_slice, 0, 0)) for i in range(count)]
 
 
 def test_data_alone_crosses_slices():
     devices = chips(16, in_a_process=4, in_a_slice=8)
-    devices = devices[1::2] + devices[::2]  # whatever their order
+    devices = devices[1::2] + devices[::2]  # The order of devices does not matter.
     array = make_mesh(MeshConfig(fsdp=2, tensor=2, slices=2), devices).devices
     assert array.shape == (4, 1, 2, 1, 1, 2)
     assert [{chip.slice_index for chip in part.flat} for part in array] == [{0}, {0}, {1}, {1}]
@@ -112,7 +112,7 @@ def test_slices_that_do_not_fit_the_devices_are_named(sizes, message):
 
 
 def test_no_row_is_of_two_processes():
-    # Neighbours that are of two hosts each: a row of two devices would be read twice.
+    # Neighbouring devices belong to different hosts, so both hosts would read a row of two devices.
     devices = [dataclasses.replace(chip, process_index=chip.id % 2) for chip in chips(8, 8, 8)]
     array = make_mesh(MeshConfig(tensor=2), devices).devices
     assert all(len({chip.process_index for chip in row.flat}) == 1 for row in array)

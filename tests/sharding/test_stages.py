@@ -1,4 +1,4 @@
-"""The stages of a pipeline, by hand; and what cannot be on them is one clear line."""
+"""Tests the stages of a pipeline by hand, and the one-line errors for settings that stages do not support."""
 
 import pytest
 
@@ -15,7 +15,7 @@ ONE = dict.fromkeys(AXES, 1)
 
 
 def config(rows=32, accumulate=1, parts=0, schedule="gpipe", **model):
-    """A decoder of 4 layers."""
+    """Returns the config of a decoder with 4 layers."""
     experiment = tiny.get_config("gpt")
     for name, value in ({"num_layers": 4} | model).items():
         setattr(experiment.model, name, value)
