@@ -1,4 +1,4 @@
-"""docs/how-to/profile.md names files, marks, flags and limits as they are."""
+"""Tests that docs/how-to/profile.md has the real names of files and flags, and the real marks and limits."""
 
 import os
 import pathlib

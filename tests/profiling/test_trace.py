@@ -1,5 +1,7 @@
-"""What is read of traces. Those of GPUs and TPUs are made by hand, with the planes, lines and statistics that their
-profilers write: none of these devices runs the tests."""
+"""Tests the reader of traces. The tests have no GPU or TPU, so they write traces of GPUs and TPUs.
+
+These traces have the planes, lines and statistics that the real profilers write.
+"""
 
 import re
 
@@ -17,7 +19,7 @@ from pretrainax.runtime.chips import CHIPS
 from tests.support import tiny
 from tests.support.xspace import Event, xspace
 
-SIZE = 64  # of the matrices [SIZE, SIZE] of STEP
+SIZE = 64  # The matrices of STEP are [SIZE, SIZE].
 CALLED = ProgramId("jit_step", 5)
 STEPS = Event("train_step", 0, 900, {"step_num": 7}), Event("train_step", 1000, 900, {"step_num": 8})
 
@@ -41,13 +43,13 @@ ENTRY %main (x: f32[64,64], w: f32[64,64]) -> f32[64] {
 
 
 def step_proto(product: str = "dot") -> bytes:
-    """STEP as it stands in a trace; product: what its product is called there."""
+    """Returns the program STEP as a trace contains it; `product` is the name of its product."""
     text = re.sub(r"METADATA_OF_(\w+)", r'metadata={op_name="jit(step)/\1/op"}', STEP.replace("%dot", f"%{product}"))
     return xla_client.hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
 def gpu_trace(tmp_path, steps=STEPS, devices=1, programs=None):
-    """Two steps of a microsecond: a product of 400 ns, beside it for 100 ns a copy, and a sum of 300 ns."""
+    """Writes a trace of two steps of 1 µs: a product of 400 ns, an overlapping copy of 100 ns, and a sum of 300 ns."""
 
     def kernels(start):
         of = {"hlo_module": "jit_step", "program_id": 5}
@@ -59,7 +61,7 @@ def gpu_trace(tmp_path, steps=STEPS, devices=1, programs=None):
     lines = {
         "Stream #13(Compute)": [*kernels(0), *kernels(1000)],
         "Stream #14(MemcpyH2D)": [Event("MemcpyH2D", start + 300, 100) for start in (0, 1000)],
-        "XLA Ops": [Event("derived", 0, 1800)],  # which readers add, of the same time
+        "XLA Ops": [Event("derived", 0, 1800)],  # Trace readers derive this line from the same time.
     }
     planes = [(f"/device:GPU:{i}", lines) for i in range(devices)]
     path = tmp_path / "gpu.xplane.pb"
@@ -91,7 +93,7 @@ def test_kernels_of_a_cuda_graph_are_read_by_their_own_names(tmp_path):
 
 
 def tpu_lines():
-    """As those of the GPU, without the copy."""
+    """Returns the lines of the GPU's trace in a TPU's form, without the copy."""
     return {
         "Steps": [Event("7", 0, 800), Event("8", 1000, 800)],
         "XLA Modules": [Event("jit_step(5)", 0, 800), Event("jit_step(5)", 1000, 800)],
@@ -141,7 +143,7 @@ def test_a_tpu_is_read_by_its_ops_and_the_modules_around_them(tmp_path):
 
 @pytest.mark.parametrize(("dtype", "products"), [("bf16", ""), ("s8", "int8"), ("f8e4m3fn", "fp8")])
 def test_products_of_eight_bits_are_expected_at_their_own_rate(tmp_path, monkeypatch, dtype, products):
-    size, chip = 8192, CHIPS["h100"]  # so large that moving the bytes takes less time
+    size, chip = 8192, CHIPS["h100"]  # At this size, moving the bytes takes less time than the FLOPs.
     monkeypatch.setattr(f"{__name__}.STEP", STEP.replace("f32", dtype).replace("64", str(size)))
     trace = gpu_trace(tmp_path)
     (work,) = [work for work in kernel_work(trace, chip) if work.kind == "products"]
@@ -149,7 +151,7 @@ def test_products_of_eight_bits_are_expected_at_their_own_rate(tmp_path, monkeyp
 
 
 def test_a_program_of_another_number_is_found_by_its_name_and_instructions(tmp_path):
-    """As one is that was read from a compilation cache; a program of the step's name is there too."""
+    """Tests a program with another number, as from a compilation cache, next to a wrong program of the step's name."""
     other = step_proto("product")
     trace = gpu_trace(tmp_path, programs={"jit_step(5)": other, "jit_step(9)": step_proto(), "jit_f(1)": other})
     assert {(work.module, work.kind) for work in kernel_work(trace)} >= {("mlp", "products"), ("norm", "elementwise")}
@@ -162,7 +164,7 @@ def test_a_product_is_expected_to_take_the_longer_of_its_flops_and_its_bytes(tmp
     assert product.expected == pytest.approx(max(moved, 2 * SIZE**3 / (0.8 * chip.peak_flops)))
     assert total.expected == pytest.approx(
         (SIZE * SIZE + SIZE) * 4 / chip.memory_rate, rel=0.02
-    )  # and the zero it adds to
+    )  # The tolerance covers the zero that the sum starts from.
     assert (product.in_products, total.in_products) == (product.seconds, 0.0)
 
 
@@ -174,10 +176,10 @@ def test_the_table_of_a_chip_has_the_plan_beside_it(tmp_path):
 
 
 def test_what_is_expected_of_the_step_is_of_the_program_that_was_traced(tmp_path):
-    """Products by the plan's own count for the config, memory by what the traced program moves besides products."""
+    """Tests that products follow the plan's count for the config, and other memory traffic the traced program."""
     topology = Topology.parse("v5e:1x1")
     expected = report.expectation(tpu_trace(tmp_path), tiny.get_config("gpt"), topology)
-    besides = (SIZE * SIZE + SIZE + 1) * 4  # the sum reads the product and a zero, and writes a row
+    besides = (SIZE * SIZE + SIZE + 1) * 4  # The sum reads the product and a zero, and writes a row.
     assert expected.memory == pytest.approx(besides / topology.chip.memory_rate)
     assert expected.seconds == expected.compute + expected.memory > expected.memory > 0
 
@@ -186,7 +188,7 @@ def test_rows_and_what_is_idle_are_all_of_a_step(tmp_path):
     trace = gpu_trace(tmp_path)
     rows = report.kernel_table(trace, kernel_work(trace)).splitlines()[1:]
     shares = [float(row.split()[-1].rstrip("%")) for row in rows]
-    assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))  # each is rounded to a tenth
+    assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))  # Each share is rounded to a tenth.
     assert report.idle_seconds(trace) == pytest.approx(200e-9)
 
 
