@@ -1,4 +1,4 @@
-"""docs/config.md lists every field, as Markdown that a browser shows as it is meant; --help, those of one config."""
+"""Tests that docs/config.md lists every field in valid Markdown, and that --help lists the fields of one config."""
 
 import re
 
@@ -16,7 +16,7 @@ SECTIONS = {m[1]: m[2] for m in re.finditer(r"^##+ (.+?)\n(.*?)(?=^##|\Z)", PAGE
 
 
 def cells(row: str) -> list[str]:
-    """Those of a row of a table, as GitHub parts them: at each bar without a backslash before it."""
+    """Splits a row of a table into cells like GitHub: at each bar without a backslash before it."""
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
 
 
@@ -52,7 +52,7 @@ def test_pieces_in_angle_brackets_are_no_html():
 
 
 def values(config: object, path: str) -> dict[str, object]:
-    """Each field of a config and its parts, by the flag that sets it."""
+    """Returns each field of a config and of its parts, by the flag that sets it."""
     fields = {f"{path}.{name}": value for name, value in vars(config).items()}
     return fields | {
         k: v for name, part in fields.items() if hasattr(part, "__dict__") for k, v in values(part, name).items()

@@ -1,4 +1,4 @@
-"""curves.png can be drawn of anything that a run logs."""
+"""Tests that curves.png can show everything that a run logs."""
 
 import numpy as np
 import pytest
@@ -31,11 +31,11 @@ def points(count: int, **values) -> list[dict]:
 @pytest.mark.filterwarnings("error")
 def test_any_run_has_a_picture(tmp_path, lines):
     curves.draw(str(tmp_path / "curves.png"), lines, title="run", subtitle="decoder", baseline={"loss": 4.0})
-    assert (tmp_path / "curves.png").stat().st_size > 10_000  # bytes; a blank page of this size has fewer
+    assert (tmp_path / "curves.png").stat().st_size > 10_000  # A blank page of this size has fewer bytes.
 
 
 def lines_drawn(tmp_path, monkeypatch, lines, **options):
-    """The curves of a picture: which of their points have a marker, and the axes' titles."""
+    """Draws a picture and returns its panels."""
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda picture, *args, **kwargs: drawn.append(picture))
     curves.draw(str(tmp_path / "curves.png"), lines, title="run", **options)
@@ -120,8 +120,8 @@ def test_the_figure_that_counts_is_shown_beside_the_loss(tmp_path, monkeypatch, 
     "metric, names, title",
     [
         ("loss", ["loss"], "loss, nats per target"),
-        ("loss", ["loss", "labels"], "loss"),  # of a task: nats per label, or a squared error
-        ("balance_loss", ["loss"], "balance loss"),  # no log-likelihood
+        ("loss", ["loss", "labels"], "loss"),  # The loss of a task is in nats per label, or a squared error.
+        ("balance_loss", ["loss"], "balance loss"),  # This loss is not a log-likelihood.
         ("hidden_loss", ["loss"], "hidden loss"),
         ("soft_loss", ["loss"], "soft loss, nats"),
         ("accuracy", ["labels"], "accuracy"),

@@ -1,4 +1,4 @@
-"""Curves differ without color, and labels do not overlap."""
+"""Tests that curves differ without color, and that labels do not overlap."""
 
 import numpy as np
 import pytest

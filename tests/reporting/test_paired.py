@@ -1,4 +1,4 @@
-"""The verdict on settings: paired t intervals as of SciPy, and how often equal settings have a winner."""
+"""Tests the verdict on settings: paired t intervals like SciPy's, and the share of winners among equal settings."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def ranked(values, metric="loss"):
 
 @pytest.mark.parametrize("noise", ["normal", "heavy", "rounded"])
 def test_equal_settings_have_a_best_in_at_most_5_percent_of_200_grids(noise):
-    """Grids of 2 to 6 seeds and 2 to 8 settings; each seed also shifts all settings, as a common data order does."""
+    """Tests grids of 2 to 6 seeds and 2 to 8 settings. Each seed shifts all settings, as a common data order does."""
     rng, named = np.random.RandomState(0), 0
     for _ in range(200):
         size = rng.randint(2, 7), rng.randint(2, 9)
@@ -31,7 +31,7 @@ def test_equal_settings_have_a_best_in_at_most_5_percent_of_200_grids(noise):
 
 @pytest.mark.parametrize("seeds", range(2, 7))
 def test_two_equal_settings_have_a_best_in_5_percent_of_grids(seeds):
-    """Two settings are the worst case: 5 % of 400 are 20 grids, 35 is the 99.9 % quantile of the binomial."""
+    """Tests the worst case, two settings: 5 % of 400 are 20 grids, and 35 is the 99.9 % quantile of the binomial."""
     rng = np.random.RandomState(seeds)
     assert sum(ranked(rng.normal(size=(seeds, 2))).best is not None for _ in range(400)) <= 35
 
@@ -86,14 +86,14 @@ def test_the_verdict_is_one_line(values, text):
 
 
 def test_the_seeds_that_a_difference_takes_are_those_of_its_t_test():
-    found = ranked([[0, 1], [0, 3], [0, -1]])  # a mean of 1 with a standard deviation of 2
+    found = ranked([[0, 1], [0, 3], [0, -1]])  # The mean is 1, and the standard deviation is 2.
     assert found.text.endswith("a difference of this size takes about 18 seeds")
     assert stats.t.ppf(0.975, 17) * 2 / 18**0.5 < 1 < stats.t.ppf(0.975, 16) * 2 / 17**0.5
 
 
 def test_a_difference_of_several_settings_takes_more_seeds_than_it_has():
-    """With the level of a single comparison, the verdict on 5 seeds asked for 5 seeds."""
-    differences = np.array([0.4, 1.0, 1.6, 0.1, 1.9])  # p = 0.043, and there are three comparisons
+    """Tests three comparisons: with the level of a single comparison, the verdict on 5 seeds asked for 5 seeds."""
+    differences = np.array([0.4, 1.0, 1.6, 0.1, 1.9])  # p = 0.043, and there are three comparisons.
     values = np.stack([np.zeros(5), differences, differences + 1e-3, differences + 2e-3], axis=1)
     assert stats.ttest_1samp(differences, 0).pvalue == pytest.approx(0.043, abs=1e-3)
     found, ratio = ranked(values), differences.mean() / differences.std(ddof=1)

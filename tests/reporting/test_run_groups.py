@@ -1,4 +1,4 @@
-"""Runs are grouped by objective, tokenizer and validation text, and metrics say what they need to compare."""
+"""Tests groups of runs by objective, tokenizer and validation text, and the conditions for comparing a metric."""
 
 import pytest
 
@@ -69,14 +69,15 @@ def test_runs_with_missing_records_are_the_last_group_with_the_reason():
 
 
 def with_tokenizers(*text_bytes):
-    """Runs of two tokenizers that validate on this many bytes, and their records."""
+    """Returns runs of two tokenizers that validate on this many bytes, and their records."""
     bits = [dict(bits_per_token=3.0, bits_per_byte=3.0 * 64 / n) for n in text_bytes]
     runs = [made_run(name, [3.0], **line) for name, line in zip("ab", bits, strict=True)]
     return runs, [made_record(), made_record(tokenizer="500 ids", corpora="d")]
 
 
 def test_bits_per_byte_compare_between_tokenizers_and_the_loss_does_not():
-    runs, records = with_tokenizers(200.0, 201.0)  # 0.5 %: the last, incomplete batch is left out
+    # The difference of 0.5 % is the last, incomplete batch, which a run omits.
+    runs, records = with_tokenizers(200.0, 201.0)
     groups = group_runs(runs, records)
     panels = panels_of(runs, groups, [LOSS, BITS])
     assert [(panel.metric, panel.runs) for panel in panels] == [(LOSS, (0,)), (LOSS, (1,)), (BITS, (0, 1))]
@@ -85,7 +86,7 @@ def test_bits_per_byte_compare_between_tokenizers_and_the_loss_does_not():
 
 
 def test_bits_per_byte_of_different_amounts_of_text_do_not_compare():
-    """As with a fixed number of batches: a row of a coarser tokenizer has more text."""
+    """Tests a fixed number of batches: a row of a coarser tokenizer has more text."""
     runs, records = with_tokenizers(200.0, 210.0)
     groups = group_runs(runs, records)
     assert [panel.runs for panel in panels_of(runs, groups, [BITS])] == [(0,), (1,)]

@@ -1,4 +1,4 @@
-"""The lines of several runs are laid over each other by axes that they have in common."""
+"""Tests that the curves of several runs share an axis, and that their names are short."""
 
 from pretrainax.reporting.run_lines import RunLines, metrics_of, short_names, with_seconds
 

@@ -1,4 +1,4 @@
-"""The script of report.html draws each panel, with labels at the ends of the curves, on screens of any width."""
+"""Tests that the script of report.html draws each panel, with labels at the ends of the curves, at any screen width."""
 
 import json
 import pathlib
@@ -54,4 +54,5 @@ def test_labels_of_fifteen_runs_do_not_overlap_also_if_lengths_differ(tmp_path, 
     for chart in charts_of(tmp_path, runs, [made_record(seed=i) for i in range(15)], width):
         assert sorted(map(int, chart["labels"])) == list(range(1, 16))
         columns = {x: sorted(y for other, y in chart["places"] if other == x) for x, _ in chart["places"]}
-        assert all(b - a > 11 for ys in columns.values() for a, b in zip(ys, ys[1:], strict=False))  # 11 px text
+        # The text has 11 px.
+        assert all(b - a > 11 for ys in columns.values() for a, b in zip(ys, ys[1:], strict=False))

@@ -1,4 +1,4 @@
-"""The tables of `report` have groups, percentages, settings and fields."""
+"""Tests that the tables of `report` have groups, percentages, settings and fields."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A setting is named the best only if all paired differences exclude 0."""
+"""Tests that a setting is called the best only if all paired differences exclude 0."""
 
 import pytest
 

@@ -22,4 +22,4 @@ def test_equal_observations_have_the_p_value_of_the_sign_test():
 
 def test_levels_grow_until_a_comparison_fails():
     levels = holm_levels([0.04, 0.01, 0.03, 0.001])
-    assert levels == pytest.approx([0.05 / 2, 0.05 / 3, 0.05 / 2, 0.05 / 4])  # 0.03 fails at 0.025, so 0.04 does too
+    assert levels == pytest.approx([0.05 / 2, 0.05 / 3, 0.05 / 2, 0.05 / 4])  # 0.03 fails at 0.025, so 0.04 fails too.

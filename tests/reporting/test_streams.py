@@ -1,4 +1,4 @@
-"""A command goes on, whoever has stopped reading what it says."""
+"""Tests that a command continues if the reader of its output stops."""
 
 import shlex
 import subprocess
@@ -22,7 +22,7 @@ with open(sys.argv[1], "w") as f:
 
 
 def speak(path, shell: str) -> int:
-    """Runs the program as `shell` says, with $SPEAK for it; returns its exit code, which `shell` prints last."""
+    """Runs a shell script in which `speak` is the program; returns the exit code of the script."""
     words = shlex.join([sys.executable, "-c", SPEAKING, str(path)])
     script = f"speak() {{ {words}; }}\n{shell}"
     return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60).returncode
@@ -42,7 +42,7 @@ def speak(path, shell: str) -> int:
 )
 def test_output_that_nobody_reads_is_dropped(shell, tmp_path):
     assert speak(tmp_path / "done", shell) == 0
-    assert (tmp_path / "done").read_text() == "done"  # and nothing that was meant for stderr
+    assert (tmp_path / "done").read_text() == "done"  # The file contains nothing that was written to stderr.
 
 
 @pytest.mark.slow

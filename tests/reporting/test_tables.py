@@ -1,4 +1,4 @@
-"""Columns are as wide as their widest cell, and no line ends in spaces."""
+"""Tests that columns are as wide as their widest cell, and that no line ends in spaces."""
 
 from pretrainax.reporting.tables import markdown, text_table
 

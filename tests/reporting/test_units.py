@@ -1,4 +1,4 @@
-"""Durations, bytes and numbers are written as people read them."""
+"""Tests that durations, bytes and numbers are formatted for people."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Text of others cannot command a terminal."""
+"""Tests that untrusted text cannot control a terminal."""
 
 import pytest
 
