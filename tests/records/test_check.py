@@ -1,4 +1,4 @@
-"""The checker of records: honest results pass, doctored ones do not, and equal records seldom improve on each other."""
+"""Tests the checker of records: honest records pass, manipulated records fail, and equal records rarely improve."""
 
 import dataclasses
 import importlib
@@ -144,7 +144,7 @@ def test_more_seeds_than_the_standing_record_do_not_count(modules, tmp_path):
     assert "8 seeds needed" in modules.check.verdict(two, one).message
 
 
-# --- doctored records
+# --- manipulated records
 
 
 def test_an_edited_loss_is_found(modules, record):
@@ -162,7 +162,7 @@ def test_dropped_lines_are_found(modules, record, rows):
 
 
 def test_shortened_times_are_found(modules, record):
-    edit(modules, record, core_seconds=lambda t, step: t / 20)  # faster than the products of the reference
+    edit(modules, record, core_seconds=lambda t, step: t / 20)  # This is faster than the products of the reference.
     assert any("more than a machine computes" in problem for problem in problems(modules, record))
 
 
@@ -191,7 +191,7 @@ def test_a_machine_whose_speed_changes_is_found(modules, record):
 
 @pytest.mark.parametrize("factor, is_beyond", [(1, False), (1.2, True), (0.6, False)])
 def test_the_budget_is_in_the_core_seconds_of_the_reference(modules, record, factor, is_beyond):
-    # 2,250 core-seconds; a machine that computes the reference 1.2 times as fast may use 2,000
+    # The run takes 2,250 core-seconds. A machine that computes the reference 1.2 times as fast may use 2,000.
     edit(modules, record, core_seconds=lambda t, step: 1.5 * t, reference_seconds=lambda t, step: t / factor)
     assert any("exceed the budget" in problem for problem in problems(modules, record)) == is_beyond
 
@@ -285,15 +285,16 @@ def test_equal_records_seldom_improve(modules, seed_spread, document_spread):
     rng, trials, seeds, documents = np.random.default_rng(0), 4000, 5, 40
 
     def outcomes(document_effects):
-        noise = rng.normal(0, 0.2 * document_spread, (seeds, documents))  # of pairs of a seed and a document
+        noise = rng.normal(0, 0.2 * document_spread, (seeds, documents))  # noise of pairs of a seed and a document
         scores = document_effects + noise
         values = rng.normal(2.0, seed_spread, seeds) + scores.mean(1)
-        changes = (scores - scores.mean(1, keepdims=True)) / (documents - 1)  # of a mean without one of its terms
+        # the change of a mean if one of its terms is omitted
+        changes = (scores - scores.mean(1, keepdims=True)) / (documents - 1)
         return {s: [Outcome(float(values[s]), changes[s])] for s in range(seeds)}
 
     found = 0
     for _ in range(trials):
         one, other = (SimpleNamespace(outcomes=outcomes(rng.normal(0, document_spread, documents))) for _ in range(2))
         found += modules.check.verdict(one, other).improves
-    # Two standard errors of a share of 1 % in this number of trials
+    # The tolerance is two standard errors of a share of 1 % in this number of trials.
     assert found / trials <= modules.rules.LEVEL + 2 * math.sqrt(modules.rules.LEVEL / trials)

@@ -1,4 +1,4 @@
-"""The whole path of a record on a small text: text, two runs, score, result and checks."""
+"""Tests the whole path of a record on a small text: text, two runs, score, result and checks."""
 
 import importlib
 import io
@@ -24,7 +24,8 @@ def get_config(variant=""):
         experiment.model.position = RotaryPositions()  # the spans are longer than the learned positions
     return experiment
 """
-OF_TIME = ("core-seconds", "speed of the machine", "replay takes")  # depend on the load during a test of seconds
+# These problems depend on the load of the machine, because the test takes only seconds.
+OF_TIME = ("core-seconds", "speed of the machine", "replay takes")
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +80,10 @@ def test_an_interruption_between_two_log_lines_keeps_the_core_seconds(modules, t
         callback.on_save(loop, None, {})
         return callback.log_metrics(loop, None)["core_seconds"]
 
-    # the first update of each process is not counted, because it compiles
+    # The first update of each process does not count, because it compiles.
     assert process(0, 7) == 18
     assert process(7, 12) == 18 + 12
-    assert process(7, 9) == 18 + 3  # the checkpoint of step 12 was lost
+    assert process(7, 9) == 18 + 3  # The checkpoint of step 12 is lost.
 
 
 @pytest.mark.parametrize(
