@@ -1,4 +1,4 @@
-"""Small real tokenizers of every kind, and texts for them to split."""
+"""The fixture of small tokenizers of every kind, and the text on which they train."""
 
 import pytest
 
@@ -14,7 +14,7 @@ She said: "The phenomenal acceleration of everything is probably unbelievable, u
 In 1665, Newton watched an apple fall; some 340 years later, 3.14159 still begins with a 3.
 """
 
-# Li Bai, Wang Zhihuan, Meng Haoran, Wang Wei (8th century)
+# By Li Bai, Wang Zhihuan, Meng Haoran, Wang Wei (8th century).
 CHINESE = """床前明月光，疑是地上霜。举头望明月，低头思故乡。
 白日依山尽，黄河入海流。欲穷千里目，更上一层楼。
 春眠不觉晓，处处闻啼鸟。夜来风雨声，花落知多少。
@@ -26,7 +26,7 @@ TEXTS = [line for line in (ENGLISH + CHINESE).splitlines() if line]
 
 @pytest.fixture(scope="session")
 def tokenizers_of_all_kinds() -> dict[str, Tokenizer]:
-    """Trained on TEXTS: "WordPiece", "ByteBPE" (RoBERTa's special pieces), "Unigram" (100 sentinels), "Characters"."""
+    """Trains on TEXTS: "WordPiece", "ByteBPE" (RoBERTa's special pieces), "Unigram" (100 sentinels), "Characters"."""
     texts = [ENGLISH, CHINESE] * 4
     return {
         "WordPiece": WordPiece(vocab_size=360).build(iter(texts)),

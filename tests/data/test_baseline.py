@@ -1,4 +1,4 @@
-"""The unigram baseline, worked out by hand: what the form of the targets gives away costs nothing."""
+"""Tests the unigram baseline against values by hand: targets that follow from the form have no loss."""
 
 import collections
 import math
@@ -17,7 +17,7 @@ from pretrainax.tokenization.base import Vocabulary
 
 TOKENIZER = Characters().build(iter(["abcd"]))
 SPANS = Vocabulary(size=40, pad=0, eos=1, unk=2, sentinels=tuple(range(30, 40)))
-FREQUENCIES = np.concatenate([np.zeros(3), np.arange(1, 28), np.zeros(10)])  # of ids 3 to 29
+FREQUENCIES = np.concatenate([np.zeros(3), np.arange(1, 28), np.zeros(10)])  # Ids 3 to 29 have counts.
 
 
 def causal(tokens, targets, weights):
@@ -26,7 +26,7 @@ def causal(tokens, targets, weights):
 
 
 def unigram_baseline(counts, train, valid, vocabulary):
-    """The metrics of the baseline over all batches of `valid`: {metric: mean}."""
+    """Returns the metrics of the baseline over all batches of `valid`: {metric: mean}."""
     baseline, sums = Baseline(counts, train, vocabulary), collections.defaultdict(lambda: np.zeros(2))
     for batch in valid:
         for name, (value, weights) in baseline.values(batch).items():
@@ -36,13 +36,13 @@ def unigram_baseline(counts, train, valid, vocabulary):
 
 def test_by_hand():
     vocabulary = Vocabulary(size=4, eos=3)
-    counts = np.array([8, 1, 0, 3])  # of text, smoothed by one count in three parts: 8 1/3, 1 1/3, 1/3 of 10
+    counts = np.array([8, 1, 0, 3])  # the text, smoothed by 1/3 each: 8 1/3, 1 1/3, 1/3 of 10
     first = causal([3, 0, 1, 0], [0, 1, 0, 3], [1, 1, 1, 1])
     second = causal([3, 0, 0, 0], [0, 0, 2, 0], [1, 1, 1, 0])
     scores = unigram_baseline(counts, [first], [second], vocabulary)
     of_text = [25 / 30, 25 / 30, 1 / 30]
-    form = [1.5 / 2, 2.5 / 3, 2.5 / 3]  # text after an end: seen 1 of 1 time; text after text: 2 of 2; and smoothed
-    # the same few float64 operations in another order
+    form = [1.5 / 2, 2.5 / 3, 2.5 / 3]  # Smoothed: 1 of 1 after an end, 2 of 2 after text.
+    # rel=1e-12: the same few float64 operations in another order.
     expected = -sum(math.log(a * b) for a, b in zip(of_text, form, strict=True)) / 3
     assert scores["loss"] == pytest.approx(expected, rel=1e-12)
     assert scores["text_loss"] == pytest.approx(-sum(map(math.log, of_text)) / 3, rel=1e-12)
@@ -74,13 +74,13 @@ def batches(objective, vocabulary, count, seed):
 
 
 def test_sentinels_and_ends_that_are_forced_cost_nothing():
-    objective = SpanCorruption(0.3, mean_span_length=100.0)  # one span, of as many tokens in each row
+    objective = SpanCorruption(0.3, mean_span_length=100.0)  # One span, of the same length in each row.
     train, valid = batches(objective, SPANS, 2000, 0), batches(objective, SPANS, 50, 1)
     scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, SPANS)
     marks, targets = 2, objective.lengths(31).targets
     share = 1 - marks / targets
     assert 0 < share < 1
-    # the counts that smooth the form, one beside 2,000 rows, cost 1 / 2,000 a target
+    # The smoothing adds one count to the 2,000 rows, which costs 1 / 2,000 per target.
     assert scores["loss"] == pytest.approx(share * scores["text_loss"], abs=1e-3)
     frequency = FREQUENCIES[valid[0]["targets"]] / FREQUENCIES.sum()
     assert scores["text_loss"] == pytest.approx(-np.log(frequency[frequency > 0]).mean(), rel=1e-5)
@@ -88,15 +88,15 @@ def test_sentinels_and_ends_that_are_forced_cost_nothing():
 
 
 def test_which_sentinel_is_next_costs_nothing_and_where_it_stands_does():
-    objective = SpanCorruption(0.3)  # 3 spans of 3 tokens on average
+    objective = SpanCorruption(0.3)  # 3 spans of 3 tokens on average.
     train, valid = batches(objective, SPANS, 2000, 0), batches(objective, SPANS, 200, 1)
     scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, SPANS)
     targets = valid[0]["targets"][0]
     is_text = (targets >= 3) & (targets < 30)
     form = scores["loss"] * len(targets) - scores["text_loss"] * is_text.sum()  # nats a row
     spans, noise = (targets >= 30).sum(), is_text.sum()
-    # Where the spans end is one of (noise - 1 over spans - 1) choices: no model knows it beforehand, nor needs to pay
-    # for more than a coin after each token.
+    # The ends of the spans are one of (noise - 1 over spans - 1) choices, which no model knows in advance. The upper
+    # bound is one coin flip after each token.
     assert math.log(math.comb(noise - 1, spans - 1)) < form < noise * math.log(2)
 
 
@@ -104,7 +104,7 @@ def test_of_masks_it_knows_the_frequencies():
     vocabulary = Vocabulary(size=40, pad=0, unk=2, cls=1, sep=30, mask=31)
     train, valid = batches(MaskedLM(), vocabulary, 500, 0), batches(MaskedLM(), vocabulary, 50, 1)
     scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, vocabulary)
-    assert scores["loss"] == pytest.approx(scores["text_loss"], abs=1e-3)  # one count beside the 2,250 of the form
+    assert scores["loss"] == pytest.approx(scores["text_loss"], abs=1e-3)  # One smoothing count in addition to 2,250.
 
 
 MASKS = Vocabulary(size=40, pad=0, unk=2, cls=1, sep=30, mask=31)
@@ -128,11 +128,11 @@ def test_where_the_input_is_visible_it_copies_as_often_as_that_was_right_in_trai
     nats = np.concatenate(list(expected.values()))
     for name, values in expected.items():
         if len(values):
-            # one smoothing count beside 450 or more visible targets
+            # The tolerance covers one smoothing count in addition to 450 or more visible targets.
             assert scores[name] == pytest.approx(values.mean(), rel=0.01, abs=1e-3), name
     assert scores["loss"] == pytest.approx(nats.mean(), abs=0.01)
     frequent_at_masks = (valid[0]["targets"][kinds == 1] == FREQUENCIES.argmax()).sum()
-    visible_and_copied = (kinds == 3).sum()  # all of them, because each token is rarer than a copy
+    visible_and_copied = (kinds == 3).sum()  # All of them, because each token is rarer than a copy.
     assert scores["accuracy"] == pytest.approx((frequent_at_masks + visible_and_copied) / (kinds > 0).sum(), rel=1e-6)
 
 
@@ -140,7 +140,7 @@ def test_labels_of_pairs_have_their_frequencies_in_training():
     batch = batches(MaskedLM(), MASKS, 4, 0)[0]
     train, valid = (batch | {"pair_labels": np.array(labels, np.int32)} for labels in ([1, 1, 1, 0], [0, 1, 1, 1]))
     scores = unigram_baseline(1e6 * FREQUENCIES, [train], [valid], MASKS)
-    label_1 = 3.5 / 5  # smoothed by one count in two parts
+    label_1 = 3.5 / 5  # smoothed by 1/2 each
     assert scores["pair_loss"] == pytest.approx(-(3 * math.log(label_1) + math.log(1 - label_1)) / 4, rel=1e-12)
     assert scores["pair_accuracy"] == 0.75
 
@@ -164,4 +164,4 @@ def test_of_text_the_counts_are_those_of_its_preparation(tmp_path):
         list(writer.write(["aab", "cd"], collections.Counter()))
     shards.write_index(str(tmp_path), 1, TOKENIZER.vocabulary.size, "fingerprint")
     (counts,) = target_counts(Corpus(str(tmp_path)))
-    assert counts.sum() == 5 + 2  # the ends of the documents too
+    assert counts.sum() == 5 + 2  # Including the ends of the documents.

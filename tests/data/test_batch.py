@@ -1,4 +1,4 @@
-"""The contract of a batch: what its table says, what the check refuses, and which kind a batch is."""
+"""Tests the contract of a batch: its table in the documentation, the errors of its check, and its kinds."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption(), PrefixLM(), NextSentence
 
 
 def made(objective):
-    """A batch of 4 rows of 31 inputs."""
+    """Makes a batch of 4 rows of 31 inputs."""
     lengths, rng = objective.lengths(31), np.random.default_rng(0)
 
     def text(*_):
@@ -164,7 +164,7 @@ def test_padding_is_counted_on_both_sides():
         (MaskedLM(), False),
         (SpanCorruption(), False),
         (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 1.0)), False),
-        (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 0.0)), True),  # of which no row is a PrefixLM's
+        (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 0.0)), True),  # No row is from PrefixLM.
         (ObjectiveMixture((CausalLM(), ObjectiveMixture((CausalLM(),), (1.0,))), (1.0, 1.0)), True),
     ],
 )
@@ -172,11 +172,11 @@ def test_the_loss_of_a_causal_lm_alone_is_a_likelihood_of_the_text(objective, ex
     assert objective.is_likelihood is expected
 
 
-# --- what bounds each name -----------------------------------------------------------------------------------------
+# --- the bounds of each array --------------------------------------------------------------------------------------
 
 
 def bounded(name, highest):
-    """A batch of pairs, whose names are most of those of an encoder, with `highest` in one array."""
+    """Makes a batch of pairs, which has most arrays of an encoder, with `highest` in the array `name`."""
     batch = dict(made(NextSentencePrediction()))
     batch[name] = np.array(batch[name])
     batch[name].flat[-1] = highest
@@ -244,7 +244,7 @@ def test_an_optional_name_that_is_there_is_checked(objective, name):
     with pytest.raises(UserError, match=rf"batch\['{name}'\] is int32 \[4, 3\], not int32 \[4, \d+\]"):
         check_batch(batch | wrong, model(objective.families[0]), objective.lengths(31), 4)
     without = {key: array for key, array in batch.items() if key != name}
-    if name != "masked_positions":  # without them a prediction is asked for at each place
+    if name != "masked_positions":  # Without them, each position has a target.
         check_batch(without, model(objective.families[0]), objective.lengths(31), 4)
 
 
@@ -272,6 +272,6 @@ def test_an_encoder_may_be_asked_at_each_place():
 
 def test_a_denominator_is_summed_over_a_row_and_by_default_that_of_its_weights():
     own = {"tokens": np.ones(2, np.int32), "loss_weights": np.float32([0.5, 2.0]), "denominator": np.float32(7.0)}
-    other = {"tokens": np.ones(3, np.int32), "loss_weights": np.float32([1.0, 1.0, 0.0])}  # of another objective
+    other = {"tokens": np.ones(3, np.int32), "loss_weights": np.float32([1.0, 1.0, 0.0])}  # from another objective
     batch = collate([[own, other], [other]], Lengths(8, 8, 8), pad=0, template=own)
     assert batch["denominator"].tolist() == [9.0, 2.0] and batch["denominator"].dtype == np.float32

@@ -1,4 +1,4 @@
-"""What a cache knows of its own files: a byte that is another one does not go unseen."""
+"""Tests the checksums of cached files, which detect one changed byte."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Windows and documents of a corpus are where they should be."""
+"""Tests that a corpus returns the right tokens for its windows and documents."""
 
 import collections
 import json
@@ -21,7 +21,7 @@ SIZE = TOKENIZER.vocabulary.size
 
 
 def write(directory, lists):
-    """A corpus of lists of documents, one list a shard."""
+    """Writes a corpus of lists of documents, one list per shard."""
     directory = str(directory)
     for i, documents in enumerate(lists):
         with shards.ShardWriter(directory, i, TOKENIZER) as writer:
@@ -31,7 +31,7 @@ def write(directory, lists):
 
 
 def expected(shards):
-    """(tokens of all documents one after the other, number of its document for each)."""
+    """Returns (the tokens of all documents in order, the index of each token's document)."""
     documents = [d for shard in shards for d in shard if d.strip()]
     tokens = [[*TOKENIZER.encode(d), EOS] for d in documents]
     return np.concatenate(tokens), np.repeat(np.arange(len(tokens)), [len(t) for t in tokens])
@@ -105,7 +105,7 @@ def test_truncated_shard_is_named(small):
 
 
 def test_more_tokens_than_31_bits_count(tmp_path):
-    """2^31 + 1,000 tokens, of which all but the last are a hole in the file that takes no space."""
+    """The file has 2^31 + 1,000 tokens; all but the last 3 are a hole that takes no space."""
     size = 2**31 + 1000
     with open(tmp_path / "00000.tokens", "wb") as f:
         f.truncate(2 * size)
@@ -121,7 +121,7 @@ def test_more_tokens_than_31_bits_count(tmp_path):
 
 
 def test_index_of_shards_with_more_than_31_bits_of_tokens(tmp_path):
-    """Two shards, the first with 2^31 tokens: what it takes to join them is their totals."""
+    """The first of two shards has 2^31 tokens; joining the shards requires only their totals."""
     for i, (size, ends) in enumerate([(2**31, [5, 2**31]), (3, [3])]):
         arrays = {"ends": np.array(ends), "bytes": np.ones(len(ends), np.int64), "counts": np.array([size, 0])}
         shards.finish_shard(shards.shard_path(str(tmp_path), i), arrays, {}, "checksum")

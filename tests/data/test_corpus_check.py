@@ -1,4 +1,4 @@
-"""A corpus is compared with its checksums while it is read, and a byte that is another one ends the run."""
+"""Tests that a run compares a corpus with its checksums while reading it, and ends if one byte has changed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The steps of a run follow from its epochs and its data, and the warmup and the intervals follow from the steps."""
+"""Tests that epochs and data determine the steps of a run, and that the steps determine warmup and intervals."""
 
 import json
 
@@ -32,7 +32,7 @@ def write(folder, count, kind="jsonl"):
 
 
 def fine_tuning(folder, count=50, epochs=3.0, **fields):
-    """A config of your own records, whose number of steps follows from them."""
+    """Makes a config that trains on `count` records for a number of epochs."""
     experiment = tiny.get_config("bert")
     experiment.model.masked_lm_head, experiment.tokenizer = False, Characters()
     experiment.objective, experiment.data.cache_dir = Classification(), str(folder / "cache")
@@ -52,7 +52,7 @@ def prepared(experiment):
 
 
 def numbers(experiment):
-    """Steps, warmup, and intervals of validations and of checkpoints."""
+    """Returns the steps, the warmup steps, and the intervals of validations and of checkpoints."""
     e = experiment
     return e.train.steps, e.schedule.warmup_steps, e.evaluate.every, e.checkpoint.every
 
@@ -68,7 +68,7 @@ def numbers(experiment):
         (5, 8, 1, (1, 0, 1, 1)),
         (2, 1, 7, (14, 1, 2, 2)),
         (30, 10, 0.7, (2, 0, 2, 2)),
-        (100, 10, 0.7, (7, 0, 7, 7)),  # 0.7 · 10 is less than 7 in floats
+        (100, 10, 0.7, (7, 0, 7, 7)),  # 0.7 · 10 is less than 7 in floats.
     ],
 )
 def test_steps_are_the_epochs_of_the_records(count, batch, epochs, wanted, tmp_path):
@@ -139,7 +139,8 @@ def test_epochs_of_pretraining_are_those_of_its_rows(packing, tmp_path):
     data = prepare(experiment, report=lambda message: None)
     rows = batches_of(experiment, data, "train").rows_per_epoch
     assert experiment.train.steps == 2 * rows // 8 and experiment.evaluate.every == -(-rows // 8)
-    assert packing is not None or rows == pytest.approx(data.train[0].num_tokens / 33, abs=2)  # 32 and the next one
+    # A row takes 33 tokens: 32 inputs and the next token.
+    assert packing is not None or rows == pytest.approx(data.train[0].num_tokens / 33, abs=2)
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_a_mixture_has_no_epoch(tmp_path):
         with pytest.raises(UserError, match="config.train.budget in epochs, .* mix several streams of rows"):
             check(experiment)
     set_field(experiment, "config.train.budget", "1e9 flops")
-    validate(experiment)  # the intervals are fractions of the run
+    validate(experiment)  # The intervals are fractions of the run.
 
 
 # --- schedules, grids, configs ----------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def test_a_mixture_has_no_epoch(tmp_path):
 def test_a_warmup_that_is_auto_is_a_tenth_of_the_steps(schedule):
     auto, explicit = schedule(AUTO).build(1.0, 50), schedule(5).build(1.0, 50)
     assert [float(auto(step)) for step in range(50)] == [float(explicit(step)) for step in range(50)]
-    assert float(schedule(AUTO).build(1.0, 0)(0)) > 0  # as the plan of a run does before its data exists
+    assert float(schedule(AUTO).build(1.0, 0)(0)) > 0  # The plan of a run has 0 steps before its data exists.
 
 
 def test_epochs_may_be_swept(tmp_path):

@@ -1,4 +1,4 @@
-"""Archives are read as their content, whole or not at all, and files are cut without loss."""
+"""Tests that reading an archive returns all of its content or fails, and that splitting files loses nothing."""
 
 import gzip
 import lzma
@@ -39,7 +39,7 @@ def test_archive_is_read_as_its_content(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_endings_may_be_in_upper_case(tmp_path, kind):
-    """As of files from Windows; a folder left them out without a word."""
+    """Files from Windows may have such names; an earlier version ignored these files of a folder silently."""
     (tmp_path / "A.TXT").write_text("one")
     path = tmp_path / f"B.TXT.{kind.upper()}"
     path.write_bytes(COMPRESS[kind](LINES))

@@ -1,4 +1,4 @@
-"""Texts stand between the special tokens of a model's pretraining, and the longer one gives way to the shorter."""
+"""Tests that the special tokens of pretraining frame each text, and that truncation cuts the longest text."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_a_decoder_of_two_stacks_starts_as_its_family_does():
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=3), st.integers(0, 60))
 def test_the_longest_gives_way_token_by_token(sizes, room):
     wanted = list(sizes)
-    while sum(wanted) > room:  # the last of the longest loses its end, as in transformers' "longest_first"
+    while sum(wanted) > room:  # the last of the longest lists loses a token, as in transformers' "longest_first"
         longest = max(wanted)
         wanted[len(wanted) - 1 - wanted[::-1].index(longest)] -= 1
     assert truncate_longest_first(sizes, room) == wanted

@@ -1,4 +1,4 @@
-"""Data sets by their names on the hub, over the real client: read as they come, and what is said where they are not."""
+"""Tests reading datasets by their names on the hub with the real client, and the errors of missing datasets."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.support.runs import ROOT
 pytestmark = pytest.mark.slow
 
 LINES = b"".join(b'{"text": "line %d of some text"}\n' % i for i in range(50))
-# The client reads where the hub is when it is imported.
+# The client reads the address of the hub when it is imported, so each reading needs a new process.
 READ = """
 import collections, json, sys
 from pretrainax.config import UserError
@@ -31,7 +31,7 @@ for name, streaming in json.loads(sys.argv[1]):
 
 @pytest.fixture
 def server():
-    """A hub with org/data, org/gated and org/program."""
+    """Serves a hub with org/data, org/gated and org/program."""
     with serving() as server:
         valid = b"".join(LINES.splitlines(keepends=True)[:4])
         server.repository("datasets/org/data").commit({"train.jsonl": LINES, "validation.jsonl": valid})
@@ -42,7 +42,7 @@ def server():
 
 
 def read(endpoint, tmp_path, *wanted, **env):
-    """What a process says of each data set."""
+    """Reads the datasets in a new process, and returns its output for each."""
     env = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"} | env
     done = subprocess.run(
         [sys.executable, "-c", READ, json.dumps(wanted)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
@@ -73,5 +73,5 @@ def test_a_data_set_without_a_network(server, tmp_path):
     before, after = (("org/data", False),), (("org/data", False), ("org/gated", True))
     (online,) = read(server.url, tmp_path, *before)
     cached, lacking = read(server.url, tmp_path, *after, HF_HUB_OFFLINE="1")
-    assert cached == online  # the fingerprint too, by which a run knows its text
+    assert cached == online  # including the fingerprint, which identifies the text of a run
     assert lacking[0] == 1 and "the hub does not respond" in lacking[1] and "without HF_HUB_OFFLINE" in lacking[1]

@@ -1,4 +1,4 @@
-"""Byte-order marks and Windows' line ends are no text: every source takes them off and counts them."""
+"""Tests that every source removes byte-order marks and the carriage returns of Windows' line ends, and counts them."""
 
 import collections
 import json
@@ -42,7 +42,7 @@ def test_text_files_are_made_plain_and_counted(tmp_path):
 def test_no_carriage_return_is_left_where_a_text_is_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "SHARD_BYTES", 16)
     (tmp_path / "a.txt").write_bytes(b"words\r\n" * 300)
-    for fraction in (0.1, 0.101, 0.102, 0.103, 0.104):  # within a line end, too
+    for fraction in (0.1, 0.101, 0.102, 0.103, 0.104):  # Some cut within a line end.
         source = TextFiles(str(tmp_path / "a.txt"), valid_fraction=fraction)
         assert "\r" not in "".join(texts(source, "train") + texts(source, "valid"))
 

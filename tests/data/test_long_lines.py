@@ -1,4 +1,4 @@
-"""A long line of JSON says what a short one does."""
+"""Tests that the parser of long JSON lines returns what `json` returns."""
 
 import io
 import json

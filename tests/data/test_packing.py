@@ -1,4 +1,4 @@
-"""Pieces of documents, what fits together, and the rows of an epoch."""
+"""Tests packing: the pieces of documents, the pieces that fit together, and the rows of an epoch."""
 
 import collections
 import dataclasses
@@ -38,9 +38,9 @@ def name_of(value):
 def test_pieces_of_documents_cover_them(lengths, longest):
     ends = np.cumsum(lengths)
     starts, sizes = cut_documents(ends, longest)
-    np.testing.assert_array_equal(starts, np.cumsum([0, *sizes[:-1]]))  # one after the other, nothing left out
+    np.testing.assert_array_equal(starts, np.cumsum([0, *sizes[:-1]]))  # contiguous
     assert sizes.sum() == ends[-1] and sizes.max() <= longest and sizes.min() >= 1
-    assert set(ends.tolist()) <= set((starts + sizes).tolist())  # no piece is of two documents
+    assert set(ends.tolist()) <= set((starts + sizes).tolist())  # No piece spans two documents.
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 40))
@@ -51,7 +51,7 @@ def test_pieces_end_where_sentences_do(documents, longest):
     assert sizes.sum() == ends[-1] and sizes.max() <= longest and sizes.min() >= 1
     assert set(ends.tolist()) <= set((starts + sizes).tolist())
     for start, size in zip(starts, sizes, strict=True):
-        if start + size not in sentence_ends:  # then a sentence was too long for a piece
+        if start + size not in sentence_ends:  # Then a sentence was too long for a piece.
             assert size == longest and not ((sentence_ends > start) & (sentence_ends < start + size)).any()
 
 
@@ -91,7 +91,7 @@ def test_targets_bound_a_row_too(packing):
 
 
 class Numbers:
-    """A tokenizer of texts such as "5 6 7"."""
+    """A tokenizer of text like "5 6 7"."""
 
     vocabulary = VOCABULARY
 
@@ -128,7 +128,7 @@ def test_an_epoch_holds_every_token_once(corpus, packing, objective):
         made = [example for row in rows for example in batches.examples(row)[1]]
         texts = [objective.restore(example, VOCABULARY) for example in made]
         left_out = batches.statistics()["pieces without a target"]
-        assert sum(map(len, texts)) == corpus.num_tokens - left_out  # of one token each
+        assert sum(map(len, texts)) == corpus.num_tokens - left_out  # They have one token each.
         found = np.bincount(np.concatenate(texts), minlength=VOCABULARY.size)
         assert (corpus.token_counts - found).min() >= 0
 
@@ -149,7 +149,7 @@ def test_examples_of_a_row_are_told_apart(corpus, packing):
 
 
 def test_masked_positions_of_a_packed_row_point_at_their_tokens(corpus):
-    objective = MaskedLM(mask_fraction=0.0, random_fraction=0.0)  # every token stays what it was
+    objective = MaskedLM(mask_fraction=0.0, random_fraction=0.0)  # Every token stays unchanged.
     batch = make(corpus, BestFit(), objective)[3]
     used = batch["loss_weights"] > 0
     at = np.take_along_axis(batch["tokens"], batch["masked_positions"], axis=1)
@@ -188,7 +188,10 @@ def test_what_fills_no_batch_is_counted(corpus):
 
 
 def corpus_of(directory, lengths, parts=None, sentence=5):
-    """Documents of these lengths, whose tokens are 200 + 100 d, with an empty line after each sentence."""
+    """Writes a corpus of documents of these lengths.
+
+    All tokens of document d are 200 + 100 d, and an empty line follows each sentence.
+    """
     words = [[str(200 + 100 * d)] * n for d, n in enumerate(lengths)]
     texts = ["\n\n".join(" ".join(x[i : i + sentence]) for i in range(0, len(x), sentence)) for x in words]
     with shards.ShardWriter(directory, 0, Numbers(), parts) as writer:
@@ -198,7 +201,7 @@ def corpus_of(directory, lengths, parts=None, sentence=5):
 
 
 def test_the_end_of_a_document_alone_is_no_piece(tmp_path):
-    cut = corpus_of(str(tmp_path), [30, 31] * 20)  # and a separator each; a row takes 31 tokens of a decoder's text
+    cut = corpus_of(str(tmp_path), [30, 31] * 20)  # Plus a separator each; a row takes 31 tokens of text.
     batches = make(cut, OneEach(), MaskedLM(), sequence_length=33)
     assert batches.statistics()["pieces without a target"] == 20
     assert {len(example["tokens"]) for row in range(40) for example in batches.examples(row)[1]} == {33}
@@ -207,7 +210,7 @@ def test_the_end_of_a_document_alone_is_no_piece(tmp_path):
 @pytest.mark.parametrize("objective", [NextSentencePrediction(), Denoising()], ids=name_of)
 def test_the_end_of_a_document_with_a_long_sentence_alone_is_no_piece(objective, tmp_path):
     room = objective.lengths(32).raw
-    cut = corpus_of(str(tmp_path), [room - 1, room] * 20, "sentences", sentence=100)  # and a separator each
+    cut = corpus_of(str(tmp_path), [room - 1, room] * 20, "sentences", sentence=100)  # plus a separator each
     plan = make_row_plan(cut, objective, OneEach(), 32, batch_size=4, shuffle=False)
     assert plan.statistics["pieces without a target"] == 20 and plan.rows_per_epoch == 40
 
@@ -283,7 +286,7 @@ def test_shuffled_documents_come_once_an_epoch(corpus, epoch):
     for start, length in itertools.chain(*rows):
         assert len(set(corpus.document_ends.searchsorted((start, start + length - 1), "right"))) == 1
         found[start : start + length] += 1
-    assert found.max() == 1 and (found == 0).sum() < 2 * 33  # windows leave out less than two rows of 33 tokens
+    assert found.max() == 1 and (found == 0).sum() < 2 * 33  # Windows omit less than two rows of 33 tokens.
     assert {sum(length for _, length in row) for row in rows} == {33}
     assert batches.rows_per_epoch == plain.rows_per_epoch
 
@@ -291,7 +294,7 @@ def test_shuffled_documents_come_once_an_epoch(corpus, epoch):
 def test_shuffled_documents_have_other_neighbors_in_each_epoch(corpus):
     batches = make(corpus, SHUFFLED)
     first, second = (neighbors(corpus, epoch_of(batches, epoch)) for epoch in (0, 1))
-    # Of 199 pairs of neighbors, one is the same in two random orders on average.
+    # Two random orders share on average one of 199 pairs of neighbors.
     assert (
         len(first) > 100
         and len(first & second) < 8
@@ -301,7 +304,7 @@ def test_shuffled_documents_have_other_neighbors_in_each_epoch(corpus):
         neighbors(corpus, [[(row[0][0] + i, 1) for i in range(33)] for row in epoch_of(make(corpus, Windows()), e)])
         for e in (0, 1)
     ]
-    assert len(plain[0] & plain[1]) > 100  # without the option, most neighbors stay
+    assert len(plain[0] & plain[1]) > 100  # Without the option, most neighbors stay.
 
 
 @pytest.mark.parametrize("objective", [CausalLM(), MaskedLM(), SpanCorruption()], ids=name_of)

@@ -1,4 +1,4 @@
-"""The parts of a validation have names that a reader knows, and different things never share one."""
+"""Tests that the names of validation parts are readable, and that different parts have different names."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_objectives_that_differ_in_another_field_are_numbered():
 
 
 def test_each_stream_is_of_a_source_and_of_an_objective():
-    """In the order of pipeline.Batches: corpus by corpus; an objective without weight has no stream."""
+    """The order is the one in pipeline.Batches, corpus by corpus; an objective of weight 0 has no stream."""
     mixture = ObjectiveMixture((SpanCorruption(), SequentialDenoising(), SpanCorruption(0.5)), (1.0, 2.0, 0.0))
     span, rest = "denoiser=SpanCorruption-0.15-3", "denoiser=SequentialDenoising-0.25"
     assert stream_part_names([*ONE, PythonDocs()], mixture) == [

@@ -1,4 +1,4 @@
-"""Order by index: permutations, shares of streams, random numbers."""
+"""Tests functions of an index: permutations, shares of streams, random numbers."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_a_permutation_hits_every_place_once(size):
 
 
 def test_permutations_are_uniform():
-    """Every index of range(5) goes to every place equally often over many keys."""
+    """Checks that many keys move every index of range(5) to every place equally often."""
     counts = np.zeros((5, 5))
     draws = np.random.default_rng(0).integers(2**64, size=(5000, 6), dtype=np.uint64).tolist()
     for keys in draws:
@@ -37,7 +37,7 @@ def test_draws_of_other_places_differ():
 
 
 def test_a_small_integer_does_not_linger_from_the_draw_before():
-    """32-bit draws leave half of a word behind, which must not be given to the next place."""
+    """A 32-bit draw leaves half of a 64-bit word, which must not become a draw of the next place."""
     draws = CounterRng(0)
     first = draws.at(0, 1).integers(1 << 30, size=3, dtype=np.uint32).tolist()
     draws.at(0, 2).integers(1 << 30, size=1, dtype=np.uint32)
@@ -59,7 +59,7 @@ def test_streams_count_their_own_rows_without_gaps(weights):
         assert n == seen[stream]
         seen[stream] += 1
     for count, weight in zip(seen, weights, strict=True):
-        # within a cycle of 4,096 rows a share is rounded to a row
+        # Within a cycle of 4,096 rows, the schedule rounds a share to a row.
         assert abs(count - 10_000 * weight / sum(weights)) <= 4
 
 

@@ -1,4 +1,4 @@
-"""The batches of a run in phases: functions of (seed, step), whose streams go on from phase to phase."""
+"""Tests the batches of a run in phases: functions of (seed, step), with streams that continue across phases."""
 
 import pickle
 import types
@@ -27,7 +27,7 @@ def _no_text_is_counted(monkeypatch):
 
 
 def run(*phases: Phase, steps: int = 20, corpora=None, **changes):
-    """The config of a run of 4 rows of 32 tokens a step, and its data."""
+    """Returns the config of a run of 4 rows of 32 tokens per step, and its data."""
     corpora = corpora or (CountingCorpus(2000),)
     experiment = tiny.get_config("gpt")
     experiment.data.sequence_length, experiment.train.global_batch_size, experiment.train.steps = 31, 4, steps
@@ -42,7 +42,7 @@ def run(*phases: Phase, steps: int = 20, corpora=None, **changes):
 
 
 def windows(experiment, prepared, steps=None, **processes):
-    """Where the rows of each step begin in the corpus."""
+    """Returns the first tokens of the rows of each step, which show the positions of the rows in the corpus."""
     batches = phase_batches(experiment, prepared, **processes)
     every = range(experiment.train.steps) if steps is None else steps
     return [batches.at(step)[step]["tokens"][:, 0].tolist() for step in every]
@@ -52,7 +52,7 @@ def flat(rows):
     return [start for of_step in rows for start in of_step]
 
 
-# --- a stream goes on ------------------------------------------------------------------------------------------------
+# --- streams across phases -------------------------------------------------------------------------------------------
 
 
 def test_phases_that_change_no_row_have_the_batches_of_a_run_without_them():
@@ -75,9 +75,9 @@ def test_rows_of_another_length_are_in_an_order_of_their_own_and_go_on_when_they
     phased = windows(*run(Phase(steps=5), between, Phase(steps=4), between, Phase()))
     short, long = flat([*phased[:5], *phased[8:12], *phased[15:]]), flat([*phased[5:8], *phased[12:15]])
     assert short == plain[: len(short)]
-    assert len(set(long)) == len(long) == 24  # none comes twice in an epoch of 31
+    assert len(set(long)) == len(long) == 24  # No window repeats in an epoch of 31.
     alone = flat(windows(*run(Phase(sequence_length=63), steps=6)))
-    assert alone != long  # it has random numbers of its own
+    assert alone != long  # It has its own random numbers.
 
 
 def test_a_change_of_weights_reads_each_corpus_on():
@@ -107,7 +107,7 @@ def test_another_rate_of_an_objective_reads_the_text_on():
 
 
 def texts(batches, step):
-    """The texts that the rows of a step are made of."""
+    """Yields the inputs of the rows of a step."""
     for row in range(4 * step, 4 * step + 4):
         yield from batches.inputs(row)
 
@@ -156,7 +156,7 @@ def test_batches_left_out_by_a_rollback_leave_a_step_in_its_phase():
     assert rows == [tuple(left_out[step]) for step in (*range(6), *range(11, 15))]
 
 
-# --- text of its own -------------------------------------------------------------------------------------------------
+# --- phases with their own text --------------------------------------------------------------------------------------
 
 
 def test_a_phase_with_another_source_reads_that_with_the_tokenizer_of_the_run(tmp_path, text, cache):

@@ -1,4 +1,4 @@
-"""Batches: pure functions of (seed, step), whoever makes them."""
+"""Tests that batches are pure functions of (seed, step), in any process."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
 
 
 class CountingCorpus:
-    """Token i is 200 + i: what a window holds tells where it came from."""
+    """A corpus in which token i is 200 + i, so that the tokens of a window show its position."""
 
     directory, parts, num_documents = "train", None, 1
 
@@ -51,7 +51,7 @@ def make(objective=None, num_tokens=1000, **kwargs):
 
 
 def start(batches, row):
-    """Where the window of a row begins."""
+    """Returns the start of the window of a row."""
     ((place, _),), _ = batches.streams[0].row(row)
     return place
 
@@ -105,7 +105,7 @@ def test_epochs_have_their_own_order_and_offset():
     offsets = [min(starts) for starts in epochs]
     orders = {tuple((s - o) // 32 for s in starts) for starts, o in zip(epochs, offsets, strict=True)}
     assert len(orders) == 8
-    assert len(set(offsets)) > 4  # 8 draws from 32 places: fewer than 5 distinct has a chance below 1e-4
+    assert len(set(offsets)) > 4  # 8 draws from 32 places: fewer than 5 distinct ones have a probability below 1e-4.
 
 
 def test_without_shuffle_windows_come_in_order_and_start_again():
@@ -150,14 +150,14 @@ def test_masks_and_order_have_seeds_of_their_own():
         batch = make(MaskedLM(), num_tokens=4000, **seeds)[5]
         unmasked = batch["tokens"].copy()
         np.put_along_axis(unmasked, batch["masked_positions"], batch["targets"], axis=1)
-        return unmasked[:, 1:].tolist(), batch["masked_positions"].tolist()  # slots that are not needed have place 0
+        return unmasked[:, 1:].tolist(), batch["masked_positions"].tolist()  # Unused slots have position 0.
 
     text, masks = rows(seed=3)
     assert rows(seed=3, mask_seed=3) == (text, masks)
     other = rows(seed=3, mask_seed=4)
     assert other[0] == text and other[1] != masks
     other = rows(seed=4, mask_seed=3)
-    assert other[0] != text and other[1] == masks  # as many tokens, of which the same places are drawn
+    assert other[0] != text and other[1] == masks  # the same number of tokens, so the same positions
 
 
 def test_masks_may_have_a_negative_seed():
@@ -168,7 +168,7 @@ def test_masks_may_have_a_negative_seed():
 
 
 def corpus_with(folder, bad, characters="abcd"):
-    """Two shards of the tokenizer's own ids, one of which is `bad`; and the file that this is in."""
+    """Writes two shards of the tokenizer's ids, one id replaced by `bad`; returns the corpus and the changed file."""
     size = TOKENIZER.vocabulary.size
     for i in range(2):
         with shards.ShardWriter(str(folder), i, TOKENIZER) as writer:
@@ -204,7 +204,7 @@ def test_the_last_id_of_the_vocabulary_is_one(tmp_path):
 
 
 def of(corpus):
-    """A corpus of which every token is `corpus`."""
+    """Makes a corpus in which every token is `corpus`."""
     counting = CountingCorpus(1000)
     counting.window = lambda start, length: (np.full(length, corpus, np.int32), np.ones(length, np.int32))
     return counting
@@ -337,13 +337,13 @@ def test_a_loader_process_leaves_signals_to_its_parent_and_ends_with_it(tmp_path
     command = [sys.executable, str(tmp_path / "loading.py")]
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as parent:
         assert parent.stdout.readline() == "0\n"
-        os.killpg(parent.pid, signal.SIGTERM)  # as SLURM does
-        for index in range(1, 20):  # more than was made ahead
+        os.killpg(parent.pid, signal.SIGTERM)  # SLURM sends SIGTERM to the group.
+        for index in range(1, 20):  # More than the workers prefetched.
             parent.stdin.write("\n")
             parent.stdin.flush()
             assert parent.stdout.readline() == f"{index}\n"
         parent.kill()
-        assert parent.stdout.read() == ""  # returns when nobody holds the other end any more
+        assert parent.stdout.read() == ""  # Returns when no process has the pipe open.
 
 
 # --- of a run
@@ -413,7 +413,7 @@ def test_rows_of_a_mixture_cannot_have_buckets(tmp_path):
 
 
 class Inventing(CausalLM):
-    """An objective that makes an id of its own."""
+    """An objective that makes an id outside of the vocabulary."""
 
     def example(self, text, rng, vocabulary):
         made = super().example(text, rng, vocabulary)
@@ -431,7 +431,7 @@ def test_an_id_that_no_text_has_is_the_objectives(tmp_path):
 
 
 def test_progress_goes_from_nothing_to_all_and_no_further():
-    batches = make(steps=10)  # of 4 rows
+    batches = make(steps=10)  # 4 rows per step
     assert [batches.progress(row) for row in (0, 20, 40, 80)] == [0.0, 0.5, 1.0, 1.0]
     assert make().progress(5) == 1.0
 

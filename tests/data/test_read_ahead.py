@@ -1,4 +1,4 @@
-"""The text of batches to come is read from a store while those before are made, and is the same text."""
+"""Tests that the text of later batches is read from a store during earlier batches, and is the same text."""
 
 import pickle
 import threading
@@ -17,14 +17,14 @@ from tests.support.text_in_store import STEPS, bucket, experiment, made
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Lists how many ranges each request to the store is of."""
+    """Lists the number of ranges of each request to the store."""
     counts, original = [], Store.read_ranges
     monkeypatch.setattr(Store, "read_ranges", lambda s, ranges: (counts.append(len(ranges)), original(s, ranges))[1])
     return counts
 
 
 def in_store(lines, another_machine, kind="windows", objective=None, steps=STEPS):
-    """Returns the config of a corpus that is in a store alone, and what it is prepared to."""
+    """Returns the config of a corpus that exists only in a store, and the prepared data."""
     of = experiment(lines, bucket(), kind)
     of.objective, of.train.steps = objective or of.objective, steps
     prepare(of, print)
@@ -33,7 +33,7 @@ def in_store(lines, another_machine, kind="windows", objective=None, steps=STEPS
 
 
 def settled(counts):
-    """Returns the list once nothing was added to it for a while."""
+    """Returns the list when 0.2 s have passed without a new item."""
     size = -1
     while size != len(counts):
         size = len(counts)
@@ -43,11 +43,11 @@ def settled(counts):
 
 def test_each_request_is_of_twice_as_many_steps_as_the_one_before(lines, another_machine, asked):
     batches = batches_of(*in_store(lines, another_machine, steps=20), "train")
-    _ = batches.template  # of the first row alone, to know which arrays batches have
+    _ = batches.template  # Reads only the first row, to find the arrays of a batch.
     del asked[:]
     for step in range(20):
         _ = batches[step]
-    rows = 4  # of a step; a window may lie in two shards
+    rows = 4  # Per step; a window may span two shards.
     assert [count // rows for count in settled(asked)] == pytest.approx([1, 2, 4, 8, 5], rel=0.3)
 
 
@@ -55,8 +55,8 @@ def test_the_next_text_is_asked_for_while_a_batch_is_used(lines, another_machine
     batches = batches_of(*in_store(lines, another_machine), "train")
     _ = batches[0]
     before = len(settled(asked))
-    _ = batches[1]  # is here
-    assert len(settled(asked)) == before + 1  # of those behind it
+    _ = batches[1]  # already read
+    assert len(settled(asked)) == before + 1  # for the steps after it
 
 
 def test_of_a_loader_worker_the_steps_that_are_its_own_are_read(lines, another_machine, asked):
@@ -66,7 +66,7 @@ def test_of_a_loader_worker_the_steps_that_are_its_own_are_read(lines, another_m
     _ = settled(asked), batches.template
     del asked[:]
     chex.assert_trees_all_equal([batches[step] for step in range(1, 30, 3)], expected)
-    assert len(settled(asked)) <= 6  # two of them before it is known how far apart its steps are
+    assert len(settled(asked)) <= 6  # Two of them before the reader knows the distance of the steps.
 
 
 def test_several_objectives_over_one_corpus_are_read_at_once(lines, another_machine, asked):
@@ -76,7 +76,7 @@ def test_several_objectives_over_one_corpus_are_read_at_once(lines, another_mach
     _ = batches.template
     del asked[:]
     _ = [batches[step] for step in range(STEPS)]
-    assert len(settled(asked)) == 3  # of 1, 2 and 3 steps
+    assert len(settled(asked)) == 3  # requests of 1, 2 and 3 steps
 
 
 def test_a_rollback_reads_what_it_goes_back_to(lines, another_machine):
@@ -119,4 +119,4 @@ def test_texts_that_rows_draw_are_waited_for_together(lines, another_machine, mo
     batches = batches_of(of, prepared, "train")
     monkeypatch.setattr(Store, "read_ranges", slow)
     chex.assert_trees_all_equal(batches[0], expected)
-    assert most[0] > 2  # beside the two that may read ahead
+    assert most[0] > 2  # Two more may read ahead.

@@ -1,4 +1,4 @@
-"""The plan of packed rows is kept, whole or not at all, where nobody else can have put it."""
+"""Tests that the plan of packed rows is stored completely or not at all, in a folder that only its user can access."""
 
 import collections
 import os
@@ -20,7 +20,7 @@ from tests.data.test_corpus import SIZE, TOKENIZER
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch) -> Corpus:
-    """Fifty documents in a folder, beside an empty one for temporary files."""
+    """Writes fifty documents to a folder, next to an empty folder for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     for name in ("tmp", "train"):
         (tmp_path / name).mkdir()
@@ -81,7 +81,7 @@ def test_plan_is_written_under_a_name_of_this_machine_first(corpus, monkeypatch)
 
 
 def unwritable(monkeypatch, corpus):
-    """The corpus may only be read (as root, who may write anywhere, by what `rename` says)."""
+    """Makes the corpus read-only with an `os.rename` that fails, because root may write to any folder."""
     rename = os.rename
 
     def refuse(source, target):
@@ -107,7 +107,7 @@ def test_plan_of_a_corpus_that_may_only_be_read_is_in_a_folder_of_this_user(corp
 @pytest.mark.parametrize("planted", ["a folder that all can write to", "a link", "a file"])
 def test_what_somebody_else_put_among_the_temporary_files_is_not_used(corpus, monkeypatch, tmp_path, planted):
     unwritable(monkeypatch, corpus)
-    plan = plan_of(corpus)  # a whole one, which would be read
+    plan = plan_of(corpus)  # a complete plan, which a trusted folder would provide
     if planted == "a link":
         os.rename(private(), tmp_path / "elsewhere")
         os.symlink(tmp_path / "elsewhere", private(), target_is_directory=True)
@@ -118,7 +118,7 @@ def test_what_somebody_else_put_among_the_temporary_files_is_not_used(corpus, mo
         os.chmod(private(), 0o777)
     with pytest.raises(UserError, match="the folder belongs to another user, or others can access it: set TMPDIR"):
         plan_of(corpus)
-    assert rows(plan)  # what was open stays open
+    assert rows(plan)  # The open plan stays readable.
 
 
 def test_folder_of_another_user_is_not_used(corpus, monkeypatch):
@@ -126,7 +126,7 @@ def test_folder_of_another_user_is_not_used(corpus, monkeypatch):
     plan = plan_of(corpus)
     own = os.getuid()
     os.rename(private(), os.path.join(tempfile.gettempdir(), f"pretrainax-{own + 1}"))
-    monkeypatch.setattr(os, "getuid", lambda: own + 1)  # to whom the folder of that name does not belong
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)  # another user owns the folder of that name
     with pytest.raises(UserError, match="the folder belongs to another user"):
         plan_of(corpus)
     assert rows(plan)

@@ -1,4 +1,4 @@
-"""A corpus in a store gives the batches that it gives on a disk, however little of it this machine keeps."""
+"""Tests that a corpus in a store gives the same batches as on a disk, with a local cache of any size."""
 
 import os
 import pathlib

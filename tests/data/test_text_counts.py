@@ -1,4 +1,4 @@
-"""Text is counted in what examples are made of and in their targets; ids that do not tell their text are found out."""
+"""Tests the counts of text in inputs and targets, and the detection of ids that do not determine their text."""
 
 import collections
 import re
@@ -40,7 +40,7 @@ def corpus(folder, tokenizer, texts=TEXTS):
     return Corpus(str(folder))
 
 
-# --- what ids tell
+# --- the text of ids
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_what_a_tokenizer_loses_is_said(tmp_path, tokenizer, text, reason):
 
 def test_bytes_that_no_token_spells_are_lost(tmp_path):
     prepared = corpus(tmp_path / "c", BYTE_BPE)
-    prepared.num_bytes += 3  # as where blanks were dropped
+    prepared.num_bytes += 3  # As if the tokenizer had dropped blanks.
     assert f"but the text has {prepared.num_bytes:,}" in text_loss_reason(BYTE_BPE, [prepared])
 
 
-# --- what is counted
+# --- counts
 
 
 def batches_of_text(folder, tokenizer, objective, packing=None, no_target_bytes="not asked for"):
@@ -104,7 +104,7 @@ def test_rows_say_how_much_text_they_are_made_of_and_targets_how_many_bytes_they
     batch, eos = batches[2], BYTE_BPE.vocabulary.eos
     for row in range(4):
         examples = batches.examples(8 + row)[1]
-        read = np.concatenate([e["tokens"] for e in examples])  # without the last target of each
+        read = np.concatenate([e["tokens"] for e in examples])  # without the last target of each example
         assert batch["text_tokens"][row] == (read != eos).sum()
         assert batch["text_bytes"][row] == sum(len(BYTE_BPE.spellings()[i]) for i in read if i != eos)
         targets = np.concatenate([e["targets"][e["loss_weights"] > 0] for e in examples])
@@ -122,12 +122,13 @@ def test_sentinels_and_ends_are_no_text(tmp_path):
     read = sum(
         int((~np.isin(batch[name], list(vocabulary.special_ids))).sum()) for name in ("encoder_tokens", "targets")
     )
-    assert batch["text_tokens"].sum() == read  # each token of the text is on one of the two sides
-    assert "target_bytes" not in batch  # of what the decoder writes the loss is no likelihood of a text
+    assert batch["text_tokens"].sum() == read  # Each token of the text is on one of the two sides.
+    assert "target_bytes" not in batch  # The decoder's loss is not the likelihood of a text.
 
 
 def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
-    prepared = corpus(tmp_path / "c", BYTE_BPE, [" cat", " dog"])  # as if "cat" and "dog" had got a space each
+    # As if the tokenizer had added a space to "cat" and to "dog".
+    prepared = corpus(tmp_path / "c", BYTE_BPE, [" cat", " dog"])
     prepared.num_bytes -= 2
     table = BYTE_BPE.text_table._replace(adds_space=True)
     tokens = prepared.tokens(0, prepared.num_tokens)
@@ -138,7 +139,7 @@ def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
     first = len(BYTE_BPE.spellings()[tokens[0]])
     assert (
         example["target_bytes"] == len(" cat" + " dog") - first - 1
-    )  # the first token is no target, "dog" has no space
+    )  # The first token is no target, "dog" has no space.
     assert example["text_bytes"] == len("cat" + "dog")
 
 

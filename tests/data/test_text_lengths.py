@@ -1,4 +1,4 @@
-"""Lengths of texts: in the batches of rows that have one text each, and in no others."""
+"""Tests that batches contain the length of each text only if each row has one text."""
 
 import collections
 
@@ -22,7 +22,7 @@ VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, se
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """300 documents of 4 to 36 letters."""
+    """Writes 300 documents of 4 to 36 letters."""
     folder, tokenizer = str(tmp_path_factory.mktemp("letters")), Characters().build(iter(["abcd"]))
     with shards.ShardWriter(folder, 0, tokenizer) as writer:
         list(writer.write(["abcd" * (1 + i % 9) for i in range(300)], collections.Counter()))

@@ -1,4 +1,4 @@
-"""The characters of words, as bilm-tf numbers them, one higher."""
+"""Tests the character ids of words, which are bilm-tf's ids plus one."""
 
 import numpy as np
 

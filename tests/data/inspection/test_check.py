@@ -1,4 +1,4 @@
-"""The figures of the first rows, and what stops a run."""
+"""Tests the statistics of the first rows, and the errors that stop a run."""
 
 import dataclasses
 from typing import ClassVar
@@ -14,7 +14,7 @@ from pretrainax.tokenization.base import Vocabulary
 
 @dataclasses.dataclass
 class Half(Objective):
-    """Asks for half of the tokens; says it found `found`."""
+    """An objective that expects a loss on half of the tokens, and measures the mean of the loss weights."""
 
     mask_rate: float = 0.5
     families: ClassVar[tuple[str, ...]] = ("decoder",)
@@ -61,7 +61,7 @@ def test_figures_of_the_rows():
     assert figure(measured, "padding") == 1 - 10 / 16
     assert figure(measured, "loss tokens a batch") == 4 * 2.5
     assert figure(measured, "examples a row") == 1.5
-    assert figure(measured, "unknown tokens") == 0.4  # those of even rows
+    assert figure(measured, "unknown tokens") == 0.4  # the tokens of even rows
     np.testing.assert_array_equal(measured.fill, [0.5, 0.75] * 5)
     assert measured.plan == {"documents cut": 3}
 

@@ -1,4 +1,4 @@
-"""The figures of a corpus are those that counting by hand gives, however large the corpus is."""
+"""Tests that the measurements of a corpus of any size are equal to counts by hand and by NumPy."""
 
 import collections
 import types
@@ -13,12 +13,12 @@ from pretrainax.data.inspection.corpus import DocumentHashes, measure
 from pretrainax.tokenization import BPE, Characters
 from pretrainax.tokenization.base import unknown_share
 
-EOS, UNK, FIRST = 1, 2, 3  # ids of Characters: special ones, then "a", "b", "c", …
+EOS, UNK, FIRST = 1, 2, 3  # ids of Characters: special tokens, then "a", "b", "c", …
 TOKENIZER = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz"]))
 
 
 def corpus(documents, tokenizer=TOKENIZER):
-    """What is read of a Corpus, in memory. documents: texts, or arrays of ids."""
+    """Builds the attributes of a Corpus that `measure` reads, in memory. documents: strings, or arrays of ids."""
     ids = [np.append(tokenizer.encode(d) if isinstance(d, str) else d, EOS).astype(np.int32) for d in documents]
     tokens = np.concatenate(ids)
     return types.SimpleNamespace(
@@ -81,7 +81,7 @@ def test_quantiles_of_lengths(lengths):
     found = figures([np.full(n, FIRST) for n in lengths])["length_quantiles"]
     for q, length in found.items():
         exact = np.quantile(np.array(lengths) + 1, float(q), method="inverted_cdf")
-        assert length <= exact <= np.floor(length * 2 ** (1 / 64)) + 1  # the width of a bin, which is 1 below 64
+        assert length <= exact <= np.floor(length * 2 ** (1 / 64)) + 1  # The width of a bin is 1 below 64.
 
 
 @settings(max_examples=50, deadline=None)
@@ -104,7 +104,7 @@ def test_duplicates_in_blocks_of_any_size(documents, block):
     assert sum(count for _, count in found["length_histogram"]) == len(documents)
 
 
-# --- more documents than are compared ------------------------------------------------------------------------------
+# --- more documents than the limit ---------------------------------------------------------------------------------
 
 HASHES = np.random.default_rng(0).integers(1 << 63, size=60_000).astype(np.uint64)
 
@@ -112,14 +112,15 @@ HASHES = np.random.default_rng(0).integers(1 << 63, size=60_000).astype(np.uint6
 def test_duplicates_of_many_documents_are_estimated():
     twice = DocumentHashes(iter(np.split(np.tile(HASHES, 2), 30)), limit=2_000)
     assert twice.level == 5  # 60,000 / 2^5 = 1,875
-    # 60,000 documents are kept with probability 1/32 each: a standard deviation of sqrt(31 / 60,000) = 2.3 %; five
+    # The sample includes each of 60,000 documents with probability 1/32. The standard deviation of the estimate is
+    # sqrt(31 / 60,000) = 2.3 %; the tolerance is 5 of them.
     assert abs(twice.duplicates / 60_000 - 1) < 5 * 0.023
 
 
 def test_shared_documents_are_estimated_from_the_same_sample():
     whole, part = DocumentHashes(iter([HASHES]), limit=2_000), DocumentHashes(iter([HASHES[:20_000]]), limit=2_000)
     assert whole.level == 5 and part.level == 4
-    # as above, of 20,000: sqrt(31 / 20,000) = 3.9 %; five
+    # As above, with 20,000 documents: sqrt(31 / 20,000) = 3.9 %; the tolerance is 5 standard deviations.
     assert abs(part.among(whole) / 20_000 - 1) < 5 * 0.039
     assert DocumentHashes(iter([HASHES[:1000]])).among(DocumentHashes(iter([HASHES[1000:]]))) == 0
 

@@ -1,4 +1,4 @@
-"""The report of a prepared corpus is a table, its figures, and a picture."""
+"""Tests that the report of a prepared corpus has a table, a JSON file and a plot."""
 
 import json
 import types
@@ -30,7 +30,7 @@ def test_report_of_a_prepared_corpus(tmp_path):
     train, valid = figures["train"], figures["valid"]
     assert (train["documents"], train["tokens"], train["bytes"]) == (3, 3 + 3 + 121, 124)
     assert train["duplicates"] == 1 and train["skipped"] == {"empty documents": 1}
-    assert (train["pieces"], train["pieces_used"]) == (4, 3)  # the space of the empty one is in no document
+    assert (train["pieces"], train["pieces_used"]) == (4, 3)  # The space is only in the skipped document.
     assert valid["in_earlier_splits"] == {"train": 1}
     assert (tmp_path / "report" / "corpus.png").read_bytes().startswith(b"\x89PNG")
 

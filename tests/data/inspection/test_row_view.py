@@ -1,4 +1,4 @@
-"""A row in words: every token marked with what was done to it, in the terminal and on the page."""
+"""Tests the view of a row, in the terminal and on the page: it marks how the objective changed each token."""
 
 import numpy as np
 
@@ -116,7 +116,7 @@ def test_documents_begin_at_a_segment_and_behind_a_separator():
 
 
 def test_a_separator_that_starts_a_decoder_ends_no_document():
-    pieces = view(decoder_row([2, MY, 2, DOG], [1, 1, 2, 2]), words).panels[0].pieces  # as BART's decoder begins
+    pieces = view(decoder_row([2, MY, 2, DOG], [1, 1, 2, 2]), words).panels[0].pieces  # BART's decoder row
     assert [piece.new for piece in pieces] == [False, False, True, False]
 
 
@@ -134,7 +134,7 @@ def test_sentinels_of_both_sides():
     sides = view(row | encoder, words).panels
     assert [side.name for side in sides] == ["encoder reads", "decoder reads", "predicts"]
     assert [piece.kind for piece in sides[0].pieces] == ["text", "sentinel", "unknown"]
-    assert sides[1].pieces[0].kind == "special"  # the start, though it is the id of padding
+    assert sides[1].pieces[0].kind == "special"  # The start token, whose id is that for padding.
 
 
 def test_a_long_row_is_cut_in_the_terminal_and_says_so():
@@ -172,7 +172,7 @@ def test_the_page_holds_all_and_loads_nothing():
     assert "svg" in tags.tags and "url(" not in made and "@import" not in made
     assert not any("://" in value for value in tags.values)
     assert {"masked", "random", "kept", "special", "padding"} <= set(tags.values)
-    assert "sentinel" not in tags.values  # the legend shows what is there
+    assert "sentinel" not in tags.values  # the legend lists only kinds that occur
     assert "✗ off" in tags.text and "cat" in tags.text
 
 

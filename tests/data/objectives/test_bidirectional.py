@@ -1,4 +1,4 @@
-"""BidirectionalLM: targets are the next tokens and those before, and documents can be kept apart."""
+"""Tests BidirectionalLM: the targets are the next and the previous tokens, and a mask can separate documents."""
 
 import numpy as np
 import pytest

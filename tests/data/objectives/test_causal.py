@@ -1,4 +1,4 @@
-"""CausalLM: targets are the next tokens, and documents can be kept apart."""
+"""Tests CausalLM: the targets are the next tokens, and a mask can separate documents."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_documents_apart_have_their_own_segments_and_positions():
 
 def test_documents_apart_predict_nothing_of_each_other():
     row = example(CausalLM(mask_documents=True))
-    np.testing.assert_array_equal(row["loss_weights"], [1, 1, 0, 1, 1, 1, 0])  # 7 and 4 begin documents
+    np.testing.assert_array_equal(row["loss_weights"], [1, 1, 0, 1, 1, 1, 0])  # 7 and 4 begin documents.
 
 
 @pytest.mark.parametrize("mask_documents", [False, True])
@@ -100,7 +100,7 @@ def test_another_family_is_refused_and_its_objectives_are_named():
     (problem,) = CausalLM().problems(experiment(family="encoder"))
     assert problem.startswith("config.objective is CausalLM, which trains config.model.family decoder, not 'encoder'")
     assert "MaskedLM" in problem
-    assert not {"Task", "TextTask", "WritingTask"} & set(re.findall(r"\w+", problem))  # no config can choose these
+    assert not {"Task", "TextTask", "WritingTask"} & set(re.findall(r"\w+", problem))  # No config can choose these.
 
 
 def test_rows_longer_than_the_positions_are_refused():

@@ -1,4 +1,4 @@
-"""UL2's seven denoisers and UL2R's mixture: published lengths, modes and shares, and nothing lost."""
+"""Tests UL2's seven denoisers and UL2R's mixture: the published lengths, modes and shares, and `restore`."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ VOCABULARY = Vocabulary(size=1000, pad=PAD, eos=EOS, unk=UNK, sentinels=SENTINEL
 
 
 class Words:
-    """A tokenizer of the modes: one token each."""
+    """A tokenizer that encodes each mode as one token."""
 
     def encode(self, text):
         return np.array([["[NLU]", "[S2S]", "[NLG]"].index(text) + 131], np.int32)
@@ -44,7 +44,7 @@ def example(objective, tokens, seed=0):
 
 
 def examples(objective, count):
-    """Of windows that fill 512 inputs."""
+    """Makes examples from windows that fill 512 inputs."""
     raw = objective.lengths(512).raw
     tokens = np.random.default_rng(0).integers(134, 1000, (count, raw))
     return [example(objective, window, seed) for seed, window in enumerate(tokens)]
@@ -100,9 +100,10 @@ def test_rows_have_room_for_all_denoisers():
 def test_how_much_of_the_rows_is_padding():
     rows = [[row] for objective in SEVEN for row in examples(objective, 100)]
     batch = collate(rows, MixtureOfDenoisers().lengths(512), PAD)
-    # Of 507 targets the seven use 113, 99, 506, 507, 91, 507 and on average 127.5, of 512 inputs 507 and S 381.5: the
-    # mode is one token here and has room for 6. The rest of S has a deviation of 73, in 100 rows 7.3; 5 of them are
-    # 0.01 of 7 * 507 targets.
+    # The seven denoisers use 113, 99, 506, 507, 91, 507 and on average 127.5 (S) of 507 targets. They use 507 of 512
+    # inputs, because the mode has room for 6 tokens, but is one token here. S uses 381.5 inputs on average. The number
+    # of targets of S has a standard deviation of 73, so its mean over 100 rows has 7.3. Five of these are 0.01 of the
+    # 7 * 507 targets.
     assert np.mean(batch["segment_ids"] == 0) == pytest.approx(0.450, abs=0.011)
     assert np.mean(batch["encoder_segment_ids"] == 0) == pytest.approx(0.045, abs=0.011)
 
@@ -114,8 +115,8 @@ def test_published_statistics_of_a_million_tokens(objective):
     figures = list(objective.statistics(rows, VOCABULARY))
     assert figures and not [figure for figure in figures if figure.is_off]
     assert figures[0].expected == objective.noise_density
-    # Rounding of the counts, at most 1 token of 506, and for S 5 standard deviations of a uniform share up to 0.5 in
-    # 1,977 windows: 5 * 0.5 / sqrt(12 * 1,977) = 0.016.
+    # The tolerance covers the rounding of the counts, at most 1 token of 506. For S, whose share is uniform up to 0.5,
+    # it also covers 5 standard deviations of the mean of 1,977 windows: 5 * 0.5 / sqrt(12 * 1,977) = 0.016.
     assert figures[0].measured == pytest.approx(objective.noise_density, abs=0.018)
 
 
@@ -123,7 +124,7 @@ def test_the_rest_of_a_text_is_of_any_length_alike():
     objective = SequentialDenoising()
     assert [len(example(objective, np.arange(134, 154), s)["targets"]) - 1 for s in range(300)].count(10) == 0
     counts = np.bincount([len(example(objective, np.arange(134, 154), s)["targets"]) - 1 for s in range(9000)])
-    assert counts[0] == 0 and len(counts) == 10  # 1 to 2 * 0.25 * 20 - 1
+    assert counts[0] == 0 and len(counts) == 10  # lengths from 1 to 2 * 0.25 * 20 - 1
     assert np.abs(counts[1:] - 1000).max() < 5 * np.sqrt(9000 * (1 / 9) * (8 / 9))  # 5 standard deviations
 
 

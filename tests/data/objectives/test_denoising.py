@@ -1,4 +1,4 @@
-"""Denoising: figure 2 of BART's paper, its rates and spans, and nothing lost."""
+"""Tests Denoising: figure 2 of BART's paper, its rates and spans, and `restore`."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ def spelled(ids):
 
 
 def noised(objective, seeds=100):
-    """All that is read of the figure's text."""
+    """Returns the encoder inputs that `objective` makes from the text of figure 2, without bos and eos."""
     rows = [example(objective, FIGURE, [4, 7], seed)["encoder_tokens"][1:-1] for seed in range(seeds)]
     return {spelled(row) for row in rows}
 
@@ -48,7 +48,7 @@ def noised(objective, seeds=100):
     [
         ([1, 4], [1, 4], "A _ C . _ E ."),  # token masking
         ([1, 4], [], "A C . E ."),  # token deletion
-        ([1, 2], [1, 5], "A _ . D _ E ."),  # text infilling, a span of 2 and one of 0
+        ([1, 2], [1, 5], "A _ . D _ E ."),  # Text infilling, a span of 2 and one of 0.
     ],
 )
 def test_figure_2_of_the_paper(dropped, masks, read):
@@ -95,7 +95,7 @@ def test_sentences_come_in_every_order_alike():
 def test_a_share_of_the_sentences_changes_places():
     tokens, ends, rng = np.arange(10), np.arange(1, 11), np.random.default_rng(0)
     moved = [(permute_sentences(tokens, ends, 0.3, rng) != tokens).sum() for _ in range(200)]
-    assert max(moved) == 3  # ceil(0.3 * 10), of which some come back to their place
+    assert max(moved) == 3  # ceil(0.3 * 10); some of them return to their place.
 
 
 def test_the_end_of_the_document_stays_at_the_end():
@@ -107,8 +107,9 @@ def test_the_end_of_the_document_stays_at_the_end():
 def test_spans_of_every_place_and_length_alike():
     drawn = [draw_spans(4, 2, 1.0, np.random.default_rng(seed)) for seed in range(20_000)]
     kinds = [(tuple(starts.tolist()), tuple(lengths.tolist())) for starts, lengths in drawn]
-    # The first draw is at least 2 with probability 1 - 2 / e, or 1 or 0 with 1 / e each. After a 1 comes what is left,
-    # 1; after a 0, 2, and these two in either order. Two spans are in 6 places among the 2 tokens that stay, one in 3.
+    # The first length is 1 or 0 with probability 1 / e each, and otherwise at least 2, which is cut to 2. A second span
+    # has the remaining tokens: 1 after a 1, 2 after a 0, in either order. Two spans have 6 places among the 2 tokens
+    # that remain, and one span has 3.
     one, other = 1 - 2 / math.e, 1 / math.e
     for lengths, places, share in (((2,), 3, one), ((1, 1), 6, other), ((0, 2), 6, other / 2), ((2, 0), 6, other / 2)):
         counts = [kinds.count(kind) for kind in set(kinds) if kind[1] == lengths]
@@ -122,14 +123,15 @@ def test_published_statistics_of_a_million_tokens():
     rows = [example(objective, window, np.arange(30, 511, 30), seed) for seed, window in enumerate(windows)]
     figures = {figure.name: figure for figure in objective.statistics(rows, VOCABULARY)}
     assert figures["lost tokens"].measured == pytest.approx(0.3)  # 153 of 510, exactly
-    # 100,000 spans have a deviation of sqrt(3 / 100,000) = 0.0055; the last of each text is cut by half a mean.
+    # The mean of 100,000 spans has a standard deviation of sqrt(3 / 100,000) = 0.0055. The last span of each text is
+    # cut by half of the mean.
     assert figures["mean span length"].measured == pytest.approx(3.0 * 153 / 154.5, abs=0.03)
     assert not [figure for figure in figures.values() if figure.is_off]
     assert figures["texts in another order"].measured == 1.0
 
 
 def test_span_lengths_are_of_a_poisson_distribution():
-    _, lengths = draw_spans(1_000_000, 300_000, 3.0, np.random.default_rng(0))  # 100,000 of them, one of which is cut
+    _, lengths = draw_spans(1_000_000, 300_000, 3.0, np.random.default_rng(0))  # 100,000 spans, of which one is cut.
     for k in range(8):
         p = math.exp(-3) * 3**k / math.factorial(k)
         assert abs(np.mean(lengths == k) - p) < 5 * math.sqrt(p * (1 - p) / len(lengths))  # 5 standard deviations

@@ -1,4 +1,4 @@
-"""FillInTheMiddle: documents taken apart at the asked rates, room for their marks, and nothing lost."""
+"""Tests FillInTheMiddle: the rates of split documents, the room for their sentinels, and `restore`."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ RATES = [FillInTheMiddle(), FillInTheMiddle(fim_rate=0.9, spm_rate=0.0), FillInT
 
 
 def text_of(documents, is_cut=False):
-    """Documents that end with EOT, the last one perhaps not."""
+    """Joins documents that end with EOT; if `is_cut`, the last document lacks it."""
     ended = [[*document, EOT] for document in documents]
     ended[-1] = ended[-1][:-1] if is_cut and documents[-1] else ended[-1]
     segment_ids = np.repeat(np.arange(1, len(ended) + 1, dtype=np.int32), [len(document) for document in ended])
@@ -46,12 +46,12 @@ def example(objective, text, seed=0, vocabulary=VOCABULARY):
 
 
 def stream(objective, text, seed=0):
-    """What the model reads and predicts, from its first token to its last."""
+    """Returns the tokens that the model reads and predicts, from the first to the last."""
     return CausalLM().restore(example(objective, text, seed), VOCABULARY).tolist()
 
 
 def examples(objective, count, mean=400):
-    """Of windows of about 1,000 tokens."""
+    """Yields examples of windows of about 1,000 tokens, with documents of `mean` tokens on average."""
     rng, raw = np.random.default_rng(7), objective.lengths(1024).raw
     for seed in range(count):
         tokens = rng.integers(2, 900, raw, dtype=np.int32)
@@ -85,10 +85,10 @@ def test_a_document_is_moved_as_in_the_paper(spm_rate, wanted):
     for seed in range(500):
         row = example(objective, text, seed, vocabulary)
         np.testing.assert_array_equal(row["tokens"][1:], row["targets"][:-1])
-        assert (row["loss_weights"] == 1).all()  # all is predicted, the marks too
+        assert (row["loss_weights"] == 1).all()  # The sentinels are targets too.
         seen.add(" ".join(words[i] for i in [row["tokens"][0], *row["targets"]]))
     assert wanted in seen
-    assert len(seen) == (7 if spm_rate else 28)  # two places from 0 to 6, in order; SPM shows only the second
+    assert len(seen) == (7 if spm_rate else 28)  # Two ordered places from 0 to 6; SPM shows only the second.
 
 
 @pytest.mark.slow
@@ -98,7 +98,8 @@ def test_places_are_drawn_alike():
         tokens = stream(FillInTheMiddle(fim_rate=1.0, spm_rate=0.0), text_of([range(10, 19)]), seed)
         prefixes.append((tokens.index(SUF) - 1, tokens.index(MID) - tokens.index(SUF) - 1))
     first, last = np.array(prefixes).T
-    # The lower of two places among 0 to 9 is k with a chance of (2 (9 - k) + 1) / 100; so is the suffix' length.
+    # The lower of two places from 0 to 9 is k with probability (2 (9 - k) + 1) / 100. The length of the suffix has the
+    # same distribution.
     chances = (2 * (9 - np.arange(10)) + 1) / 100
     for counts in (np.bincount(first, minlength=10), np.bincount(last, minlength=10)):
         assert (np.abs(counts - 6000 * chances) < 5 * np.sqrt(6000 * chances)).all()  # 5 standard deviations
@@ -110,9 +111,9 @@ def test_published_rates_on_a_million_tokens(objective):
     rows = list(examples(objective, 1000))
     found = {s.name: s for s in objective.statistics(rows, VOCABULARY)}
     assert found["documents taken apart"].expected == objective.fim_rate
-    # 5 standard deviations of more than 1,000 documents, and of half as many
+    # 5 standard deviations for more than 1,000 documents, and for half of them.
     assert found["documents taken apart"].tolerance < 0.08 and found["suffix first"].tolerance < 0.12
-    assert found["suffix first"].expected == pytest.approx(objective.spm_rate, abs=0.05)  # some prefixes are empty
+    assert found["suffix first"].expected == pytest.approx(objective.spm_rate, abs=0.05)  # Some prefixes are empty.
     assert off(objective, rows) == []
 
 
@@ -138,7 +139,7 @@ def test_the_text_can_be_restored_and_is_no_longer_than_announced(documents, is_
 
 
 def documents_of_targets(objective, row, text, vocabulary=VOCABULARY):
-    """The document of each target, from 0: by offsets, and by the ends of text before it."""
+    """Returns the index of each target's document: by offsets, and by the number of separators before the target."""
     offsets = objective.token_offsets(row, vocabulary)
     ends = CausalLM().restore(row, vocabulary)[:-1] == vocabulary.separator
     return (text.segment_ids[offsets] - 1).tolist(), np.cumsum(ends).tolist()
@@ -175,7 +176,7 @@ def test_documents_beyond_the_room_stay_as_they_are():
     text = text_of([[5, 6], [7, 8], [9, 10], [11, 12], [13, 14]])  # 15 tokens
     taken = [stream(objective, text, seed) for seed in range(50)]
     assert {tokens.count(PRE) for tokens in taken} == {2}
-    assert len({tokens.index(PRE) for tokens in taken}) > 1  # not always the same ones
+    assert len({tokens.index(PRE) for tokens in taken}) > 1  # The split documents differ.
 
 
 def test_too_little_room_is_found_out():
@@ -194,7 +195,7 @@ def test_documents_apart_have_their_own_segments():
     objective = FillInTheMiddle(mask_documents=True, fim_rate=1.0, tokens_per_document=5)
     row = example(objective, text_of([[5, 6, 7], [8, 9]]))
     ends = np.flatnonzero(row["tokens"] == EOT)
-    assert row["segment_ids"].tolist() == [1] * 7 + [2] * 5  # 3 + 4, 3 + 3, without the last
+    assert row["segment_ids"].tolist() == [1] * 7 + [2] * 5  # 4 tokens + 3 sentinels; 3 + 3, without the last token
     assert ends[0] == 6 and row["loss_weights"].tolist() == [1] * 6 + [0] + [1] * 5
 
 
@@ -225,7 +226,7 @@ def by_characters(bpe):
 
 
 def parts_of(row, vocabulary):
-    """What stands behind each mark of a PSM example of one document: prefix, suffix, middle."""
+    """Splits a PSM example of one document into prefix, suffix and middle, which begin with their sentinels."""
     tokens = CausalLM().restore(row, vocabulary)
     marks = [int(np.flatnonzero(tokens == mark)[0]) for mark in vocabulary.sentinels[:3]]
     return np.split(tokens[: len(tokens) - 1], marks)[1:]
@@ -243,7 +244,7 @@ def test_a_document_is_parted_between_characters_and_each_part_is_tokenized_by_i
             np.testing.assert_array_equal(part[1:], bpe.encode(text))
         within += len(np.concatenate(parts_of(row, bpe.vocabulary))) - 3 > len(ids) - 1
         np.testing.assert_array_equal(by_characters.restore(row, bpe.vocabulary), ids)
-    assert within > 25  # most cuts are within a token
+    assert within > 25  # Most cuts are within a token.
 
 
 def test_each_place_between_characters_is_drawn_alike(bpe, by_characters):
@@ -254,7 +255,7 @@ def test_each_place_between_characters_is_drawn_alike(bpe, by_characters):
         example(by_characters, ObjectiveInput(ids, np.ones_like(ids)), seed, bpe.vocabulary) for seed in range(1000)
     ]
     prefixes = [len(bpe.decode(parts_of(row, bpe.vocabulary)[0][1:])) for row in rows]
-    chances = (2 * (10 - np.arange(11)) + 1) / 121  # as above, of 11 places
+    chances = (2 * (10 - np.arange(11)) + 1) / 121  # as above, for 11 places
     deviations = np.sqrt(1000 * chances)
     assert (np.abs(np.bincount(prefixes, minlength=11) - 1000 * chances) < 5 * deviations).all()
     assert [s.name for s in by_characters.statistics(rows, bpe.vocabulary) if s.is_off] == []
@@ -339,7 +340,7 @@ def test_dtypes(fim_rate):
     assert set(dtypes.values()) == {"int32"}
 
 
-# --- what does not fit ---------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -361,7 +362,7 @@ def test_fields_out_of_range_are_a_line(fields, line):
     [FillInTheMiddle(), NextSentencePrediction(), ObjectiveMixture((CausalLM(), FillInTheMiddle()), (1.0, 1.0))],
 )
 def test_an_objective_of_documents_refuses_pairs(objective):
-    """The source of a pair ends with the separator, too, so the parts of a document would have separators inside."""
+    """The source of a pair also ends with the separator, so the parts of a document would contain separators."""
     source = JsonLines(path="pairs.jsonl", target_field="target")
     model = ModelConfig(family=objective.families[0], pair_head=True)
     lines = list(objective.problems(Experiment(model, None, DataConfig(source, 64), objective, None, None)))
@@ -385,4 +386,4 @@ def test_a_decoder_trains_for_two_steps(text, cache, tmp_path):
     assert train(experiment, str(tmp_path)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["split"] == "train"]
-    assert len(losses) == 2 and all(abs(loss - np.log(512)) < 0.5 for loss in losses)  # 512 ids, alike at first
+    assert len(losses) == 2 and all(abs(loss - np.log(512)) < 0.5 for loss in losses)  # 512 ids, nearly uniform

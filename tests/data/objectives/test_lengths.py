@@ -1,4 +1,4 @@
-"""The longest text of a row fits the row, for every objective and length."""
+"""Tests that the longest text of a row fits the row, for every objective and length."""
 
 import pytest
 

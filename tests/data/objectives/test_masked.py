@@ -1,4 +1,4 @@
-"""MaskedLM: its rate and 80/10/10 with every unit of masking, a static number of slots, and nothing lost."""
+"""Tests MaskedLM: its rate and 80/10/10 with every masking unit, a static number of slots, and `restore`."""
 
 import dataclasses
 import json
@@ -87,18 +87,18 @@ def test_several_documents_fit_the_slots_of_a_row_and_each_predicts(sizes):
 
 
 def test_the_three_fates_of_hairy():
-    """Devlin et al. 2018, appendix A.1: my dog is [MASK], my dog is apple, my dog is hairy."""
+    """Reproduces Devlin et al. 2018, appendix A.1: my dog is [MASK], my dog is apple, my dog is hairy."""
     my, dog, is_, hairy = range(10, 14)
     seen = [row for row in first_with(MaskedLM(rate=0.25), [my, dog, is_, hairy], places=[4])]
     assert all(row["tokens"][:4].tolist() == [CLS, my, dog, is_] and row["targets"].tolist() == [hairy] for row in seen)
     written = np.array([row["tokens"][4] for row in seen])
     assert {MASK, hairy} < set(written.tolist())
-    # 5 standard deviations of about 5,000 draws
+    # 5 standard deviations of about 5,000 draws.
     assert abs(np.mean(written == MASK) - 0.8) < 0.03
     assert abs(np.mean(written == hairy) - 0.1) < 0.022
 
 
-# --- published figures, on 1,000,000 tokens ------------------------------------------------------------------------
+# --- published rates, on 1,000,000 tokens --------------------------------------------------------------------------
 
 
 @pytest.mark.first(3)
@@ -107,7 +107,8 @@ def test_published_fractions(unit):
     objective = MaskedLM(mask_unit=unit)
     found = statistics(objective, examples(objective, windows(1961)))
     assert found["mask rate"].expected == 0.15 and found["masked"].expected == 0.8 and found["random"].expected == 0.1
-    # 5 standard deviations of 150,000 draws: 0.8 of tokens 0.0052, of spans of 3.8 words of 1.5 tokens about 3 times it
+    # 5 standard deviations of a rate of 0.8 over 150,000 tokens are 0.0052. For spans of 3.8 words of 1.5 tokens, which
+    # share their replacement, they are about 3 times larger.
     assert found["masked"].tolerance < (0.02 if unit.shares_replacement else 0.0075)
     assert found["mask rate"].tolerance < 0.001
     assert not [s for s in found.values() if s.is_off]
@@ -117,13 +118,13 @@ def test_the_rate_is_that_of_short_texts_too():
     sizes = np.random.default_rng(0).integers(10, 40, 4000)
     found = examples(MaskedLM(), [range(10, 10 + size) for size in sizes])
     predicted = sum(len(row["targets"]) for row in found)
-    # Rounding at random: a standard deviation of at most 1/2 each.
+    # Random rounding has a standard deviation of at most 1/2 per text.
     assert abs(predicted - 0.15 * sizes.sum()) < 5 * np.sqrt(4000) / 2
 
 
 def test_random_tokens_are_drawn_from_all_ordinary_ones_alike():
     objective = MaskedLM(rate=1.0, mask_fraction=0.0, random_fraction=1.0)
-    vocabulary = dataclasses.replace(VOCABULARY, size=15)  # ids 5..14 are ordinary
+    vocabulary = dataclasses.replace(VOCABULARY, size=15)  # Ids 5..14 are ordinary.
     row = objective.example(text_of(np.full(20_000, 5)), np.random.default_rng(0), vocabulary)
     counts = np.bincount(row["tokens"][1:-1], minlength=15)
     np.testing.assert_array_equal(counts[:5], 0)
@@ -156,15 +157,15 @@ def test_a_wrong_objective_is_found_out_by_its_statistics(wrong, figure):
 def test_a_random_token_that_happens_to_be_the_original_is_no_error():
     objective, row = MaskedLM(rate=1.0, mask_fraction=0.0, random_fraction=1.0), np.arange(10, 110)
     made = example(objective, row)
-    made["tokens"][1:-1] = row[::-1]  # 100 draws from 995 ids
-    for equal, is_off in ((1, False), (50, True)):  # 1: with a probability of 9 %
+    made["tokens"][1:-1] = row[::-1]  # 100 draws from 995 ids.
+    for equal, is_off in ((1, False), (50, True)):  # One match has a probability of 9 %.
         made["tokens"][1 : 1 + equal] = row[:equal]
         assert [statistics(objective, [made])[name].is_off for name in ("random", "kept")] == [is_off, is_off]
 
 
 @pytest.mark.parametrize("unit", [WholeWords(), NGrams(), Spans()], ids=lambda unit: type(unit).__name__)
 def test_a_row_of_one_long_word_is_no_error(unit):
-    """As in a text without spaces: no word fits into the budget, so that only a part of it is predicted."""
+    """Checks text without spaces: no word fits into the budget, so the targets are only a part of one word."""
     objective = MaskedLM(mask_unit=unit)
     rows = [*windows(20, 126), [10, *[12] * 125]]
     assert [name for name, s in statistics(objective, examples(objective, rows)).items() if s.is_off] == []
@@ -192,7 +193,7 @@ def test_the_rate_changes_in_a_line_or_at_once(change, rates):
     objective = MaskedLM(rate=0.3, rate_change=change)
     for progress, rate in rates.items():
         predicted = len(example(objective, range(10, 990), progress=progress)["targets"])
-        assert abs(predicted - 980 * rate) <= 1  # rounded up or down
+        assert abs(predicted - 980 * rate) <= 1  # The rate is rounded up or down.
 
 
 def test_the_rate_of_a_part_of_the_training_is_asked_for():

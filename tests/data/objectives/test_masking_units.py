@@ -1,4 +1,4 @@
-"""What is masked as one: whole words of any tokenizer, n-grams, spans, and words for which there are similar ones."""
+"""Tests the masking units (whole words of any tokenizer, n-grams, spans) and replacement by similar words."""
 
 import dataclasses
 import itertools
@@ -29,11 +29,11 @@ from tests.support.masking import (
     windows,
 )
 
-# --- published examples and figures --------------------------------------------------------------------------------
+# --- published examples and statistics -----------------------------------------------------------------------------
 
 
 def test_the_whole_words_of_berts_readme():
-    """the man [MASK] up , put his [MASK] on [MASK] [MASK] [MASK] ' s head (google-research/bert, README)."""
+    """Reproduces google-research/bert, README: the man [MASK] up , put his [MASK] on [MASK] [MASK] [MASK] ' s head."""
     sentence = "the man jumped up , put his basket on phil ##am ##mon ' s head".split()
     pieces = [*WordPiece.specials.values(), *sentence]
     tokenizer = wordpiece_of(pieces)
@@ -45,14 +45,14 @@ def test_the_whole_words_of_berts_readme():
 
 
 def test_the_span_of_spanberts_figure():
-    """Joshi et al. 2019, figure 1: Super Bowl 50 was [an American football game] to determine the champion."""
+    """Checks Joshi et al. 2019, figure 1: Super Bowl 50 was [an American football game] to determine the champion."""
     sentence = np.arange(10, 22)
     tokenizer = dataclasses.make_dataclass("All", [])()
     tokenizer.vocabulary, tokenizer.word_edges = VOCABULARY, (np.ones(1000, bool), np.ones(1000, bool))
     objective = MaskedLM(rate=4 / 12, mask_unit=Spans())
     seen = list(itertools.islice(first_with(objective, sentence, [5, 6, 7, 8], tokenizer), 10))
     masked = [row for row in seen if MASK in row["tokens"]]
-    assert masked and all((row["tokens"][5:9] == MASK).all() for row in masked)  # one fate for the span
+    assert masked and all((row["tokens"][5:9] == MASK).all() for row in masked)  # One replacement for the span.
     assert masked[0]["targets"].tolist() == sentence[4:8].tolist()
 
 
@@ -69,13 +69,13 @@ def mean_of(unit):
     "unit", [NGrams(), NGrams(weights=(0.4, 0.3, 0.2, 0.1)), Spans()], ids=["1/n", "MacBERT", "Geo"]
 )
 def test_published_lengths(unit):
-    # Long texts, so that the one run that the budget cuts in each hardly counts.
+    # The documents are long, so the one run that the budget cuts in each document has little weight.
     objective = MaskedLM(mask_unit=unit)
     found = statistics(objective, examples(objective, windows(20, 50_000)))["words in a row"]
     published = {3: 18 / 11, 4: 2.0, 10: 3.797}[len(unit.shares)]
     assert mean_of(unit) == pytest.approx(published, abs=1e-3)
-    assert found.expected == pytest.approx(published, abs=5e-3)  # one run in about 2,000 is cut
-    runs = 150_000 / 1.5 / found.expected  # words have 1.5 tokens
+    assert found.expected == pytest.approx(published, abs=5e-3)  # The budget cuts one run in about 2,000.
+    runs = 150_000 / 1.5 / found.expected  # Words have 1.5 tokens.
     words = np.arange(1, len(unit.shares) + 1)
     deviation = np.sqrt(np.average((words - found.expected) ** 2, weights=unit.shares))
     assert abs(found.measured - found.expected) < 5 * deviation / np.sqrt(runs)  # 5 standard deviations
@@ -88,9 +88,9 @@ def test_every_place_but_the_ends_is_chosen_alike(unit):
     for row in examples(MaskedLM(mask_unit=unit), windows(6000, 126)):
         counts[row["masked_positions"]] += 1
     rates = counts[1:-1] / 6000
-    # Neighbours are chosen together, so 5 standard deviations of the longest runs.
+    # The rows are independent: 5 standard deviations of the rate of one place over 6,000 rows.
     assert (np.abs(rates[10:-10] - 0.15) < 5 * np.sqrt(0.15 / 6000)).all()
-    # Of the runs only those that begin there hold the first word: as many as a place has on average.
+    # Only the runs that begin at the first word contain it. Their rate is the average rate of run starts per place.
     assert rates[0] > 0.8 * 0.15 / mean_of(unit) and rates[-1] > 0.8 * 0.15 / mean_of(unit)
 
 
@@ -104,7 +104,7 @@ def test_variance_of_the_draws_that_a_budget_takes():
     totals = rng.choice(10, (20_000, 40), p=unit.shares).cumsum(axis=1) + np.arange(1, 41)
     found = (totals < 30).sum(axis=1) + 1
     mean, variance = unit.runs_of(30)
-    # 5 standard deviations of the mean; those of a variance are about variance * sqrt(2 / n)
+    # 5 standard deviations. The standard deviation of a variance is about variance * sqrt(2 / n).
     assert abs(found.mean() - mean) < 5 * np.sqrt(variance / 20_000)
     assert abs(found.var() - variance) < 5 * variance * np.sqrt(2 / 20_000)
 
@@ -120,7 +120,7 @@ def test_albert_n_grams_come_in_the_published_shares():
         runs = np.diff(np.flatnonzero(np.diff(chosen, prepend=-1, append=-1) != 1))
         counts += np.bincount(runs, minlength=4)[1:4]
     shares = counts / counts.sum()
-    # 5 standard deviations of about 61,000 draws: sqrt(6 / 11 * 5 / 11 / 61,000) = 0.002
+    # 5 standard deviations of about 61,000 draws: sqrt(6 / 11 * 5 / 11 / 61,000) = 0.002.
     np.testing.assert_allclose(shares, [6 / 11, 3 / 11, 2 / 11], atol=0.01)
 
 
@@ -152,7 +152,7 @@ def test_a_run_ends_with_its_document():
         assert (row[4::9] == SEP).all()
 
 
-WORDS = {  # of "The chef's meal,床前明月光."; two of the tokenizers have a piece of two Chinese characters
+WORDS = {  # "The chef's meal,床前明月光."; two of the tokenizers have a token of two Chinese characters.
     "WordPiece": "the|chef|'|s|meal|,|床|前|明|月|光|.",
     "ByteBPE": "The| chef|'|s| meal|,|床|前|明月|光|.",
     "Unigram": "The| chef|'|s| meal|,|床|前|明月|光|.",
@@ -173,7 +173,7 @@ def test_words_end_where_those_of_berts_tokenizer_do(kind, tokenizers_of_all_kin
     tokenizer = tokenizers_of_all_kinds[kind]
 
     def ends(parts):
-        """After how many characters other than spaces; of ids or strings."""
+        """Returns the end of each part (ids or a string), in characters other than spaces."""
         written = (part if isinstance(part, str) else tokenizer.decode(part).replace("##", "") for part in parts)
         return set(np.cumsum([len(part.replace(" ", "")) for part in written]).tolist())
 
@@ -181,7 +181,7 @@ def test_words_end_where_those_of_berts_tokenizer_do(kind, tokenizers_of_all_kin
         ids = tokenizer.encode(line)
         words = np.split(ids, np.flatnonzero(Words(tokenizer).starts(ids))[1:])
         expected = [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(line)]
-        assert ends(words) == ends(expected) & ends(np.split(ids, len(ids)))  # a token may be two marks, "3." or ".\""
+        assert ends(words) == ends(expected) & ends(np.split(ids, len(ids)))  # one token may be "3." or ".\""
 
 
 @pytest.mark.parametrize("kind", WORDS)
@@ -200,7 +200,7 @@ def test_chinese_words_are_those_of_a_list(kind, tokenizers_of_all_kinds, tmp_pa
     ids = tokenizer.encode("床前明月光，疑是地上")
     words = np.split(ids, np.flatnonzero(Words(tokenizer, str(tmp_path / "words.txt")).starts(ids))[1:])
     written = [tokenizer.decode(word).replace(" ", "").replace("##", "") for word in words]
-    assert written == ["床", "前", "明月光", "，", "疑是", "地", "上"]  # of several the longest
+    assert written == ["床", "前", "明月光", "，", "疑是", "地", "上"]  # the longest match
 
 
 def test_a_word_of_the_list_is_none_within_another_word(tokenizers_of_all_kinds, tmp_path):
@@ -230,12 +230,12 @@ def test_similar_words_stand_in_for_the_mask(similar, tokenizers_of_all_kinds):
         row = objective.example(text_of([chef, meal]), np.random.default_rng(seed), tokenizer.vocabulary)
         after[int(row["targets"][0])].append(int(row["tokens"][row["masked_positions"][0]]))
     written = np.array(after[meal])
-    # 5 standard deviations of about 4,000 draws; a random token is one of about 355, perhaps the one asked for
+    # 5 standard deviations of about 4,000 draws. A random token, one of about 355, may equal the expected token.
     assert abs(np.mean(written == meal) - 0.1) < 0.03
     assert abs(np.mean(written == store) - 0.4) < 0.045
     assert abs(np.mean(written == game) - 0.4) < 0.045
     assert tokenizer.vocabulary.mask not in written
-    # No similar word of one token: random ones in its place.
+    # "chef" has no similar word of one token, so random tokens replace it.
     written = np.array(after[chef])
     assert abs(np.mean(written == chef) - 0.1) < 0.03
     assert len(np.unique(written)) > 300
@@ -263,7 +263,7 @@ def test_words_with_the_same_tokens_share_their_similar_words(tokenizers_of_all_
 
 
 class FourWords(Spans):
-    """Chooses four words of four tokens, each as a span of its own."""
+    """Chooses four words of four tokens, each as a separate span."""
 
     def bind(self, tokenizer):
         return self
@@ -279,9 +279,9 @@ def test_spans_of_similar_words_have_independent_fates(similar, tokenizers_of_al
     tokenizer, rng, draws = tokenizers_of_all_kinds["WordPiece"], np.random.default_rng(0), 4000
     fractions = {"mask_fraction": 0.5, "random_fraction": 0.0}
     objective = MaskedLM(mask_unit=FourWords(), similar_words=similar, **fractions).bind(tokenizer)
-    row = np.resize(tokenizer.encode("dog"), 16)  # which has no similar word, so random tokens replace it
+    row = np.resize(tokenizer.encode("dog"), 16)  # It has no similar word, so random tokens replace it.
     replaced = np.array([(objective.mask(row, rng, tokenizer.vocabulary)["tokens"] != row) for _ in range(draws)])
-    replaced = replaced.reshape(draws, 4, 4).mean(axis=2) > 0.5  # a random token may be that of the word
+    replaced = replaced.reshape(draws, 4, 4).mean(axis=2) > 0.5  # A random token may equal the original.
     deviation = 0.5 / np.sqrt(draws)
     assert np.abs(replaced.mean(axis=0) - 0.5).max() < 5 * deviation
     for first, second in itertools.combinations(range(4), 2):
@@ -289,7 +289,7 @@ def test_spans_of_similar_words_have_independent_fates(similar, tokenizers_of_al
 
 
 class OtherFirstTokens:
-    """The similar word of each word differs from it in the first token."""
+    """A table in which the similar word of each word differs from it in the first token."""
 
     def similar_to(self, ids):
         return [(ids[0] + 3 if ids[0] < 900 else ids[0] - 600, *ids[1:])]
@@ -301,7 +301,7 @@ def test_a_token_that_a_similar_word_shares_does_not_count_as_kept(unit):
     objective.similar_words, objective._similar_words = "similar.json", OtherFirstTokens()
     found = [objective.example(text_of(r), np.random.default_rng(s), VOCABULARY) for s, r in enumerate(windows(100))]
     (kept,) = (s for s in objective.statistics(found, VOCABULARY) if s.name == "kept")
-    assert not kept.is_off and kept.tolerance < 0.06  # a third of the tokens do not begin a word
+    assert not kept.is_off and kept.tolerance < 0.06  # A third of the tokens do not begin a word.
 
 
 @pytest.mark.parametrize(

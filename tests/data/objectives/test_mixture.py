@@ -1,4 +1,4 @@
-"""ObjectiveMixture: its parts by weight, rows for the longest, and one line for what cannot be mixed."""
+"""Tests ObjectiveMixture: components by weight, rows with room for the longest, and one-line errors."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""PrefixLM and DecoderOnly: what is seen from both sides, what is predicted, and nothing lost."""
+"""Tests PrefixLM and DecoderOnly: the bidirectional prefix, the targets, and `restore`."""
 
 import dataclasses
 import json
@@ -84,7 +84,7 @@ def experiment(objective, length=64, family="decoder", source=None):
 
 
 def test_the_prefix_of_the_papers_table():
-    """Raffel et al. 2020, table 3: Thank you for inviting -> me to your party last week."""
+    """Reproduces Raffel et al. 2020, table 3: Thank you for inviting -> me to your party last week."""
     rows = (in_words(example(PrefixLM(), ids(THANK_YOU), seed)) for seed in range(200))
     row = next(row for row in rows if row["prefix_mask"].count("1") == 4)
     assert row == {
@@ -100,7 +100,7 @@ def test_the_prefix_of_the_papers_table():
 def test_every_prefix_is_drawn_alike():
     prefixes = [int(example(PrefixLM(), range(10, 20), seed)["prefix_mask"].sum()) for seed in range(9000)]
     counts = np.bincount(prefixes)
-    assert counts[0] == 0 and len(counts) == 10  # of 10 tokens, 1 to 9 are the prefix
+    assert counts[0] == 0 and len(counts) == 10  # Of 10 tokens, 1 to 9 are the prefix.
     assert np.abs(counts[1:] - 1000).max() < 5 * np.sqrt(9000 * 1 / 9 * 8 / 9)  # 5 standard deviations
 
 
@@ -118,7 +118,7 @@ def test_what_is_seen_from_both_sides_is_not_predicted(sizes, seed, mask_documen
         inside = row["segment_ids"] == segment
         prefix, weights = int(row["prefix_mask"][inside].sum()), row["loss_weights"][inside]
         assert prefix >= 1 and row["prefix_mask"][inside][:prefix].all()
-        assert not weights[: prefix - 1].any()  # their targets are in the prefix
+        assert not weights[: prefix - 1].any()  # Their targets are in the prefix.
         np.testing.assert_array_equal(weights[prefix - 1 :], causal["loss_weights"][inside][prefix - 1 :])
         assert weights.any() == causal["loss_weights"][inside].any()
 
@@ -128,8 +128,8 @@ def test_half_of_a_million_tokens_is_behind_the_prefixes(mask_documents):
     objective, segment_ids = PrefixLM(mask_documents), np.repeat(np.arange(1, 6), 200)
     rows = [example(objective, row, seed, segment_ids) for seed, row in enumerate(windows(1000, 1000))]
     found = {s.name: s for s in objective.statistics(rows, VOCABULARY)}["text behind the prefix"]
-    assert found.expected == pytest.approx(0.5, abs=0.003)  # (n + 1) / 2n of n = 199 or 999 tokens
-    # 5 standard deviations: a uniform number has one of 0.29
+    assert found.expected == pytest.approx(0.5, abs=0.003)  # (n + 1) / 2n for n = 199 or 999 tokens
+    # 5 standard deviations; a uniform number has a standard deviation of 0.29.
     assert found.tolerance < 5 * 0.29 / np.sqrt(1000) + 1e-5 and not found.is_off
     assert off(objective, [row | {"loss_weights": np.ones(999, np.float32)} for row in rows])
 
@@ -279,7 +279,8 @@ def test_token_types_that_the_model_has_not_are_a_line():
     batch = batch_of(PrefixLM(), 32, token_types=np.full((2, 32), 2, np.int32))
     with pytest.raises(UserError, match=r"batch\['token_types'\] has 2; config.model.num_token_types 2 allows 0 to 1"):
         check_batch(batch, encoder, Lengths(0, 32, 32), 2)
-    check_batch(batch, dataclasses.replace(encoder, num_token_types=0), Lengths(0, 32, 32), 2)  # not looked up
+    # A model without token types does not look them up.
+    check_batch(batch, dataclasses.replace(encoder, num_token_types=0), Lengths(0, 32, 32), 2)
 
 
 # --- both ----------------------------------------------------------------------------------------------------------
@@ -367,4 +368,4 @@ def test_a_decoder_trains_for_two_steps(objective, text, cache, tmp_path):
     assert train(experiment, str(tmp_path)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["split"] == "train"]
-    assert len(losses) == 2 and all(abs(loss - np.log(512)) < 0.5 for loss in losses)  # 512 ids, alike at first
+    assert len(losses) == 2 and all(abs(loss - np.log(512)) < 0.5 for loss in losses)  # 512 ids, nearly uniform

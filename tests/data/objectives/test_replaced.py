@@ -1,4 +1,4 @@
-"""ReplacedTokenDetection: masked LM batches for a generator, and a discriminator that tells what it wrote."""
+"""Tests ReplacedTokenDetection: masked LM batches for the generator, and the labels for the discriminator."""
 
 import json
 import runpy
@@ -30,7 +30,7 @@ def example(objective, tokens, seed=0, vocabulary=VOCABULARY):
 
 
 def chef():
-    """Figure 2's example: the first and the third word are masked."""
+    """Returns the example of figure 2, which masks the first and the third word."""
     objective = ReplacedTokenDetection(rate=0.4)
     found = (example(objective, SENTENCE, seed) for seed in range(1000))
     return next(row for row in found if np.flatnonzero(row["tokens"] == MASK).tolist() == [1, 3])
@@ -44,7 +44,7 @@ def test_the_chef_cooked_the_meal():
 
 
 def test_the_chef_ate_the_meal():
-    """Clark et al. 2020, figure 2: the generator says "the" and "ate", and only "ate" is a replacement."""
+    """Checks Clark et al. 2020, figure 2: the generator samples "the" and "ate", and only "ate" is a replacement."""
     row = chef()
     lengths = ReplacedTokenDetection(rate=0.4).measure(len(SENTENCE))
     batch = {name: jax.numpy.asarray(x) for name, x in collate([[row]], lengths, PAD).items()}
@@ -57,14 +57,14 @@ def test_the_chef_ate_the_meal():
 
 
 def test_published_fractions():
-    """85 % masked, 15 % as they are, none random (the released code), on 1,000,000 tokens."""
+    """Checks on 1,000,000 tokens: 85 % masked, 15 % unchanged, none random (the released code)."""
     objective = ReplacedTokenDetection()
     windows = np.random.default_rng(0).integers(5, 1000, (1961, 510), dtype=np.int32)
     found = [example(objective, window, seed) for seed, window in enumerate(windows)]
     figures = {s.name: s for s in objective.statistics(found, VOCABULARY)}
     assert (figures["mask rate"].expected, figures["masked"].expected, figures["random"].expected) == (0.15, 0.85, 0.0)
     assert figures["random"].measured == 0
-    assert figures["masked"].tolerance < 0.006  # 5 standard deviations of 150,000 draws, and by chance 1 in 1,000
+    assert figures["masked"].tolerance < 0.006  # 5 standard deviations of 150,000 draws, plus 1 in 1,000 by chance.
     assert not [s for s in figures.values() if s.is_off]
 
 

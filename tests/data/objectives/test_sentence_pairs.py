@@ -1,4 +1,4 @@
-"""NextSentencePrediction and SentenceOrderPrediction: the paper's examples, BERT's lengths, fair labels."""
+"""Tests NextSentencePrediction and SentenceOrderPrediction: the paper's examples, BERT's lengths, balanced labels."""
 
 import dataclasses
 import types
@@ -31,7 +31,7 @@ SENTENCES = st.lists(st.lists(st.integers(5, 999), min_size=1, max_size=9), min_
 
 
 def text(*sentences, others=()):
-    """A text of some sentences of ids; `others` are those draw_other_document."""
+    """Makes a text of sentences of ids; its `draw_other_document` returns a text of `others`."""
     tokens = np.array([i for sentence in sentences for i in sentence], np.int32)
     ends = np.cumsum([len(sentence) for sentence in sentences])
     return ObjectiveInput(
@@ -44,7 +44,10 @@ def example(objective, text, seed=0, vocabulary=VOCABULARY):
 
 
 def random_text(rng, sentences, longest, first=5):
-    """Sentences of 1 to `longest` ids from `first` on; other documents: ids below 500, up to three times as many."""
+    """Draws sentences of 1 to `longest` ids from `first` on.
+
+    Other documents have ids below 500 and up to three times as many sentences.
+    """
 
     def draw_other_document(rng):
         return random_text(rng, rng.integers(1, 3 * sentences + 1), longest)
@@ -105,7 +108,10 @@ STORE, MILK, PENGUINS = (
     ],
 )
 def test_the_examples_of_the_paper(kind, row, label):
-    """Devlin et al. 2018, appendix A.1: among 55 pairs of masks and as many fates, some seed gives the paper's."""
+    """Reproduces Devlin et al. 2018, appendix A.1.
+
+    One of the seeds draws the paper's masks, one of 55 pairs of positions, and the paper's replacements.
+    """
     vocabulary = dataclasses.replace(VOCABULARY, size=len(WORDS))
     pair = text(STORE, MILK, others=[PENGUINS])
     rows = (example(kind(), pair, seed, vocabulary) for seed in range(20_000))
@@ -159,7 +165,7 @@ def test_next_and_other_pairs_are_equally_long():
 
 
 def test_the_first_segment_ends_after_any_sentence():
-    ten = text(*[[i] for i in range(5, 15)], others=[[500]] * 20)  # sentences of one token are not truncated
+    ten = text(*[[i] for i in range(5, 15)], others=[[500]] * 20)  # Sentences of one token are not truncated.
     rows = [example(NextSentencePrediction(short_fraction=0.0), ten, seed) for seed in range(4500)]
     counts = np.bincount([np.count_nonzero(row["token_types"] == 0) - 2 for row in rows], minlength=10)
     assert counts[0] == 0
@@ -183,7 +189,7 @@ def test_short_texts_begin_with_any_sentence():
 
 
 def truncate_one_by_one(first, second, room, rng):
-    """As BERT's code does it, which removes tokens one at a time."""
+    """Truncates a pair as BERT's code does, one token at a time."""
     first, second = list(first), list(second)
     while len(first) + len(second) > room:
         longer = first if len(first) > len(second) else second
@@ -202,11 +208,11 @@ def test_a_pair_is_truncated_to_the_lengths_of_one_by_one(first, second, room):
 
 def test_a_pair_is_truncated_at_both_ends_alike():
     rng = np.random.default_rng(0)
-    cut = [truncate_pair(np.arange(20), np.arange(3), 15, rng)[0] for _ in range(2000)]  # 8 of 20 go
+    cut = [truncate_pair(np.arange(20), np.arange(3), 15, rng)[0] for _ in range(2000)]  # Removes 8 of 20.
     assert all((np.diff(c) == 1).all() and len(c) == 12 for c in cut)
     fronts = np.array([c[0] for c in cut])
     assert abs(fronts.mean() - 4) < 5 * np.sqrt(8 * 0.25 / 2000)  # 5 standard deviations of a binomial mean
-    assert abs(fronts.var() - 2) < 5 * 2 * np.sqrt(2 / 2000)  # and about as many of its variance
+    assert abs(fronts.var() - 2) < 5 * 2 * np.sqrt(2 / 2000)  # about 5 of the variance
 
 
 # --- labels --------------------------------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ def test_half_of_the_segments_are_swapped():
 
 def test_a_single_sentence_is_parted_anywhere():
     rows = [example(SentenceOrderPrediction(), text(range(5, 10)), seed) for seed in range(200)]
-    assert {int(np.count_nonzero(row["token_types"])) for row in rows} == {2, 3, 4, 5}  # with a [SEP]
+    assert {int(np.count_nonzero(row["token_types"])) for row in rows} == {2, 3, 4, 5}  # including a [SEP]
     assert {int(row["pair_labels"]) for row in rows} == {0, 1}
 
 
@@ -252,7 +258,7 @@ def test_a_single_sentence_is_parted_anywhere():
 
 @pytest.fixture(scope="module")
 def million():
-    """Examples over 1,000,000 tokens of random sentences, by objective."""
+    """Makes examples from 1,000,000 tokens of random sentences, by objective."""
     rng = np.random.default_rng(1)
     texts = [random_text(rng, 25, 39) for _ in range(2000)]  # 500 tokens on average
     return {kind: [example(kind(), t, seed) for seed, t in enumerate(texts)] for kind in BOTH}
@@ -265,10 +271,10 @@ def test_published_fractions(million, kind):
     masked = sum(len(e["targets"]) for e in examples)
     shown = np.concatenate([e["tokens"][e["masked_positions"]] for e in examples])
     kept = np.mean(shown == np.concatenate([e["targets"] for e in examples]))
-    # 5 standard deviations. A row's count is its length times the rate, rounded up or down: a variance below 1/4.
+    # 5 standard deviations. A row's count is its length times the rate, rounded up or down, with a variance below 1/4.
     assert abs(masked - 0.15 * ordinary) < 5 * np.sqrt(len(examples) / 4)
     assert abs(np.mean(shown == MASK) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / masked)
-    assert abs(kept - 0.1) < 5 * np.sqrt(0.1 * 0.9 / masked) + 0.1 / 995  # a random token may be the one that was there
+    assert abs(kept - 0.1) < 5 * np.sqrt(0.1 * 0.9 / masked) + 0.1 / 995  # A random token may equal the original.
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -295,7 +301,7 @@ def test_what_was_parted_can_be_restored(sentences, seed):
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), seed=st.integers(0, 2**32))
 def test_a_run_of_the_document_can_be_restored_on_each_side(lengths, seed):
-    """Of A, and of B where it follows: what is left by the truncation stands in order and without gaps."""
+    """Checks that truncation leaves the tokens of A, and of a B that follows A, in order and without gaps."""
     ends = 500 + np.cumsum(lengths)
     whole = text(*map(np.arange, ends - lengths, ends), others=[np.arange(5, 400)])
     objective = NextSentencePrediction()
@@ -313,7 +319,7 @@ DOCUMENTS = "The man went to the store. He bought a gallon of milk.", "床前明
 @pytest.mark.parametrize("kind", ["WordPiece", "ByteBPE", "Unigram"])
 def test_the_text_can_be_restored(tokenizers_of_all_kinds, kind):
     tokenizer = tokenizers_of_all_kinds[kind]
-    if kind == "Unigram":  # the other one has T5's special pieces
+    if kind == "Unigram":  # The shared Unigram tokenizer has T5's special tokens.
         tokenizer = Unigram(vocab_size=305, special_pieces="albert").build(iter(DOCUMENTS * 20))
     objective = SentenceOrderPrediction(short_fraction=0.0).bind(tokenizer)
     for document in DOCUMENTS:
@@ -321,7 +327,7 @@ def test_the_text_can_be_restored(tokenizers_of_all_kinds, kind):
         whole = text(*sentences[:-1], [*sentences[-1], tokenizer.vocabulary.separator])
         restored = objective.restore(example(objective, whole, 0, tokenizer.vocabulary), tokenizer.vocabulary)
         np.testing.assert_array_equal(restored, whole.tokens[:-1])
-        if kind != "WordPiece":  # the one with loss
+        if kind != "WordPiece":  # WordPiece is lossy
             assert tokenizer.decode(restored) == document
 
 
@@ -332,7 +338,7 @@ def test_the_separator_of_the_document_is_left_out(kind):
         row = example(objective, text([10, 11, 12], [13, SEP], [SEP], others=[[20, 21], [22, SEP]]), seed)
         first, second = objective.segments(row)
         assert len(first) and len(second)
-        assert np.count_nonzero(row["tokens"] == SEP) in (2, 3)  # 3: the sentence before holds one of its own
+        assert np.count_nonzero(row["tokens"] == SEP) in (2, 3)  # 3: the first segment contains a SEP.
 
 
 @pytest.mark.parametrize("kind", BOTH)

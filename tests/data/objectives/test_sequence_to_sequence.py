@@ -1,4 +1,4 @@
-"""SequenceToSequence: teacher forcing, pairs side by side in a row, and nothing lost."""
+"""Tests SequenceToSequence: teacher forcing, several pairs in one row, and `restore`."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ TOKENS = st.lists(st.integers(3, 999), max_size=30)
 
 
 def pair(source, target, end=EOS):
-    """A record, each part with its end, as in a corpus."""
+    """Makes a record in which each part ends with `end`, as in a corpus."""
     tokens = np.concatenate([source, [end], target, [end]]).astype(np.int32)
     return ObjectiveInput(tokens, np.ones(len(tokens), np.int32), np.array([len(source) + 1, len(tokens)]))
 

@@ -1,4 +1,4 @@
-"""SpanCorruption: the paper's example, the published lengths and statistics, and nothing lost."""
+"""Tests SpanCorruption: the paper's example, the published lengths and statistics, and `restore`."""
 
 import dataclasses
 import itertools
@@ -16,9 +16,9 @@ from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
 PAD, EOS, UNK = range(3)
-SENTINELS = tuple(range(102, 2, -1))  # as T5's: <extra_id_0> has the highest id
+SENTINELS = tuple(range(102, 2, -1))  # As in T5, <extra_id_0> has the highest id.
 VOCABULARY = Vocabulary(size=1000, pad=PAD, eos=EOS, unk=UNK, sentinels=SENTINELS)
-ORDINARY = st.integers(103, 999) | st.just(EOS)  # a window holds the ends of its documents
+ORDINARY = st.integers(103, 999) | st.just(EOS)  # A window contains the EOS of its documents.
 
 
 def example(objective, tokens, seed=0, vocabulary=VOCABULARY):
@@ -29,7 +29,7 @@ def example(objective, tokens, seed=0, vocabulary=VOCABULARY):
 
 
 def with_sentinels(tokenizer):
-    """The tokenizer's vocabulary with what span corruption needs, where it has none."""
+    """Returns the tokenizer's vocabulary, with the separator as EOS, and with 100 sentinels if it has none."""
     known = tokenizer.vocabulary
     more = tuple(range(known.size, known.size + 100))
     return dataclasses.replace(known, size=known.size + 100, eos=known.separator, sentinels=known.sentinels or more)
@@ -73,7 +73,7 @@ def test_rate_and_number_of_spans_are_exact():
     for seed in range(200):
         mask = noise_mask(568, 0.15, 3.0, np.random.default_rng(seed))
         assert mask.sum() == 85  # round(568 * 0.15)
-        assert np.count_nonzero(np.diff(mask.astype(int)) == 1) == 28  # round(85 / 3): mean length 3.04
+        assert np.count_nonzero(np.diff(mask.astype(int)) == 1) == 28  # round(85 / 3): mean length 3.04.
 
 
 @pytest.mark.parametrize("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.95, 1.0)])
@@ -88,7 +88,7 @@ def test_figures_of_right_examples_are_in_range(density, mean, raw):
 def test_published_statistics_of_a_million_tokens():
     examples = [example(SpanCorruption(), np.arange(103, 671), seed) for seed in range(1761)]  # 1,000,248 tokens
     density, mean = SpanCorruption().statistics(examples, VOCABULARY)
-    # Counts are the same in each window, so there is no sampling error: 85 of 568 tokens in 28 spans.
+    # Each window has the same counts, 85 of 568 tokens in 28 spans, so there is no sampling error.
     assert (density.measured, mean.measured) == (pytest.approx(85 / 568), pytest.approx(85 / 28))
     assert (density.expected, mean.expected) == (0.15, 3.0) and not density.is_off and not mean.is_off
 
@@ -107,8 +107,9 @@ def test_masks_start_with_text_and_end_with_a_span():
 
 def test_places_are_dropped_at_the_published_rate():
     masks = np.stack([noise_mask(568, 0.15, 3.0, np.random.default_rng(seed)) for seed in range(600)])  # 340,800 tokens
-    # The first and last places differ by design; the middle must not. Blocks of 100 places x 600 rows hold 60,000
-    # draws in spans of about 3, so one standard deviation is about sqrt(0.15 * 0.85 * 3 / 60,000) = 0.0025.
+    # The first and last places differ by design; the middle must not. Blocks of 100 places x 600 rows have 60,000
+    # draws in spans of about 3, so one standard deviation is about sqrt(0.15 * 0.85 * 3 / 60,000) = 0.0025. The
+    # tolerance is 5 of them.
     blocks = masks[:, 34:534].reshape(600, 5, 100).mean((0, 2))
     assert np.abs(blocks - 85 / 568).max() < 0.0125
 
@@ -127,12 +128,12 @@ def test_span_lengths_are_distributed_as_published():
     parts = np.concatenate([random_partition(85, 28, rng) for _ in range(1000)])
     for m in (1, 2, 3):
         expected = math.comb(85 - m - 1, 26) / math.comb(84, 27)
-        # 28,000 parts; parts of one partition are nearly independent: 5 sqrt(p (1 - p) / 28,000) < 0.015
+        # 28,000 parts; parts of one partition are nearly independent: 5 sqrt(p (1 - p) / 28,000) < 0.015.
         assert abs(np.mean(parts == m) - expected) < 0.015
 
 
 def test_of_a_single_token_nothing_is_dropped():
-    row = example(SpanCorruption(), [500])  # T5's code gives the same
+    row = example(SpanCorruption(), [500])  # T5's code gives the same.
     assert row["encoder_tokens"].tolist() == [500, EOS]
     assert row["targets"].tolist() == [SENTINELS[0], EOS]
 
@@ -166,7 +167,7 @@ def test_both_sides_end_with_eos():
 
 
 def test_sentinels_come_in_order_on_both_sides():
-    row = example(SpanCorruption(), np.arange(103, 203))  # 15 tokens in 5 spans
+    row = example(SpanCorruption(), np.arange(103, 203))  # 15 tokens in 5 spans.
     for name in ("encoder_tokens", "targets"):
         assert [t for t in row[name].tolist() if t in SENTINELS] == list(SENTINELS[:5])
 

@@ -1,4 +1,4 @@
-"""TextToText: pairs are supervised, texts are not, and a row holds either."""
+"""Tests TextToText: pairs are supervised, documents are not, and a row has only one of the two."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_texts_are_corrupted():
 
 
 def test_the_examples_of_the_paper():
-    """Raffel et al. 2020, figures 1 and 2: all tasks are texts, told apart by their prefixes."""
+    """Reproduces Raffel et al. 2020, figures 1 and 2: every task is text with a prefix that names the task."""
     words = (
         "<pad> </s> <unk> translate English to German : That is good . Das ist gut summarize state authorities six "
         "people hospitalized after a storm cola sentence The course jumping well not acceptable"
@@ -77,7 +77,7 @@ def test_a_row_has_room_for_the_targets_of_either(target_length, targets):
 def test_the_unsupervised_objective_is_bound_to_the_tokenizer(tokenizers_of_all_kinds):
     objective = TextToText(SpanCorruption(mode="[NLU]"))
     bound = objective.bind(tokenizers_of_all_kinds["Unigram"])
-    assert bound == objective  # what is known of the tokenizer is no part of the config
+    assert bound == objective  # The bound tokenizer is not part of the config.
     text = ObjectiveInput(np.arange(100, 200, dtype=np.int32), None)
     ((_, of_texts),) = bound.components()
     row = of_texts.example(text, np.random.default_rng(0), tokenizers_of_all_kinds["Unigram"].vocabulary)
@@ -135,7 +135,8 @@ def test_a_run_mixes_the_tasks_by_weight(tmp_path):
             assert is_pair == isinstance(objective, SequenceToSequence)
             assert example["encoder_tokens"][-1] == example["targets"][-1] == vocabulary.eos
             assert len(example["targets"]) <= (20 if is_pair else 100)
-    # A weight counts pairs and not the rows that they share; 400 rows end at any place of a row's pairs.
+    # The weights count examples, not rows, and one row has several pairs. The 400 rows may end anywhere in the order of
+    # the mixture, so the ratio is approximate.
     assert made["SequenceToSequence"] / made["SpanCorruption"] == pytest.approx(3, rel=0.03)
     batch = batches[0]
     assert batch["encoder_tokens"].shape == (32, 100)

@@ -1,4 +1,4 @@
-"""The offsets of tokens: each prediction is assigned to the corpus token from which it comes."""
+"""Tests that the token offsets assign each prediction to its token of the corpus."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ OBJECTIVES = [
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_each_token_of_text_is_found_at_its_offset(objective, seed):
-    """All tokens of the text differ, so a target tells from which one it comes."""
+    """All tokens of the text differ, so a target identifies its token."""
     text = np.arange(50, 90, dtype=np.int32)
     segments = np.repeat(np.arange(1, 5, dtype=np.int32), 10)
     example = objective.example(ObjectiveInput(text, segments), np.random.default_rng(seed), VOCABULARY)

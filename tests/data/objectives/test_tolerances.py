@@ -1,4 +1,4 @@
-"""The checks of each objective: a correct objective passes, and an objective with another rate does not."""
+"""Tests the checks of each objective: a correct objective passes, and an objective with another rate does not."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def found(asked, made, seed, count=100, length=100):
 @pytest.mark.parametrize("size", [(5, 12), (20, 100), (100, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", CASES)
 def test_a_correct_objective_raises_no_alarm_in_67_draws_of_each_size(name, size):
-    asked, _ = CASES[name]  # 201 draws per objective; one alarm in 8,000 such tests would be chance
+    asked, _ = CASES[name]  # 201 draws per objective; chance gives one alarm in 8,000 such tests.
     off = [s for seed in range(67) for s in found(asked, asked, seed, *size) if s.is_off]
     assert not off
 
@@ -94,19 +94,19 @@ def test_a_correct_objective_raises_no_alarm_in_67_draws_of_each_size(name, size
 @pytest.mark.parametrize("name", [name for name, (_, wrong) in CASES.items() if wrong is not None])
 def test_a_rate_that_is_off_is_found(name):
     asked, wrong = CASES[name]
-    if name == "sentence order":  # the labels are those of a coin with 0.8
+    if name == "sentence order":  # Each label is 1 with probability 0.8.
         rng, inputs = texts(0, 100, 100)
         made = [asked.example(x, rng, VOCABULARY) for x in inputs]
         made = [e | {"pair_labels": np.array(rng.random() < 0.8, np.int32)} for e in made]
         assert [s.name for s in asked.statistics(made, VOCABULARY) if s.is_off] == ["swapped segments"]
         return
-    count = 400 if isinstance(asked, FillInTheMiddle) else 100  # one draw per document: 0.3 is 12 standard deviations
+    count = 400 if isinstance(asked, FillInTheMiddle) else 100  # One draw per document: 0.3 is 12 standard deviations.
     missed = [seed for seed in range(10) if not any(s.is_off for s in found(asked, wrong, seed, count))]
     assert not missed
 
 
 def next_sentences(seed, count, single, probability=None):
-    """The check of random next sentences; `probability`: of a random one, if not that of the objective."""
+    """Returns the statistic of random next sentences, with probability `probability`, or the objective's if None."""
     rng, inputs = texts(seed, count, 60, single)
     if probability is None:
         made = [NEXT.example(x, rng, VOCABULARY) for x in inputs]
@@ -126,7 +126,7 @@ def test_next_sentences_raise_no_alarm_whatever_number_of_sequences_is_one_sente
 @pytest.mark.parametrize("probability", [0.2, 0.8])
 @pytest.mark.parametrize("single", [0.0, 0.3])
 def test_a_fraction_of_random_next_sentences_of_80_or_20_percent_is_found(single, probability):
-    # With 400 examples, 280 of several sentences: 0.3 is 10 standard deviations of a fair coin.
+    # Of 400 examples, 280 have several sentences: 0.3 is 10 standard deviations of a fair coin.
     assert not [seed for seed in range(20) if not next_sentences(seed, 400, single, probability).is_off]
 
 

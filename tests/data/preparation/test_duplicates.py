@@ -1,4 +1,4 @@
-"""Of equal documents the first stays, and nothing else changes."""
+"""Tests that only the first of equal documents remains, and that nothing else changes."""
 
 import collections
 
@@ -35,7 +35,7 @@ TEXTS = st.sampled_from(["a", "b. c.", "ab", "abc. a. b.", "", "ca"])
 def test_corpus_without_duplicates_is_the_corpus_of_the_others(tmp_path_factory, lists, parts):
     tmp_path = tmp_path_factory.mktemp("duplicates")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "_HASHES_PER_RANGE", 3)  # in several ranges of hashes
+        patch.setattr(duplicates, "_HASHES_PER_RANGE", 3)  # several ranges of hashes
         write(tmp_path / "whole", lists, parts)
         found = duplicates.find_duplicates(str(tmp_path / "whole"), len(lists))
     (tmp_path / "kept").mkdir()

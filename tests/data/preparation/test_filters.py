@@ -1,4 +1,4 @@
-"""datatrove's rules and signatures drop what they should, and what they drop is counted."""
+"""Tests that datatrove's rules and signatures drop the right documents, and that a counter has each drop."""
 
 import collections
 import random
@@ -68,7 +68,8 @@ def text_of(seed, words=300):
 
 def test_nearly_equal_documents_are_found_across_shards_and_the_first_stays(tmp_path):
     changed = text_of(1).split()
-    changed[150] = "another"  # 5 of 300 n-grams differ: similarity 0.97, found with 1 - (1 - 0.97^8)^14 > 1 - 1e-9
+    # 5 of 300 n-grams differ: similarity 0.97, detected with probability 1 - (1 - 0.97^8)^14 > 1 - 1e-9.
+    changed[150] = "another"
     lists = [[text_of(0), text_of(1)], ["short", text_of(2)], [" ".join(changed), text_of(3), text_of(0)]]
     assert sign_and_find(tmp_path, NearDuplicates(), lists) == [[], [], [0, 2]]
 

@@ -1,4 +1,4 @@
-"""A split always has both sides: where the rule of a source leaves one empty, a document is held out, and said so."""
+"""Tests that both splits have documents: if a source's rule leaves one empty, a document is held out and reported."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from tests.support.runs import files
 
 
 def write(folder, documents, parts=1):
-    """The documents, in so many files of lines of JSON."""
+    """Writes the documents to `parts` JSON Lines files."""
     folder.mkdir(parents=True)
     for i in range(parts):
         lines = (json.dumps({"text": text}) + "\n" for text in documents[i::parts])
@@ -25,7 +25,7 @@ def write(folder, documents, parts=1):
 
 
 def texts(prepared):
-    """The documents of each split, without their separators."""
+    """Returns the documents of each split, without their separators."""
     decode = prepared.tokenizer.decode
     return [
         sorted(
@@ -40,7 +40,7 @@ def run(cache, source, said=None, **options):
 
 
 def one_sided(count):
-    """So many documents of which valid_fraction 0.01 holds none out."""
+    """Returns `count` documents, none of which valid_fraction 0.01 holds out."""
     tried = ([f"document {seed} {i}" for i in range(count)] for seed in itertools.count())
     return next(documents for documents in tried if min(map(_place, documents)) >= 0.01)
 
@@ -85,7 +85,7 @@ def test_text_whose_end_is_blank_has_validation_text(tmp_path):
 
 
 def test_split_depends_on_the_documents_alone(tmp_path):
-    """In one file or seven, in another order, by one process, by shares: the same document is held out."""
+    """Checks that the held-out document is independent of the files, the order, the processes and the shares."""
     documents = one_sided(60)
     shuffled = random.Random(0).sample(documents, len(documents))
     one = texts(run(tmp_path / "1", JsonLines(str(write(tmp_path / "a", documents)))))

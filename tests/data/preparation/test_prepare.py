@@ -1,4 +1,4 @@
-"""`prepare` makes the same corpus however often it is killed and however many processes work, and explains failures."""
+"""Tests that `prepare` makes the same corpus with any number of kills and of processes, and explains failures."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(pretrainax.__file__))
 
 @pytest.fixture
 def lines(tmp_path):
-    """A folder of six files of ten documents."""
+    """Writes a folder of six files of ten documents."""
     folder = tmp_path / "lines"
     folder.mkdir()
     for i in range(6):
@@ -63,7 +63,7 @@ def files(folder, pattern):
     return sorted(pathlib.Path(folder).rglob(pattern))
 
 
-# --- what comes out ------------------------------------------------------------------------------------------------
+# --- the prepared corpus -------------------------------------------------------------------------------------------
 
 
 def test_corpus_holds_the_text_of_the_source(tmp_path):
@@ -95,7 +95,7 @@ def test_summary_counts_both_splits_and_what_was_skipped(tmp_path, lines):
 @pytest.mark.slow
 def test_python_docs_are_prepared_by_two_processes(tmp_path, monkeypatch):
     shards = PythonDocs.shards
-    monkeypatch.setattr(PythonDocs, "shards", lambda self, split: shards(self, split)[:2])  # of 40
+    monkeypatch.setattr(PythonDocs, "shards", lambda self, split: shards(self, split)[:2])  # 2 of 40
     prepared = run(tmp_path, PythonDocs(), workers=2)
     text = prepared.tokenizer.decode(prepared.train[0].window(0, prepared.train[0].num_tokens)[0])
     assert "Return" in text and "the" in text
@@ -116,7 +116,7 @@ def test_objective_of_sentences_gets_their_ends(tmp_path, lines):
 
 @pytest.fixture
 def mixture(tmp_path, lines):
-    """Of those documents and of ten pairs in Greek."""
+    """Mixes the documents of `lines` with ten Greek pairs."""
     pairs = [{"text": f"α {i}", "target": f"ω {i}"} for i in range(10)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
     greek = JsonLines(str(tmp_path / "pairs.jsonl"), target_field="target", valid_fraction=0.3)
@@ -155,7 +155,7 @@ def test_corpus_of_a_source_serves_each_mixture_with_it(tmp_path, mixture):
 
 
 def test_text_that_was_made_plain_has_a_fingerprint_of_its_own(tmp_path):
-    """A run on what an earlier version prepared of it, with its carriage returns, must not go on with this one."""
+    """A run on an earlier version's corpus, with carriage returns, must not continue on this corpus."""
     for name, content in (("plain", b"one\ntwo\n" * 50), ("windows", b"one\r\ntwo\r\n" * 50)):
         (tmp_path / f"{name}.txt").write_bytes(content)
     plain, windows = (run(tmp_path, TextFiles(str(tmp_path / f"{name}.txt"))) for name in ("plain", "windows"))
@@ -275,12 +275,12 @@ def children_of(pid):
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as f:
             return [int(child) for child in f.read().split()]
-    except FileNotFoundError:  # not Linux, or a kernel without it
+    except FileNotFoundError:  # not Linux, or a kernel without this file
         return []
 
 
 def wait_until_gone(pids):
-    """Whether every process has ended, or is a zombie that its new parent has not collected."""
+    """Waits until every process has ended, or is a zombie that its new parent has not collected; returns whether."""
 
     def runs(pid):
         try:

@@ -1,4 +1,4 @@
-"""However many machines share the work, and whatever is dropped, the files are the same, byte for byte."""
+"""Tests that any number of machines prepares the same files, byte for byte, also if documents are dropped."""
 
 import json
 import pathlib
@@ -19,7 +19,11 @@ LINE = (
 
 @pytest.fixture
 def lines(tmp_path):
-    """Six files of ten documents; those of an odd number come twice, two are nearly equal, one is empty."""
+    """Writes six files of ten documents.
+
+    The five documents with an even number are the same in all files. Documents with the same odd number are nearly
+    equal. The last document is blank.
+    """
     folder = tmp_path / "lines"
     folder.mkdir()
     for i in range(6):
@@ -86,7 +90,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, lines):
     every = prepare(experiment(tmp_path / "cache", lines), quietly)
     once = prepare(experiment(tmp_path / "cache", lines, drop_duplicates=True), quietly)
     dropped = sum(split[0].skipped.get("duplicates", 0) for split in (once.train, once.valid))
-    # Documents with an even number are the same in all six files: five of them, five times too often.
+    # The five documents with an even number are the same in all six files, so each has five duplicates.
     assert dropped == 25
     for a, b in ((every.train[0], once.train[0]), (every.valid[0], once.valid[0])):
         assert b.num_documents + b.skipped.get("duplicates", 0) == a.num_documents
@@ -113,7 +117,7 @@ def test_near_duplicates_and_bad_text_are_dropped_by_any_number_of_shares(tmp_pa
     assert contents(tmp_path / "plain") == contents(tmp_path / "shares")
     skipped = {k: n + plain.valid[0].skipped.get(k, 0) for k, n in plain.train[0].skipped.items()}
     assert skipped["duplicates"] == 25 and skipped["near-duplicates"] > 0
-    assert skipped["documents by gopher_short_doc"] == 1 + 6  # blank ones among them
+    assert skipped["documents by gopher_short_doc"] == 1 + 6  # 6 of them blank
     kept = plain.train[0].num_documents + plain.valid[0].num_documents
     assert kept + sum(skipped.values()) == 61
 

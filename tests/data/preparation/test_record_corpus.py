@@ -1,4 +1,4 @@
-"""A corpus of records keeps each text, each note, and which record is which, through all that preparation does."""
+"""Tests that preparation preserves the text, the note and the number of each record."""
 
 import collections
 import json
@@ -57,7 +57,7 @@ def write(directory, task, drop=False):
 
 
 def documents(corpus):
-    """The texts of each document, and its note."""
+    """Returns the text parts of each document, and its note."""
     found = []
     for i in range(corpus.num_documents):
         note = corpus.note(i)
@@ -87,7 +87,7 @@ def test_a_record_may_become_several_documents(tmp_path):
     corpus = write(tmp_path, Halves(labels=("a", "b")))
     found = documents(corpus)
     assert found[:2] == [(("ac", "d"), {"label": 0, "half": 0}), (("b", "e"), {"label": 0, "half": 1})]
-    assert found[2] == (("", "f"), {"label": 1, "why": "größe", "half": 0})  # whose other half is empty
+    assert found[2] == (("", "f"), {"label": 1, "why": "größe", "half": 0})  # The other half is empty.
     assert (corpus.num_records, corpus.num_documents) == (len(WHOLE), len(found)) and len(found) > len(WHOLE)
     assert corpus.num_bytes == sum(len(text.encode()) for texts, _ in WHOLE for text in texts)
 
@@ -115,7 +115,7 @@ def test_a_damaged_shard_is_made_anew(tmp_path):
 
 
 def experiment(tmp_path, objective, **fields):
-    """Records with a word of a to e in `x`, and one of v to z in `y`."""
+    """Writes records with a word of the letters a to e in `x` and of v to z in `y`; returns their config."""
     words = [("".join(chr(ord("a") + (i * k) % 5) for k in range(1, 6)), "vwxyz"[i % 5 :] + "vwxyz") for i in range(40)]
     lines = [json.dumps({"x": x, "y": y, "label": "ab"[i % 2]}) + "\n" for i, (x, y) in enumerate(words)]
     (tmp_path / "records.jsonl").write_text("".join(lines))

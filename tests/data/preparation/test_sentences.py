@@ -1,4 +1,4 @@
-"""sentences.split: what ends a sentence, what does not, and nothing lost."""
+"""Tests sentences.split: the ends of sentences, marks that end none, and that no text is lost."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from pretrainax.data.preparation.sentences import split
 
 @pytest.mark.parametrize(
     "marked",
-    [  # | stands where a sentence ends and another begins
+    [  # | marks the boundary of two sentences.
         "The man went to the store.| He bought a gallon of milk.",
         "Really?!| Yes!| Well... perhaps.",
         'She said: "I know."| Then she left.',

@@ -1,4 +1,4 @@
-"""Shards hold the tokens of the documents that were written, whatever their length, and where their parts end."""
+"""Tests that shards store the tokens of documents of any length, and the ends of their parts."""
 
 import collections
 import os
@@ -18,7 +18,7 @@ SIZE = TOKENIZER.vocabulary.size
 
 
 def write(directory, documents, tokenizer=TOKENIZER, parts=None):
-    """(corpus of one shard, the documents that it says it has, what it skipped)"""
+    """Writes one shard; returns (its corpus, the documents that the writer yields, the counts of skipped documents)."""
     skipped = collections.Counter()
     with shards.ShardWriter(str(directory), 0, tokenizer, parts) as writer:
         written = list(writer.write(documents, skipped))
@@ -112,7 +112,7 @@ def test_pairs_end_each_part_with_the_separator(tmp_path):
 def test_batch_of_documents_without_tokens_is_left_out(tmp_path, monkeypatch, parts):
     tokenizer = WordPiece(vocab_size=40).build(iter(["abcdefghijklmnopqrst"]))
     monkeypatch.setattr(shards, "BATCH", 3)
-    texts = ["\u200b", "abc", "\0"]  # of format and control characters, which BERT removes
+    texts = ["\u200b", "abc", "\0"]  # BERT removes format and control characters.
     corpus, _, _ = write(tmp_path, [(text, text) if parts == "pairs" else text for text in texts], tokenizer, parts)
     assert corpus.num_documents == 1 and corpus.skipped == {"empty documents": 2}
 

@@ -1,4 +1,4 @@
-"""Processes that share out tasks need memory that they can share."""
+"""Tests worker processes: missing shared memory, a user's own classes, and signals."""
 
 import errno
 import multiprocessing.synchronize
@@ -61,7 +61,7 @@ def get_config():
 
 @pytest.fixture
 def own_source(tmp_path, monkeypatch):
-    """A data source whose class is in a config file that reads another one."""
+    """Reads a data source whose class is in a config file that reads another config file."""
     monkeypatch.setattr(Choice, "_classes", dict(Choice._classes))
     monkeypatch.setitem(sys.modules, CONFIG_MODULE, None)
     (tmp_path / "mine.py").write_text(OWN)
@@ -79,7 +79,7 @@ def test_loader_workers_know_the_classes_of_the_config_file(own_source):
 
 
 def test_workers_know_the_classes_of_a_notebook():
-    """A notebook has a main module without a file, and so has `python -c`."""
+    """The main module of a notebook has no file; `python -c` is the same case."""
     code = OWN.partition("def get_config")[0] + (
         "from pretrainax.data.pipeline import iterate\n"
         "from pretrainax.data.preparation.workers import Workers\n"
@@ -110,7 +110,7 @@ def test_workers_of_a_script_that_trains_when_it_is_imported_name_the_line_that_
 
 @pytest.fixture(scope="module")
 def long_text(tmp_path_factory) -> pathlib.Path:
-    """Text on which a tokenizer trains for some seconds."""
+    """Writes text on which a tokenizer trains for some seconds."""
     folder, rng = tmp_path_factory.mktemp("long"), random.Random(0)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(30_000)]
     for i in range(4):
@@ -123,7 +123,7 @@ def children(process: int) -> list[str]:
 
 
 @pytest.mark.first(2)
-@pytest.mark.parametrize("delay", [0, 0.5])  # while the workers start, and while they work
+@pytest.mark.parametrize("delay", [0, 0.5])  # While the workers start, and while they work.
 @pytest.mark.parametrize(
     "send, number", [(os.kill, signal.SIGTERM), (os.kill, signal.SIGHUP), (os.killpg, signal.SIGTERM)]
 )

@@ -1,4 +1,4 @@
-"""Files of CoNLL: columns, sentences, what is left out, what is wrong with a line."""
+"""Tests reading CoNLL files: columns, sentences, skipped lines, and errors in a line."""
 
 import collections
 import gzip

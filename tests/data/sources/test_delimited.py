@@ -1,4 +1,4 @@
-"""Tables in files of text give their records, as GLUE's files and as spreadsheets write them, or say what is wrong."""
+"""Tests reading delimited text files, as GLUE and spreadsheets write them, and the errors of broken files."""
 
 import collections
 import gzip
@@ -124,7 +124,7 @@ def test_a_path_of_a_table_names_its_source(tmp_path):
         path = write(tmp_path / name, "text\nx\n")
         with pytest.raises(UserError, match=rf"did you mean {reader}\(path="):
             kinds.Source.parse(path)
-        assert type(JsonLines(path)).taking_path(path) == [reader]  # the class of a field's value is asked
+        assert type(JsonLines(path)).taking_path(path) == [reader]  # called on the class of a field's value
     source = Tsv("a", columns=("x", "y"), quoting=True)
     assert Choice.parse(str(source)) == source
 

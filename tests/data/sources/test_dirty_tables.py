@@ -1,4 +1,4 @@
-"""A stray quote or a wrong byte in a table costs one record; each lost record is counted and shown with its line."""
+"""Tests that a stray quote or a wrong byte costs one record, and that the log counts lost records and names lines."""
 
 import collections
 import csv
@@ -21,7 +21,7 @@ from tests.support.reading import texts
 
 
 def fields_of(source):
-    """The fields of all records in a source's file, and the 0-based first lines of the broken records."""
+    """Returns the fields of all records in a source's file, and the 0-based first lines of the broken records."""
     rows, broken = [], []
     for number, row in source.rows(files.FileShard(source.path, 0, None)):
         try:
@@ -41,7 +41,7 @@ def write(path, content, encoding="utf-8"):
 
 def random_rows(rng, columns, letters):
     rows = [["".join(rng.choices(letters, k=rng.randint(0, 6))) for _ in range(columns)] for _ in range(20)]
-    return [[cell or "x" for cell in row] if columns == 1 else row for row in rows]  # an empty line is no record
+    return [[cell or "x" for cell in row] if columns == 1 else row for row in rows]  # An empty line is no record.
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "¦"])
@@ -74,7 +74,7 @@ def test_clean_tables_are_those_of_pandas_and_pyarrow(tmp_path):
         assert found == pandas.read_csv(path, dtype=str, keep_default_na=False).to_numpy().tolist()
 
 
-DIRT = {  # rows that a program writes that does not know of quotes; whether they can be read
+DIRT = {  # Rows from programs that ignore quotes; True: the reader can still read them.
     "in a field without quotes": ('5" pipe {},1', True),
     "at the end of a field without quotes": ('pipe of 5" {}",1', True),
     "before the field": ('" pipe {},1', False),
@@ -89,9 +89,9 @@ CLEAN = ("plain {},0", '"quoted, {}",0', '"said ""{}"", twice",0')
 @pytest.mark.parametrize("name", DIRT)
 @pytest.mark.parametrize("seed", range(6))
 def test_five_stray_quotes_cost_five_of_a_thousand_records(name, seed, tmp_path):
-    """Before, they cost 104 to 923 records, and three were counted."""
+    """An earlier version lost 104 to 923 records, and counted three."""
     rng, (dirty, is_read) = random.Random(seed), DIRT[name]
-    strays = set(rng.sample(range(999), 5))  # a stray quote in the last record is no different
+    strays = set(rng.sample(range(999), 5))  # A stray quote in the last record is no different.
     lines = [(dirty if i in strays else rng.choice(CLEAN)).format(i) for i in range(1000)]
     path = write(tmp_path / "a.csv", "text,label\n" + "\n".join(lines) + "\n")
     found, broken = fields_of(Csv(path))
@@ -100,7 +100,7 @@ def test_five_stray_quotes_cost_five_of_a_thousand_records(name, seed, tmp_path)
 
 
 def test_dirt_at_random_loses_no_more_records_than_it_is_in(tmp_path):
-    """Quotes at random places among records in quotes: what is read and what is lost is what was written."""
+    """Inserts quotes at random places of quoted records; the reader returns each record or reports it as broken."""
     num_lost = num_dirty = 0
     for seed in range(300):
         rng = random.Random(seed)
@@ -122,7 +122,7 @@ def test_a_quote_that_is_never_closed_costs_one_record(tmp_path):
 
 
 def test_lines_that_look_like_records_inside_of_quotes_are_counted(tmp_path):
-    """The quotes are valid, so the record is read as it stands; its lines may be records that two stray quotes join."""
+    """The quotes are valid, so the reader keeps the record; its lines may be records that two stray quotes join."""
     path = write(tmp_path / "a.csv", 'text,label\n"5 inch,1\na,0\nb,1\nof 7",0\nc,1\n')
     skipped = collections.Counter()
     assert texts(Csv(path, valid_path=path), "train", skipped) == ["5 inch,1\na,0\nb,1\nof 7", "c"]
@@ -214,7 +214,7 @@ def test_a_wrong_encoding_of_json_lines_names_the_field(tmp_path):
 
 def test_a_byte_that_the_encoding_lacks_costs_one_record(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_bytes(b"text\nx\n\x81\n\xe9\n")  # cp1252 does not define 0x81
+    path.write_bytes(b"text\nx\n\x81\n\xe9\n")  # cp1252 does not define 0x81.
     skipped = collections.Counter()
     found = texts(Csv(str(path), valid_path=str(path), encoding="cp1252", on_error="skip"), "train", skipped)
     assert found == ["x", "é"] and skipped == {"broken records": 1}

@@ -1,4 +1,4 @@
-"""A record may be as large as `max_record_bytes`, however small the file is that it comes from."""
+"""Tests that `max_record_bytes` limits the size of a record and the memory to read it, also in compressed files."""
 
 import collections
 import gzip
@@ -23,7 +23,7 @@ COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstan
 
 
 def write(path, kind):
-    """The same three records in a file of each kind, the second too large."""
+    """Writes three records, the second too large, to a file of `kind`; returns its source and the record's place."""
     if kind in COMPRESS:
         path = path.with_suffix(f".jsonl{kind}")
         path.write_bytes(COMPRESS[kind]("".join(json.dumps(r) + "\n" for r in RECORDS).encode()))
@@ -58,7 +58,7 @@ def test_record_over_the_limit_is_named_or_skipped(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
 def test_line_takes_no_more_memory_than_the_limit(tmp_path, kind):
-    """64 MB in a line, of which no more than the limit and what is read at once are held."""
+    """The line has 64 MB; the reader stores at most the limit and one read in memory."""
     path = tmp_path / f"a.jsonl{kind}"
     path.write_bytes(COMPRESS[kind](b'{"text": "' + b"x" * (64 << 20) + b'"}\n'))
     source = JsonLines(str(path), valid_path=str(path), max_record_bytes=LIMIT, on_error="skip")
@@ -71,7 +71,7 @@ def test_line_takes_no_more_memory_than_the_limit(tmp_path, kind):
 
 @pytest.mark.slow
 def test_table_that_swells_takes_memory_by_what_is_decoded(tmp_path, monkeypatch):
-    """One value of 1 MB that 400 rows share, in a file of a few kB: a few rows are in memory at a time."""
+    """A file of a few kB has one value of 1 MB that 400 rows share; the reader decodes a few rows at a time."""
     monkeypatch.setattr("pretrainax.data.sources.parquet._DECODED_BYTES", 8 << 20)
     path = str(tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": pa.array(["x" * LIMIT] * 400)}), path, compression="zstd")
@@ -84,7 +84,7 @@ def test_table_that_swells_takes_memory_by_what_is_decoded(tmp_path, monkeypatch
 
 
 def test_records_that_swell_are_read_a_few_at_a_time(tmp_path, monkeypatch):
-    """50 records of 1 MB, of a few hundred bytes each on disk: 8 MB at a time."""
+    """A file has 50 records of 1 MB, each a few hundred bytes on disk; the reader decodes 8 MB at a time."""
     from array_record.python import array_record_module
 
     path, sizes, reader = str(tmp_path / "a.array_record"), [], array_record_module.ArrayRecordReader
@@ -105,7 +105,7 @@ def test_records_that_swell_are_read_a_few_at_a_time(tmp_path, monkeypatch):
 
 
 def test_zstandard_is_read_in_time_that_grows_as_its_content(tmp_path):
-    """Each part of what a frame gives is copied once: counted, not timed."""
+    """The reader copies each part of a frame's content once; the test measures memory instead of time."""
     path = tmp_path / "a.zst"
     path.write_bytes(zstandard.compress(b"x" * (32 << 20)))
     reader, buffer, most = files._Generated(files._zstandard_frames(str(path))), bytearray(1 << 16), 0

@@ -1,4 +1,4 @@
-"""The documentation of this machine as a source, and what all sources share."""
+"""Tests PythonDocs, this machine's documentation as a source, and the behavior that all sources share."""
 
 import collections
 import dataclasses
@@ -32,7 +32,7 @@ from tests.support.reading import write_lines
 
 @pytest.fixture(scope="module")
 def docs():
-    """A few modules in place of 1,500: (source, shard)."""
+    """Returns the modules of both splits by name."""
     modules = {m.name: m for split in ("train", "valid") for shard in PythonDocs().shards(split) for m in shard}
     return modules
 
@@ -61,7 +61,7 @@ def test_python_docs_gives_each_topic_of_the_language_reference(docs):
 
 def test_python_docs_validation_is_about_three_percent_of_the_modules(docs):
     valid = [m for shard in PythonDocs().shards("valid") for m in shard]
-    assert 0.015 < len(valid) / len(docs) < 0.045  # 0.03 of 2,000 modules has a standard deviation of 0.004
+    assert 0.015 < len(valid) / len(docs) < 0.045  # 0.03 of 2,000 modules has a standard deviation of 0.004.
 
 
 def test_python_docs_splits_share_no_module():

@@ -1,4 +1,4 @@
-"""Text files and lines of JSON give their documents, split them, and say what is wrong with them."""
+"""Tests text files and JSON Lines: their documents, their splits, and the errors of broken files."""
 
 import collections
 import gzip
@@ -25,7 +25,7 @@ def test_text_holds_out_the_last_characters_of_each_file(tmp_path):
 
 
 def test_text_file_without_training_characters_is_only_for_validation(tmp_path):
-    (tmp_path / "a.txt").write_text("x")  # 0.9 characters round to 0
+    (tmp_path / "a.txt").write_text("x")  # 0.9 characters round to 0.
     source = TextFiles(str(tmp_path), valid_fraction=0.1)
     assert (texts(source, "train"), texts(source, "valid")) == ([], ["x"])
 
@@ -128,7 +128,7 @@ def test_text_archive_that_is_cut_off_is_named(tmp_path):
         texts(TextFiles(str(tmp_path)), "train")
 
 
-# --- what files share ----------------------------------------------------------------------------------------------
+# --- all files -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", [TextFiles, JsonLines])
@@ -187,7 +187,7 @@ def test_file_that_another_source_reads_is_a_problem_of_the_config(tmp_path, sou
 @pytest.mark.parametrize(
     "source, name, content",
     [
-        (TextFiles, "a.txt", '{"text": "x"}\n'),  # JSON may be what is to be learnt
+        (TextFiles, "a.txt", '{"text": "x"}\n'),  # The text may itself be JSON.
         (TextFiles, "a.md", "some text"),
         (TextFiles, "a.json", "[1, 2]"),
         (JsonLines, "a.txt", '{"text": "x"}\n'),

@@ -1,4 +1,4 @@
-"""Weights of a mixture of corpora are those of the paper, change by stage, and are checked."""
+"""Tests the weights of a mixture of corpora: the paper's formula, their change by stage, and their validation."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def test_limit_caps_what_a_source_counts():
 
 
 def test_temperature_is_an_exponent_of_capped_counts():
-    """Raffel et al. 2020, section 3.5.2: min(e, K) ** (1 / T), normalised."""
+    """Checks Raffel et al. 2020, section 3.5.2: min(e, K) ** (1 / T), normalised."""
     rates = np.minimum([100, 300, 5000], 400) ** (1 / 2)
     assert first_weights(SourceMixture(THREE, limit=400, temperature=2.0), [100, 300, 5000]) == pytest.approx(
         tuple(rates / rates.sum())

@@ -1,4 +1,4 @@
-"""Data sets with named splits: TFDS and Hugging Face, made here and read without a network."""
+"""Tests datasets with named splits, TFDS and Hugging Face, which the tests write and read without a network."""
 
 import collections
 import gzip
@@ -42,7 +42,7 @@ class TinyTexts(tfds.core.GeneratorBasedBuilder):
 
 @pytest.fixture(scope="module")
 def tfds_dir(tmp_path_factory):
-    """A data set on disk, written as its author would."""
+    """Writes a dataset to disk, as its author would."""
     pytest.importorskip("tensorflow_datasets")
     root = tmp_path_factory.mktemp("tfds")
     package = root / "tiny_texts_package"
@@ -126,7 +126,7 @@ ROWS = [{"text": f"document {i} é字", "n": i} for i in range(300)]
 
 @pytest.fixture(scope="module", autouse=True)
 def no_network(tmp_path_factory):
-    """`datasets` with a cache of its own, which never asks the hub."""
+    """Gives `datasets` a separate cache and no access to the hub."""
     with pytest.MonkeyPatch.context() as patch:
         without_network(patch, tmp_path_factory.mktemp("huggingface"))
         yield

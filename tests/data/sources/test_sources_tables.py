@@ -1,4 +1,4 @@
-"""Parquet and ArrayRecord files give their documents, split them, and say what is wrong with them."""
+"""Tests Parquet and ArrayRecord files: their documents, their splits, and the errors of broken files."""
 
 import collections
 import json
@@ -30,7 +30,7 @@ def write_array_record(path, records, options="group_size:1"):
 
 
 def both(tmp_path, fields):
-    """The same records in each kind of file: [(source class, path)]. fields: name -> values."""
+    """Writes the same records to a file of each kind: [(source class, path)]. fields: name -> values."""
     rows = [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
     return [
         (Parquet, write_parquet(tmp_path / "a.parquet", fields, row_group_size=100)),

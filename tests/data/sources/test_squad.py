@@ -1,4 +1,4 @@
-"""SQuAD's released files give a record of each question, and say where one is broken."""
+"""Tests that SQuAD's released files give one record per question, and that errors locate broken records."""
 
 import collections
 import gzip
