@@ -1,4 +1,4 @@
-"""Runs that start from a model of another family and shape: what they print, note and keep, and how they resume."""
+"""Tests runs that start from a model of another family and shape: their output, checkpoints and resumption."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ ADAPT = "(DecoderToEncoder(), Layers(layers='stacked'), WiderVocabulary(), Longe
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory, text, cache):
-    """A decoder of 400 rows, 64 positions and two layers, trained for a step."""
+    """Trains a decoder with 400 token embeddings, 64 positions and two layers for one step."""
     workdir = tmp_path_factory.mktemp("adapted") / "decoder"
     done = run(command("tests/support/tiny.py:gpt", workdir, text, cache, *START))
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_an_encoder_goes_on_from_a_decoder_and_resumes(decoder, text, cache, tmp
     shutil.copytree(whole, part)
     shutil.rmtree(part / "checkpoints" / "2")
     (part / "metrics.jsonl").write_text((part / "metrics.jsonl").read_text().splitlines(keepends=True)[0])
-    shutil.rmtree(decoder / "checkpoints")  # which a run that has saved no longer needs
+    shutil.rmtree(decoder / "checkpoints")  # not needed after the first save
     done = run(command("tests/support/tiny.py:gpt", part, text, cache, *flags))
     assert done.returncode == 0, done.stderr
     assert_same_run(part, whole)
@@ -72,7 +72,7 @@ def test_an_encoder_goes_on_from_a_decoder_and_resumes(decoder, text, cache, tmp
 
 @pytest.mark.slow
 def test_an_encoder_decoder_with_experts_begins_as_a_decoder_of_a_hugging_face_directory(text, tmp_path):
-    """Its parameters do not move, so what is saved is what it began with."""
+    """The learning rate is 0, so the run saves its initial parameters."""
     source, start, pieces = CASES["llama3"].config, tmp_path / "llama", tmp_path / "pieces"
     write_directory(start, "llama3")
     pieces.mkdir()

@@ -1,4 +1,4 @@
-"""A budget in FLOPs or time becomes a number of steps before the run begins, and a resumed run keeps it."""
+"""Tests that a budget in FLOPs or time becomes a number of steps before the run, which a resumed run keeps."""
 
 import json
 import time
@@ -24,7 +24,7 @@ def with_budget(text, **fields):
 
 
 def resolved(experiment, flops=10.0):
-    """The config after `resolve_budget`, for a run whose steps have this many FLOPs."""
+    """Returns the config after `resolve_budget`, for a run with `flops` FLOPs per step."""
 
     def build(trial):
         assert trial.train.steps > 0 and trial.train.budget is None
@@ -100,7 +100,7 @@ def test_a_run_with_a_budget_is_extended_by_the_flags_that_it_prints(tmp_path):
     flags = "--config.train.budget=none --config.train.steps=N --config.schedule.warmup_steps=12 --extend"
     assert row == f"123, as the run began; to extend it, replace the budget by {flags}"
     arguments = [flag.removeprefix("--").replace("=N", "=200") for flag in flags.split()[:-1]]
-    for longer in (tiny.get_config("gpt"), with_budget("1239 flops")):  # the budget was a flag, or is in the config
+    for longer in (tiny.get_config("gpt"), with_budget("1239 flops")):  # The budget was a flag, or is in the config.
         for path, _, value in (argument.partition("=") for argument in arguments):
             set_field(longer, path, value)
         assert check_workdir(str(tmp_path), longer, extend=True).startswith("extended from 123 to 200 steps")

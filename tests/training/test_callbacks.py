@@ -1,4 +1,4 @@
-"""Callbacks see each step, may stop, save and evaluate, and an exception in one is a line."""
+"""Tests callbacks: they receive each step, may stop, save and evaluate, and an exception in one prints one line."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def without_the_end(request, monkeypatch):
 
 @dataclasses.dataclass
 class Recording(Callback):
-    """Writes down each call."""
+    """A callback that records each call."""
 
     word: str = "seen"
 
@@ -74,7 +74,7 @@ def test_each_step_is_seen_to_the_end(experiment, tmp_path, capsys):
         expected += [("before_step", step - 1, False), ("on_step", step, True)]
         expected += [("on_log", step, True)] * (step % 2 == 0)
         expected += [("on_evaluate", step, True)] * (step in (4, 6))
-        expected += [("on_save", step, True)] * (step in (4, 6))  # the best, and the last one
+        expected += [("on_save", step, True)] * (step in (4, 6))  # the best and the last checkpoint
     assert recording.calls == [*expected, ("on_end", 6, True)]
     assert recording.batches == [1, 2, 3, 4, 5, 6]
     lines = [line for line in read_metrics(str(tmp_path / "metrics.jsonl")) if line["split"] == "train"]
@@ -89,7 +89,7 @@ def test_a_config_names_its_callbacks_and_one_without_any_is_written_as_before(e
     experiment.callbacks, experiment.train.steps = (Recording("other"),), 2
     assert train(experiment, str(tmp_path / "one")) == 0
     assert load(str(tmp_path / "one" / "config.json")).callbacks == (Recording("other"),)
-    experiment.callbacks = ()  # a callback is no mathematics
+    experiment.callbacks = ()  # A callback does not change the mathematics.
     assert train(experiment, str(tmp_path / "one")) == 0
 
 
@@ -125,7 +125,7 @@ def test_a_validation_and_a_checkpoint_that_are_asked_for_are_made(experiment, t
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("method", ["on_step", "on_batch"])  # here, and in the loader's thread
+@pytest.mark.parametrize("method", ["on_step", "on_batch"])  # in this thread, and in the loader's thread
 def test_an_exception_ends_the_run_with_one_line(experiment, tmp_path, method):
     def fail(self, *args):
         raise ValueError("no\nsuch thing")

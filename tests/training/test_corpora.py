@@ -1,4 +1,4 @@
-"""What is said of the text of a run that was not compared with its checksums."""
+"""Tests the message about the part of a run's text that was not compared with its checksums."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_shards_that_stay_in_a_store_are_said_not_to_be_compared(lines, another_
         of.data.keep_bytes = sum(sizes[:kept])
         with checked_corpora(of.data, prepared.valid_first, said.append) as check:
             check.wait()
-        beyond = sum(size > 0 for size in sizes[kept:])  # an empty one needs no room
+        beyond = sum(size > 0 for size in sizes[kept:])  # An empty shard needs no room.
         assert said.pop() == (
             f"{beyond} token files are beyond config.data.keep_bytes={of.data.keep_bytes:,}: they stay in "
             f"{of.data.cache_dir}, where the run read them by range without verifying their checksums"

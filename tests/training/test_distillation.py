@@ -1,4 +1,4 @@
-"""Students and their teachers: what a run stores, how it resumes, which layers it starts with, what is refused."""
+"""Tests distillation runs: the stored state, resumption, the layers of the initial student, and errors."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def experiment_of(text, cache, layers, distillation=None, steps=4):
 
 
 def without_finish():
-    """Leaves out the pictures and samples of a run."""
+    """Skips the plots and samples at the end of a run."""
     return mock.patch.object(core, "finish")
 
 
@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
 
 
 def untrained(experiment, workdir, tokenizer):
-    """Writes a run that nobody has trained, of parameters that say something."""
+    """Writes an untrained run, with random parameters large enough for distinct outputs."""
     shapes, rng = models.abstract_params(experiment.model), np.random.RandomState(0)
     whole = {path: 0.2 * rng.standard_normal(x.shape).astype("f4") for path, x in flat(shapes).items()}
     extra = {"tokenizer": tokenizer.fingerprint}
@@ -86,7 +86,7 @@ def teacher(folder, text, cache):
 
 
 def narrow(teacher, text, cache):
-    """A student of another width than its teacher's: hidden states, embeddings and relations, and answers."""
+    """Makes a student of another width, with losses of hidden states, embeddings, relations and soft targets."""
     distillation = Distillation(str(teacher), hidden=1.0, embeddings=1.0, relations=1.0, relation_heads=2)
     experiment = experiment_of(text, cache, 2, distillation, steps=6)
     experiment.model.d_model, experiment.model.num_heads = 16, 2
@@ -104,14 +104,14 @@ def test_lines_of_training_and_of_validation_have_each_part(student):
     trained = lines(student, "train")
     parts = {"soft_loss", "hidden_loss", "embedding_loss", "relation_loss"}
     assert all(parts | {"loss", "distillation_loss"} <= line.keys() for line in trained)
-    # weights of 1, but for that of the soft targets
+    # All weights are 1, except 0.5 for the soft targets. rel: the steps have different numbers of predictions.
     for line in trained:
         whole = sum(line[name] for name in parts) - 0.5 * line["soft_loss"]
-        assert line["distillation_loss"] == pytest.approx(whole, rel=0.05)  # counts of predictions differ by step
+        assert line["distillation_loss"] == pytest.approx(whole, rel=0.05)
     assert trained[-1]["distillation_loss"] < 0.8 * trained[0]["distillation_loss"]
     validated = lines(student, "valid")
     assert all(parts | {"distillation_loss", "combined_loss"} <= line.keys() for line in validated)
-    for line in validated:  # all batches of a validation have nearly equally many predictions
+    for line in validated:  # All batches of a validation have nearly equally many predictions.
         assert line["combined_loss"] == pytest.approx(0.5 * line["loss"] + line["distillation_loss"], rel=1e-3)
 
 
@@ -138,7 +138,7 @@ def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(stude
     for step in (4, 6):
         shutil.rmtree(part / "checkpoints" / str(step))
     (part / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines(part) if x["step"] <= 2))
-    shutil.copytree(teacher / "checkpoints" / "0", teacher / "checkpoints" / "1")  # not the one that it learns from
+    shutil.copytree(teacher / "checkpoints" / "0", teacher / "checkpoints" / "1")  # another teacher checkpoint
     with without_finish():
         assert train(narrow(teacher, text, cache), str(part)) == 0
     shutil.rmtree(teacher / "checkpoints" / "1")
@@ -173,7 +173,7 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
     planned, plain = estimate(experiment, sizes), estimate(alone, sizes)
     numbers = sum(x.size for x in jax.tree.leaves(pretrainax.load(str(teacher)).params))
     assert planned.frozen == 4 * numbers and plain.frozen == 0
-    assert planned.parameters == plain.parameters + 2 * 4 * 16 * 32  # the maps
+    assert planned.parameters == plain.parameters + 2 * 4 * 16 * 32  # the projections
     with open_run(experiment) as run:
         lengths = run.work.lengths
         step = experiment.train.global_batch_size, lengths.inputs, lengths.targets
@@ -208,7 +208,7 @@ def test_a_loss_of_a_user_stands_beside_the_teacher(teacher, text, cache, tmp_pa
     assert first["own_loss"] == 1.5 and first["distillation_loss"] > 0
 
 
-# --- layers to start with --------------------------------------------------------------------------------------------
+# --- the layers of the initial student -------------------------------------------------------------------------------
 
 
 @pytest.mark.first(1)

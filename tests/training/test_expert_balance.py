@@ -1,4 +1,4 @@
-"""A run with experts: the balance in its lines, what it says of experts that die, and that a resume changes nothing."""
+"""Tests a run with experts: the balance in its metrics, the warnings about dead experts, and exact resumption."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ def test_lines_have_the_load_of_each_expert(finished):
     for line in trained:
         loads = np.array(list(line["experts"].values()))
         assert loads.shape == (2, 4)
-        np.testing.assert_allclose(loads.mean(axis=1), 1.0, atol=1e-4)  # as rounded
+        np.testing.assert_allclose(loads.mean(axis=1), 1.0, atol=1e-4)  # rounding in metrics.jsonl
         assert line["expert_imbalance/layer=decoder.1"] == loads[1].max()
         assert 0 < line["balance_loss"] < 0.04 and 0 <= line["dropped_fraction"] < 1
     assert all("expert_imbalance" in line and "experts" not in line for line in lines if line["split"] == "valid")
@@ -98,7 +98,7 @@ def test_lines_have_the_load_of_each_expert(finished):
 
 
 def test_the_bias_has_moved_by_its_rate_in_each_step(finished):
-    bias = np.asarray(load(finished).parameters["decoder/blocks/mlp/router/balance"])  # [L, E], of 6 steps
+    bias = np.asarray(load(finished).parameters["decoder/blocks/mlp/router/balance"])  # [L, E], after 6 steps
     assert bias.any() and np.abs(bias).max() <= 0.06 + 1e-6
     np.testing.assert_allclose(bias / 0.01, np.round(bias / 0.01), atol=1e-4)  # float32
 

@@ -1,4 +1,4 @@
-"""A pretrained model learns a task: what it starts from, what a validation sees, how it resumes, what is refused."""
+"""Tests fine-tuning of a pretrained model: its initial parameters, validation, resumption and errors."""
 
 import dataclasses
 import json
@@ -35,12 +35,12 @@ from tests.support.tiers import few
 
 pytestmark = pytest.mark.slow
 
-TRAIN, VALID = 40, 21  # records; a batch has 8
+TRAIN, VALID = 40, 21  # Records; a batch has 8.
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Records of two texts and a label, in two files."""
+    """Writes records of two strings and a label to two files."""
     folder, rng = tmp_path_factory.mktemp("records"), np.random.RandomState(0)
     for split, count in (("train", TRAIN), ("valid", VALID)):
         words = enumerate(rng.choice(["aus ", "le ten ", "mir "], count))
@@ -54,7 +54,7 @@ def records(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(text, cache, tmp_path_factory):
-    """A tiny BERT with both heads after two steps of its pretraining."""
+    """Pretrains a tiny BERT with both heads for two steps."""
     experiment = tiny.get_config("bert")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.model.pair_head, experiment.train.steps = True, 2
@@ -114,7 +114,7 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
     ],
 )
 def test_answers_of_a_start_are_kept_where_they_are_those_of_the_task(task, redrawn, tuned, records, cache, tmp_path):
-    """As of a task like it; the pooler, which belongs to the model, is always."""
+    """A start from a task with the same answers keeps its answer layer. The pooler is part of the model and stays."""
     experiment = fine_tuning(str(tuned), records, cache, task)
     ((_, said),) = TrainedStart().describe(experiment, str(tmp_path))
     wanted = "fresh: classifier/output" if redrawn else "with its answers: classifier/output"
@@ -127,7 +127,7 @@ def test_answers_of_a_start_are_kept_where_they_are_those_of_the_task(task, redr
 
 
 def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path, monkeypatch):
-    """Whatever the figure that the model is kept for: accuracy may leap."""
+    """The detector reads the loss, whatever metric selects the best checkpoint: the accuracy may jump."""
     seen, observe = [], loss_spikes.observe_step
     monkeypatch.setattr(loss_spikes, "observe_step", lambda *words: (seen.append(words[2]), observe(*words)))
     assert train(fine_tuning(pretrained, records, cache), str(tmp_path / "run")) == 0
@@ -140,7 +140,7 @@ def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path,
 @pytest.mark.parametrize("name", ["sst2", "stsb", "conll2003", "squad", "race", "record", "retrieval"])
 @pytest.mark.parametrize("is_published", [True, False])
 def test_fields_of_the_head_can_be_set_whatever_a_run_starts_from(name, is_published, pretrained, monkeypatch):
-    """Also of a model that transformers has none like: its head was None until the task had made one."""
+    """Checks also a model that transformers lacks: its head was None until the task made one."""
     if not is_published:
         monkeypatch.setattr(start, "describe_model", lambda *_: (_ for _ in ()).throw(UserError("none like it")))
     experiment = read_config_file(f"finetune:{name}", pretrained)
@@ -185,7 +185,7 @@ def test_one_device_answers_what_eight_do(pretrained, records, cache, tuned):
             params = load(str(tuned), mesh=mesh).params
             _, answers, notes = run.validation.predict(params)
             found.append((answers, run.validate(params)))
-    assert [note["label"] for note in notes] == [i % 2 for i in range(VALID)]  # in the order of the file
+    assert [note["label"] for note in notes] == [i % 2 for i in range(VALID)]  # in file order
     np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-6)
     last = read_metrics(str(tuned / "metrics.jsonl"))[-1]
@@ -240,7 +240,7 @@ def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, 
 def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp_path):
     experiment = fine_tuning(f"{tuned}@2", records, cache, Regression(text_field="a", label_field="score"))
     ((_, said),) = TrainedStart().describe(experiment, str(tmp_path))
-    # two labels are two numbers, and a score is one: the last map has another shape
+    # The two labels have two logits and a score has one, so the last layer has another shape.
     assert said == f"from {tuned}, step 2; fresh: classifier/output; left out: classifier/output"
     directories.export_workdir(str(tuned), str(tmp_path / "there"))
     experiment.checkpoint.init_from = str(tmp_path / "there")
@@ -263,7 +263,7 @@ def test_records_of_a_file_give_the_figures_of_the_last_validation(tuned, record
     assert found[0].counts["records"] == VALID
     directories.export_workdir(str(tuned), str(tmp_path / "there"))
     there = load(str(tmp_path / "there"))
-    fields = {"text_field": "a", "pair_field": "b", "labels": ("1", "0")}  # which turns the labels round
+    fields = {"text_field": "a", "pair_field": "b", "labels": ("1", "0")}  # the labels in reverse order
     there.experiment.objective, there.experiment.data.sequence_length = Classification(**fields), 24
     turned = score_records(there, there.experiment, records, "valid")
     assert turned[0].value == pytest.approx(1 - last["accuracy"])
@@ -298,7 +298,7 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     assert found[0].counts["records cut short"] > 0
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_language_model_says_no_token(tuned):

@@ -1,4 +1,4 @@
-"""Runs whose rows are several texts or parts of one: each record once, on any mesh, to transformers and back."""
+"""Tests tasks with several rows per record: each record counts once, on any mesh, and exports round-trip."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ from tests.support.tiers import few
 
 pytestmark = pytest.mark.slow
 
-TRAIN, VALID = 24, 13  # records; a batch has 16
+TRAIN, VALID = 24, 13  # Records; a batch has 16.
 WORDS = "the red fox saw a small dog near old house and ran into green forest where birds sing".split()
 
 
@@ -42,7 +42,7 @@ def written(folder, records) -> JsonLines:
 
 
 def records_of(source: JsonLines, without: str = "") -> list[dict]:
-    """The records of the validation, without one of their fields."""
+    """Returns the records of the validation, without the field `without`."""
     lines = pathlib.Path(source.valid_path).read_text().splitlines()
     return [{name: x for name, x in json.loads(line).items() if name != without} for line in lines]
 
@@ -74,7 +74,7 @@ def flat(params):
 
 
 def there_and_back(workdir, folder, architecture: str):
-    """The model of a run after an export and an import, with the same numbers."""
+    """Exports and imports the model of a run, and checks that its parameters are the same."""
     directories.export_workdir(str(workdir), str(folder / "there"))
     described = json.loads((folder / "there" / "config.json").read_text())
     assert described["architectures"] == [architecture]
@@ -156,7 +156,7 @@ def test_a_chooser_goes_to_transformers_and_back(chooser, tmp_path):
 
 @pytest.fixture(scope="module")
 def passages(tmp_path_factory):
-    """Records whose passages are read in one to three windows; the fifth of each six has no answer."""
+    """Writes records with passages of one to three windows; the fifth of each six records has no answer."""
     rng, made = np.random.RandomState(1), []
     for i in range(TRAIN + VALID):
         words = rng.choice(WORDS, 8 + 6 * (i % 6)).tolist()
@@ -167,7 +167,7 @@ def passages(tmp_path_factory):
     return written(tmp_path_factory.mktemp("passages"), made)
 
 
-# of the zoo: where the question is global, and where the head has more layers
+# Cases of the zoo: Longformer, whose question tokens are global, and BigBird, whose head has more layers.
 OF_ANSWERS = {"bert": "Bert", "longformer": "Longformer", "bigbird_pairs": "BigBird"}
 
 
@@ -182,7 +182,7 @@ def finder(request, passages, cache, tmp_path_factory):
             dataclasses.replace(case.config.position, max_length=30),
         )
         model = found.apply_to(without_heads(case.config))
-        if request.param == "longformer":  # whose positions are counted by its padding, and whose separators are two
+        if request.param == "longformer":  # positions depend on padding; two separators
             experiment.tokenizer = ByteBPE(vocab_size=280, special_pieces="roberta")
         sizes = dict(num_layers=2, vocab_size=experiment.model.vocab_size, dropout_rate=0.0, attention_dropout_rate=0.0)
         experiment.model = dataclasses.replace(model, head=found.head, position=position, **sizes)
@@ -200,7 +200,7 @@ def finder(request, passages, cache, tmp_path_factory):
             "conll2003",
             SlidingWindows("first"),
             Tag(),
-        ),  # its class has no global maps, which would be lost
+        ),  # transformers' class has no global projections, so an export would lose them.
         ("bigbird_pairs", "squad", RandomBlocks(2, 1), Extract(feed_forward=True, second_text=True)),
     ],
 )
@@ -269,7 +269,7 @@ def test_entities_are_examples_and_figures_are_of_records(cache, tmp_path):
         made.append({"passage": " ".join(rng.choice(WORDS, 6)), **query})
     source = written(tmp_path, made)
     experiment = tuning("record", source, cache, EntityChoice())
-    experiment.optimizer.learning_rate = 1e-2  # or entities would be as good as equally likely
+    experiment.optimizer.learning_rate = 1e-2  # Or all entities would stay almost equally likely.
     assert train(experiment, str(tmp_path / "run")) == 0
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
     assert line["labels"] == sum(len(record["entities"]) for record in made[TRAIN:]) > VALID

@@ -1,4 +1,4 @@
-"""Nothing after the training can lose a run: it is saved, what fails is a line, and a signal leaves out the rest."""
+"""Tests the end of a run: the run is saved first, each failure prints one line, and a signal skips the rest."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def experiment(text, cache):
 @pytest.mark.slow
 def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_path, monkeypatch, capsys):
     def fail(*args, **kwargs):
-        assert (tmp_path / "checkpoints" / "1" / "manifest.sha256").exists()  # saved before
+        assert (tmp_path / "checkpoints" / "1" / "manifest.sha256").exists()  # already saved
         raise MemoryError("no\nroom")
 
     for owner, name in ((final_report, "compare"), (final_report, "draw_curves"), (samples, "show_samples")):
@@ -37,10 +37,10 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
     assert train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
     assert "config.evaluate.average is 2, but only 1 of the last checkpoints can be averaged\n" in said
-    assert "average of the parameters of steps 1: validation loss" in said  # without step 0, which is kept for good
+    assert "average of the parameters of steps 1: validation loss" in said  # without step 0, which is in keep_at
     for what in ("the baseline", "curves.png", "samples"):
         assert f"the run is done and saved, but without {what}: MemoryError: no room\n" in said
-    assert "validation loss" in said and "goodput" in said  # the table, and what comes after it
+    assert "validation loss" in said and "goodput" in said  # the table, and the lines after it
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The header names all of a recipe, and says loudly what is likely no one's intention."""
+"""Tests that the header lists the whole recipe, and warns about settings that are probably mistakes."""
 
 import dataclasses
 import sys
@@ -24,7 +24,7 @@ from tests.support.built import build_run
 
 @pytest.fixture(scope="module")
 def run(text, cache) -> Run:
-    """Of 40 steps of 8 rows."""
+    """Builds a run of 40 steps of 8 rows."""
     experiment = tiny.get_config("gpt")
     experiment.data.source.path, experiment.data.cache_dir = str(text), str(cache)
     mesh = make_mesh(experiment.mesh)
@@ -33,7 +33,7 @@ def run(text, cache) -> Run:
 
 
 def rows(run: Run, epochs: tuple[float, ...] = (0.5,), papers_source: str = "", **changes) -> list[tuple[str, str]]:
-    """The header of a run whose config is changed, and which reads its text so often."""
+    """Returns the header of a run with a changed config, which reads its text for `epochs` epochs."""
     experiment = dataclasses.replace(run.experiment)
     for path, value in changes.items():
         part, _, field = path.rpartition("__")
@@ -76,7 +76,7 @@ def test_layers_that_stay_as_they_are_drawn_or_never_begin_are_a_warning(run):
 def test_the_layers_have_a_row_with_the_parameters_that_are_trained(run):
     assert "layers" not in dict(rows(run))
     said = dict(rows(run, layers=LayersConfig(rate_decay=0.5, frozen=2, frozen_embeddings=True)))["layers"]
-    norm = 2 * run.experiment.model.d_model  # the last one; the output matrix is the embedding
+    norm = 2 * run.experiment.model.d_model  # The last norm; the output matrix is the embedding.
     assert said == (
         "rate · 0.5^(layers above); the embeddings and the first 2 blocks frozen; "
         f"{norm} of {run.parameters:,} parameters are trained"
@@ -86,7 +86,7 @@ def test_the_layers_have_a_row_with_the_parameters_that_are_trained(run):
 def test_it_names_source_tokens_epochs_objective_tokenizer_optimizer_and_schedule(run, text):
     said = dict(rows(run))
     assert said["source"] == f"TextFiles(path='{text}')"
-    assert said["run"] == "40 steps, 10.2 k tokens, 0.5 epochs"  # 8 rows of 32 each
+    assert said["run"] == "40 steps, 10.2 k tokens, 0.5 epochs"  # 8 rows of 32 tokens per step
     assert said["objective"] == "CausalLM()" and said["tokenizer"] == "ByteBPE(vocab_size=400), 400 ids"
     assert said["optimizer"] == "AdamW(learning_rate=0.003), peak learning rate 3.0e-3"
     assert said["schedule"] == "WarmupCosine(warmup_steps=5), warmup over 5 steps"

@@ -1,4 +1,4 @@
-"""The number of loader processes follows from what a batch takes to make and a step to compute."""
+"""Tests the number of loader processes, which depends on the time to make a batch and the time of a step."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def run(text, cache):
 
 
 def with_a_chip(monkeypatch, run, busy):
-    """Has the devices be so fast that a batch of a tenth of a second takes `busy` of a step at 60 % of their peak."""
+    """Sets the devices' peak so that making a batch, 0.1 s, takes the fraction `busy` of a step at 60 % of the peak."""
     monkeypatch.setattr(
         work, "peak_flops", lambda kind: run.work.flops_done_per_step / run.mesh.size / 0.6 / (0.1 / busy)
     )

@@ -1,4 +1,4 @@
-"""Each family solves tasks whose answer is a token that it reads: the state of each head has read the token."""
+"""Tests that each family solves tasks whose answer is an input token: each head's state contains that token."""
 
 import copy
 import itertools
@@ -41,7 +41,7 @@ from tests.support.tiers import few
 WORDS = "ash bay cod dew elm fig gem hen ivy jet".split()
 ANSWERS, OTHERS = WORDS[:3], WORDS[3:]
 TRAIN, VALID, STEPS = 2048, 128, 300
-TOKENIZERS = {  # whose vocabularies have a token for each word
+TOKENIZERS = {  # Their vocabularies have a token for each word.
     "encoder": WordPiece(vocab_size=63),
     "decoder": ByteBPE(vocab_size=287),
     "encoder_decoder": Unigram(vocab_size=300),
@@ -152,7 +152,7 @@ def tokenizers(tmp_path_factory):
 
 
 def experiment_of(name: str, task_name: str, tokenizers, folder):
-    """A fine-tuning of a tiny model with random weights, as --config=finetune makes it from a trained model."""
+    """Makes the config that --config=finetune makes from a trained model, for a tiny model with random weights."""
     config_name, task, record, _ = TASKS[task_name]
     rng = np.random.RandomState(0)
     for split, size in (("train", TRAIN), ("valid", VALID)):
@@ -160,7 +160,7 @@ def experiment_of(name: str, task_name: str, tokenizers, folder):
     experiment, case, task = read_config_file(f"finetune:{config_name}"), CASES[name], copy.copy(task)
     model, tokenizer = copy.deepcopy(case.config), tokenizers[case.config.family]
     model.vocab_size, model.dropout_rate, model.attention_dropout_rate = 400, 0.0, 0.0
-    # 0.02 is too small for a width of 16: a BERT with a norm after each block then gives all texts the same state.
+    # 0.02 is too small for a width of 16: a BERT with post-norm then has the same state for all inputs.
     model.init_stddev = None if model.init_stddev is None else model.d_model**-0.5
     if task.has_head:
         start = StartModel(without_heads(model), tokenizer, tuple(case.family.huggingface.classifiers))

@@ -1,4 +1,4 @@
-"""The loop, in this process: patience, the best checkpoint, updates left out, parameters of another run."""
+"""Tests the loop, in this process: patience, the best checkpoint, skipped updates, parameters of another run."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ def steps(workdir):
 
 
 def validating(monkeypatch, losses, accuracies=(0.0, 0.0, 0.0, 0.0)):
-    """Runs whose evaluations give these figures in turn."""
+    """Patches the validations of a run to return these losses and accuracies, in order."""
     figures = ({"loss": loss, "accuracy": accuracy} for loss, accuracy in zip(losses, accuracies, strict=False))
     monkeypatch.setattr(Run, "validate", lambda run, params: next(figures))
 
@@ -63,7 +63,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path,
     experiment.checkpoint.every, experiment.checkpoint.keep = 1, 1
     assert train(experiment, str(tmp_path)) == 0
     assert [line["step"] for line in lines(tmp_path, "valid")] == [2, 4, 6]
-    assert steps(tmp_path) == [2, 6]  # the best, and the newest
+    assert steps(tmp_path) == [2, 6]  # the best and the newest checkpoint
 
 
 @pytest.mark.slow
@@ -98,20 +98,20 @@ def test_a_run_that_selects_by_accuracy_keeps_the_highest(experiment, tmp_path, 
 def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_anew(
     experiment, tmp_path, monkeypatch, capsys
 ):
-    """As one of before version 0.5 does, where its objective names another figure than the loss."""
+    """A run from before version 0.5 does this if its objective selects by another metric than the loss."""
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.5, 0.1, 0.2, 0.15])
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.steps = 2, 1, 4
     assert train(experiment, str(tmp_path)) == 0
     experiment.evaluate.select_by, experiment.train.steps = "accuracy", 8
     assert train(experiment, str(tmp_path), extend=True) == 0
-    assert steps(tmp_path) == [2, 8]  # whose accuracy is known too
+    assert steps(tmp_path) == [2, 8]  # Step 2 is the best: its run.json has the accuracy.
     said = "until now validation loss selected the best checkpoint; from this step on accuracy selects it, among"
     assert said in capsys.readouterr().err
     state = read_run_json(str(tmp_path / "checkpoints" / "8"))["extra"]
     assert (state["best_loss"], state["evaluations_since_best"], state["select_by"]) == (0.2, 1, "accuracy")
 
 
-# --- what a run does after a step, without a model
+# --- the actions after a step, without a model
 
 
 def simulated(monkeypatch, steps=400, evaluate=100, checkpoint=1000, patience=None, best=()):
@@ -205,7 +205,7 @@ def test_a_best_value_of_other_validation_rows_is_discarded_with_a_note(monkeypa
 
 
 def flip(path):
-    """A token is another one of the vocabulary."""
+    """Changes one token of a file to another token of the vocabulary."""
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
@@ -225,7 +225,7 @@ def test_a_flipped_bit_of_the_corpus_ends_the_run_before_a_checkpoint_has_seen_i
 
 @pytest.mark.slow
 def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(experiment, tmp_path, monkeypatch):
-    """Looked for after three steps."""
+    """The run looks for damage only after three steps."""
     experiment.data.cache_dir, experiment.checkpoint.every = str(tmp_path / "cache"), 2
     prepare(experiment)
     flip(next((tmp_path / "cache").rglob("train/00000.tokens")))
@@ -258,12 +258,12 @@ def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_pa
     assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
 
-# --- what a line says of the steps since the one before, and of all
+# --- the metrics of a line: since the previous line, and of all steps
 
 
 @pytest.fixture(scope="module")
 def packed(cache, tmp_path_factory):
-    """Makes configs of runs of six steps, whose batches differ in how much they predict and in their padding."""
+    """Makes configs of runs of six steps, whose batches differ in their numbers of targets and in their padding."""
     path = tmp_path_factory.mktemp("packed") / "texts.jsonl"
     texts = [f"{i} words {'more ' * (20 if i % 2 else 3)}" for i in range(400)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -282,7 +282,7 @@ def packed(cache, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logged(packed, tmp_path_factory):
-    """The folders of two runs: one with a line a step, one with two lines, at steps 4 and 6."""
+    """Trains two runs and returns their folders: one logs each step, the other logs steps 4 and 6."""
     folders = {every: tmp_path_factory.mktemp(f"every_{every}") for every in (1, 4)}
     for every, folder in folders.items():
         with pytest.MonkeyPatch.context() as patch:
@@ -293,12 +293,12 @@ def logged(packed, tmp_path_factory):
 
 def test_the_means_of_a_line_are_those_of_all_steps_since_the_line_before(logged):
     each, (first, second) = lines(logged[1], "train"), lines(logged[4], "train")
-    assert len({line["loss_tokens"] for line in each}) > 1  # or a mean of means would be as good
+    assert len({line["loss_tokens"] for line in each}) > 1  # Else a mean of means would also pass.
     for line, steps in ((first, each[:4]), (second, each[4:])):
         weights = [step["loss_tokens"] for step in steps]
         assert line["loss_tokens"] == sum(weights)
         for name in ("loss", "accuracy"):
-            # sums of float32 numbers, the same in both runs, added as float64
+            # rel: float64 sums of float32 numbers that are the same in both runs.
             assert line[name] == pytest.approx(np.average([step[name] for step in steps], weights=weights), rel=1e-12)
         padding = np.mean([step["padding_fraction"] for step in steps])
         assert line["padding_fraction"] == pytest.approx(padding, rel=1e-12) and padding > 0
@@ -332,7 +332,7 @@ def test_speeds_are_of_the_text_and_of_what_the_devices_read(logged):
 
 
 def resumed(folder, tmp_path, experiment):
-    """A copy of a run that has lost its last checkpoint, and has been started again."""
+    """Copies a run without its last checkpoint, and resumes it."""
     shutil.copytree(folder, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
     assert train(experiment, str(tmp_path / "run")) == 0
@@ -361,7 +361,7 @@ def test_a_run_that_an_older_version_began_goes_on_and_says_what_it_does_not_kno
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Loss weights of 1e38 in the third batch: its gradient overflows."""
+    """Sets the loss weights of the third batch to 1e38, so that its gradient overflows."""
     whole = Batches.__getitem__
 
     def batch(batches, step):
@@ -410,7 +410,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_an_error(experiment, tmp_path)
 
 @pytest.mark.slow
 def test_validation_batches_are_added_before_they_are_divided(experiment):
-    """A batch of 1 token with loss 4 and one of 3 tokens with loss 0: the mean is 1, that of the means would be 2."""
+    """The batches have 1 token with loss 4, and 3 tokens with loss 0. The mean is 1; the mean of means would be 2."""
     mesh = make_mesh(experiment.mesh)
     batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
     validation = SimpleNamespace(
@@ -441,19 +441,19 @@ def test_each_validation_batch_is_progress(parts, count):
     assert len(list(validation.iterate_parts())) == len(calls) == count
 
 
-# --- nothing is compiled twice ---------------------------------------------------------------------------------------
+# --- each program compiles once --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def finished(monkeypatch):
-    """The runs that came to their end, without its samples and pictures."""
+    """Lists the runs that ended, and skips their samples and plots."""
     runs = []
     monkeypatch.setattr(core, "finish", lambda ended, _: runs.append(ended.run))
     return runs
 
 
 def compiled(run):
-    """How often the step and the evaluation were compiled: also a state that lies elsewhere would need it anew."""
+    """Returns the numbers of compilations of step and evaluation; a state with other sharding would add one."""
     return run.step.jitted._cache_size(), run.validation.eval_step._cache_size()
 
 
@@ -464,7 +464,7 @@ def test_steps_evaluations_and_a_resumption_compile_once(experiment, tmp_path, f
     assert train(experiment, str(tmp_path)) == 0
     for step in (4, 6):
         shutil.rmtree(tmp_path / "checkpoints" / str(step))
-    chex.clear_trace_counter()  # the resumed run is another process, else
+    chex.clear_trace_counter()  # A resumed run is normally another process.
     assert train(experiment, str(tmp_path)) == 0
     assert [compiled(run) for run in finished] == [(1, 1), (1, 1)]
 
@@ -491,6 +491,6 @@ def test_mfu_is_of_the_flops_since_the_last_line_counted_and_done(experiment, tm
     monkeypatch.setattr(Work, "flops_done_of", lambda run, step: 3e9)
     experiment.train.steps, experiment.train.log_every = 5, 2
     assert train(experiment, str(tmp_path)) == 0
-    for line in lines(tmp_path, "train"):  # of two steps, and the last of one
+    for line in lines(tmp_path, "train"):  # Lines of two steps; the last is of one step.
         for name, flops in (("mfu", 4e9), ("mfu_executed", 3e9)):
             np.testing.assert_allclose(line[name] * line["step_seconds"] * 1e12 * 8, flops)

@@ -1,4 +1,4 @@
-"""What the loop remembers comes back from run.json, also from that of an older checkpoint."""
+"""Tests that the state of the loop is restored from run.json, also from an older version's run.json."""
 
 import json
 

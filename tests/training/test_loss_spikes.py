@@ -1,4 +1,4 @@
-"""A spike is seen, the run goes back to before it and leaves its data out; kills in between change nothing."""
+"""Tests loss spikes: the run detects one, rolls back and skips its data; kills in between change nothing."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, steps
 from tests.support.traces import limit_traces
 
-# --- what a spike is -----------------------------------------------------------------------------------------------
+# --- detection -----------------------------------------------------------------------------------------------------
 
 
 def settings(**changes) -> TrainConfig:
@@ -37,7 +37,7 @@ def observations(losses, norms=None):
     return [[loss, math.log(norm)] for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True)]
 
 
-# Of 1.0 1.1 1.2 1.3 1.5 the median is 1.2, the distances from it are 0 0.1 0.1 0.2 0.3, their median is 0.1:
+# The median of 1.0 1.1 1.2 1.3 1.5 is 1.2. The distances from it are 0 0.1 0.1 0.2 0.3, and their median is 0.1, so
 # the limit is 1.2 + 6 × 1.4826 × 0.1 = 2.08956.
 PAST = [1.3, 1.0, 1.5, 1.1, 1.2]
 
@@ -48,7 +48,7 @@ def test_the_limit_is_the_median_and_so_many_robust_deviations(loss, is_one):
 
 
 def test_an_outlier_among_the_steps_before_does_not_move_the_limit():
-    """1.5 -> 100 moves neither the median nor that of the distances, 0.1."""
+    """Replacing 1.5 by 100 changes neither the median nor the median of the distances, 0.1."""
     past = [100.0 if loss == 1.5 else loss for loss in PAST]
     assert find_spike(observations([*past, 2.0897]), settings()) and not find_spike(
         observations([*past, 2.0895]), settings()
@@ -57,7 +57,7 @@ def test_an_outlier_among_the_steps_before_does_not_move_the_limit():
 
 @pytest.mark.parametrize("loss, is_one", [(2.119, False), (2.121, True)])
 def test_a_deviation_counts_as_one_per_cent_of_the_loss_at_least(loss, is_one):
-    """6 × 1 % above 2.0."""
+    """The limit is 6 × 1 % above 2.0."""
     assert (find_spike(observations([2.0] * 5 + [loss]), settings()) is not None) == is_one
 
 
@@ -95,11 +95,11 @@ def test_no_more_steps_are_remembered_than_are_judged():
     assert len(recent) == 5 + 3
 
 
-# --- which data is left out ----------------------------------------------------------------------------------------
+# --- the skipped data ----------------------------------------------------------------------------------------------
 
 
 class OnePhase:
-    """The batches of a run are their numbers."""
+    """A run whose batches are their own indices."""
 
     def at(self, step):
         return range(1000)
@@ -120,7 +120,7 @@ def test_a_second_rollback_starts_where_the_first_one_ended(second, at):
 
 def test_a_rollback_leaves_out_the_spike_and_the_steps_before_it():
     decided = plan_rollback(Spike(50, ""), [], settings())
-    assert decided == Rollback(spike=50, step=46, skipped=6)  # batches 46 to 51; that of step 50 is number 49
+    assert decided == Rollback(spike=50, step=46, skipped=6)  # Batches 46 to 51; step 50 has batch 49.
     assert plan_rollback(Spike(2, ""), [], settings()).step == 0
 
 
@@ -147,7 +147,7 @@ def test_settings_that_cannot_work_are_named(change, message):
 
 
 def spiking(text, cache):
-    """A run that looks at a spike after two steps, and goes back three."""
+    """Makes the config of a run that confirms a spike after two steps, and rolls back three."""
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.mesh.data = 8
@@ -173,7 +173,7 @@ def experiment(text, cache):
 
 @pytest.fixture(scope="module")
 def whole(text, cache, tmp_path_factory):
-    """A run with a spike that nothing else disturbs."""
+    """Trains a run with a spike and without interruption."""
     workdir = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, (12, 13, 14), rare)
@@ -185,7 +185,7 @@ RARE = 399  # the newest token of the vocabulary
 
 
 def plant(monkeypatch, bad, change):
-    """Makes `change` of the batches whose numbers are `bad`."""
+    """Applies `change` to the batches with the numbers `bad`."""
     whole = Batches.__getitem__
 
     def batch(batches, index):
@@ -196,7 +196,7 @@ def plant(monkeypatch, bad, change):
 
 
 def rare(rows):
-    """Targets of which the model has learned that they do not occur."""
+    """Makes targets of a token that the model has learned not to predict."""
     return {"targets": np.full_like(rows["targets"], RARE)}
 
 
@@ -206,12 +206,12 @@ def overflow(rows):
 
 @pytest.fixture
 def planted(monkeypatch):
-    plant(monkeypatch, (12, 13, 14), rare)  # those of steps 13, 14 and 15
+    plant(monkeypatch, (12, 13, 14), rare)  # batches of steps 13, 14 and 15
 
 
 @pytest.fixture
 def used(monkeypatch):
-    """The number of the batch that each step took, the last time."""
+    """Returns a dict with the number of the batch that each step used most recently."""
     numbers, whole = {}, SkippingBatches.__getitem__
 
     def note(batches, step):
@@ -225,7 +225,7 @@ def used(monkeypatch):
 def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     experiment, tmp_path, planted, used, capsys, monkeypatch
 ):
-    limit_traces(monkeypatch)  # the state of the checkpoint lies as the one before it did
+    limit_traces(monkeypatch)  # The checkpoint's state has the same sharding, so nothing compiles twice.
     assert train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 10, 11, 20)] == [7, 8, 15, 16, 25]
     assert "step 13: " in (shown := capsys.readouterr().err)
@@ -235,7 +235,7 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
     assert [line["tokens"] for line in train_lines] == [
         256 * line["step"] for line in train_lines
-    ]  # of steps that stay
+    ]  # only of steps that were not rolled back
     assert shown.count(" s after the start") == 1
     loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
@@ -245,7 +245,7 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
 def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpoint(
     experiment, tmp_path, monkeypatch, used
 ):
-    """The first leaves no checkpoint but that of step 8, where 7 is wanted; batches 16 to 18 are now steps 11 to 13."""
+    """After the first rollback the only checkpoint is step 8, not step 7; batches 16 to 18 are now steps 11 to 13."""
     plant(monkeypatch, (12, 13, 14, 16, 17, 18), rare)
     assert train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 20)] == [7, 20, 31]
@@ -255,7 +255,7 @@ def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpo
 
 @pytest.mark.slow
 def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed(experiment, tmp_path, planted):
-    """Of steps 13 and 14 it is seen after 14; the only checkpoint is that of 13: better than to begin anew."""
+    """The run detects a spike of steps 13 and 14 after 14, and uses its only checkpoint, 13, instead of restarting."""
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.log_every = 13, 1, 1
     experiment.evaluate.every, experiment.train.rollback_steps = 100, 0
     assert train(experiment, str(tmp_path)) == 0
@@ -270,7 +270,7 @@ def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, 
         patch.setattr(loss_spikes, "observe_step", killing(at=13))
         train(experiment, str(tmp_path))
     (tmp_path / "checkpoints" / "12" / "run.json").write_text("{")
-    experiment.checkpoint.every = experiment.evaluate.every = 100  # from 10 on: no save takes its place
+    experiment.checkpoint.every = experiment.evaluate.every = 100  # from 10 on: no other save replaces it
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loss_spikes, "observe_step", killing(at=9))  # after the rollback
         train(experiment, str(tmp_path))
@@ -299,11 +299,11 @@ def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, 
 
 
 class Killed(Exception):
-    """Stands for a kill: nothing is saved or tidied up any more."""
+    """Simulates a kill: the run neither saves nor cleans up."""
 
 
 def killing(at, time=1):
-    """A `loss_spikes.observe_step` that is killed when it sees a step for the first, second, … time."""
+    """Makes a `loss_spikes.observe_step` that raises `Killed` when it observes step `at` for the `time`-th time."""
     whole, calls = loss_spikes.observe_step, []
 
     def observe_step(recent, step, *values):
@@ -339,7 +339,7 @@ def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp
 
 
 def late(experiment):
-    """Keeps so few checkpoints that none is as old as the step to go back to: the oldest one is taken."""
+    """Makes the run keep so few checkpoints that none is old enough for the rollback: it uses the oldest one."""
     experiment.checkpoint.keep, experiment.train.rollback_steps = 2, 4
     return experiment
 
@@ -376,7 +376,7 @@ def test_a_kill_between_a_save_and_its_deletions_does_not_change_where_a_run_goe
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [(9,), (11,), (11, 17)])
 def test_signals_do_not_change_where_a_run_goes_back_to(at, whole_and_late, experiment, tmp_path, planted, monkeypatch):
-    """Each has a step saved that the schedule has not; a run that counts it among `keep` deletes an older one."""
+    """Each signal saves an extra step; if this step counted for `keep`, the run would delete an older checkpoint."""
     for stop in at:
         with monkeypatch.context() as patch:
 
@@ -436,7 +436,7 @@ def test_a_run_that_stopped_at_a_spike_may_be_resumed_with_a_rollback(whole, exp
 
 @pytest.mark.slow
 def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):
-    """Also with its first, steep steps; single gradient norms five times the others are among it."""
+    """The run includes the first, steep steps, and single gradient norms that are five times the others."""
     experiment.train.steps, experiment.train.log_every, experiment.evaluate.every = 100, 20, 100
     experiment.train.spike_window, experiment.train.spike_steps = 16, TrainConfig().spike_steps
     experiment.checkpoint.every = 50
@@ -444,7 +444,7 @@ def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):
     assert train(experiment, str(tmp_path)) == 0
 
 
-# --- what is seen of a step ----------------------------------------------------------------------------------------
+# --- the observations of a step ------------------------------------------------------------------------------------
 
 
 def test_a_step_is_remembered_by_its_loss_and_the_logarithm_of_its_gradient_norm():

@@ -15,7 +15,7 @@ WIDTH = 16
 
 
 def three_heads(rows=6, length=5):
-    """Outputs with every head, and a batch with labels for each."""
+    """Makes outputs with every head, and a batch with labels for each."""
     rng = np.random.default_rng(1)
     lm = LanguageModelOutput(
         features=jnp.asarray(rng.normal(size=(rows, length, WIDTH)), jnp.float32),
@@ -46,7 +46,7 @@ def test_an_objective_may_say_what_its_loss_is_divided_by(variant):
     own = asked | {"denominator": jnp.arange(1.0, 7.0)}
     other, same = variant(lambda outputs, batch: objective(outputs, batch, counts(batch)))(lm, own)
     np.testing.assert_allclose(other, value * asked["loss_weights"].sum() / 21, rtol=1e-6)  # float32, two divisions
-    chex.assert_trees_all_equal(sums, same)  # the metric is the mean by weights
+    chex.assert_trees_all_equal(sums, same)  # The metric is the weighted mean.
     parts = [{name: x[rows] for name, x in own.items()} for rows in (slice(0, 2), slice(2, 6))]
     heads = [lm.heads["lm"].replace(features=lm.heads["lm"].features[rows]) for rows in (slice(0, 2), slice(2, 6))]
     split = sum(objective(Outputs({"lm": head}), part, counts(own))[0] for head, part in zip(heads, parts, strict=True))
@@ -143,7 +143,7 @@ def test_a_loss_of_the_blocks_has_the_weight_of_its_micro_batch():
     outputs, batch = three_heads()
 
     def extra(rows):
-        """What a loss of 2 of the blocks adds to the objective of some rows."""
+        """Computes the contribution of a block loss of 2 to the objective of some rows."""
         lm = outputs.heads["lm"].replace(features=outputs.heads["lm"].features[rows])
         part = Outputs({"lm": lm})
         found = [

@@ -1,4 +1,4 @@
-"""metrics.jsonl is exact and survives kills; what is printed says the same; the picture can be drawn of anything."""
+"""Tests metrics.jsonl, which is exact and survives kills, the printed lines, and the plots of any metrics."""
 
 import io
 import json
@@ -105,7 +105,7 @@ def test_a_damaged_line_is_left_out_counted_and_kept_aside(damage, tmp_path, cap
     assert path.read_bytes() == b"".join(lines)
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == b"".join(damaged)
     MetricsWriter(str(tmp_path), total_steps=4, resume_step=4).close()
-    assert capsys.readouterr().err == ""  # said once
+    assert capsys.readouterr().err == ""  # warned only once
 
 
 def test_a_fresh_start_in_the_same_folder_leaves_nothing_of_the_old_run(tmp_path):
@@ -131,7 +131,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
         run.log(1, "train", example_metrics(1))
 
 
-# --- what is printed -----------------------------------------------------------------------------------------------
+# --- printed lines -------------------------------------------------------------------------------------------------
 
 
 def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
@@ -159,7 +159,7 @@ def test_the_remaining_time_counts_evaluations_too(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(metrics_writer.time, "perf_counter", lambda: next(clock))
     run = MetricsWriter(str(tmp_path), total_steps=40)
     run.log(10, "train", example_metrics(10))
-    run.log(20, "train", example_metrics(20))  # 10 steps took 30 s, 20 are left
+    run.log(20, "train", example_metrics(20))  # 10 steps took 30 s, and 20 steps remain.
     run.close()
     assert capsys.readouterr().err.splitlines()[-1].endswith("ETA 1:00")
 
@@ -174,7 +174,7 @@ def test_on_a_terminal_a_bar_moves_and_notes_stand_above_it(tmp_path, monkeypatc
     run.close()
     last = terminal.getvalue().split("\r")[-1]
     assert "50%" in last and "2/4 · ETA 0:01" in last
-    assert "step 2/4 · loss 5.000 · lr 1.0e-3 · 5,123 tokens/s · ETA 0:01\n" in terminal.getvalue()  # which stays
+    assert "step 2/4 · loss 5.000 · lr 1.0e-3 · 5,123 tokens/s · ETA 0:01\n" in terminal.getvalue()  # this line stays
     assert "saved\n" in terminal.getvalue()
 
 
@@ -241,7 +241,7 @@ def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
 def test_further_sums_are_means_beside_the_loss_and_the_z_loss_is_part_of_none():
     sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "z_loss": (9.0, 4.0), "pair_loss": (3.0, 2.0)}
     metrics = summarize(sums | {"my_share": (0.0, 0.0)})
-    assert metrics["pair_loss"] == 1.5 and "my_share" not in metrics  # which nothing was asked of
+    assert metrics["pair_loss"] == 1.5 and "my_share" not in metrics  # It has no targets.
     assert "z_loss" not in metrics and metrics["loss"] == 1.5
 
 

@@ -1,4 +1,4 @@
-"""Tests that a run which resumes says what its metrics.jsonl has lost since the checkpoint was saved."""
+"""Tests that a resumed run reports the lines that metrics.jsonl has lost since the checkpoint was saved."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The moving average of the parameters: its formula, where it lies, and what is validated, restored and exported."""
+"""Tests the moving average of the parameters: formula, sharding, validation, restoring and export."""
 
 import contextlib
 import dataclasses
@@ -48,12 +48,12 @@ def batch(weight):
 
 
 def updates(mesh, decay=DECAY, weights=(1.0, 1.0, 1.0)):
-    """The states after each update, of batches whose predictions have these weights; the first is the fresh one."""
+    """Returns the initial state and the state after each update, on batches with these loss weights."""
     devices = make_mesh(mesh, jax.devices()[: 1 if mesh.data == 1 and mesh.fsdp == 1 else 8])
     schedule, train = WarmupConstant(1).build(0.05, 10), resolve_auto(TrainConfig(ema_decay=decay))
     model = models.build(CONFIG, Compute())
     with jax.set_mesh(devices):
-        # epsilon: see tests/training/test_train_step.py
+        # epsilon: see tests/training/test_train_step.py.
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, SHAPES))
         state = train_step.make_init(model, optimizer, SHAPES, devices, has_ema=decay is not None)(0)
         step = train_step.make_train_step(model, optimizer, schedule, train, devices)
@@ -73,7 +73,7 @@ def check_means(states):
     for step in range(1, len(states)):
         weights = DECAY ** np.arange(step - 1, -1, -1.0)
         expected = jax.tree.map(lambda *x: np.average(x, 0, weights), *(s.params for s in states[1 : step + 1]))  # noqa: B023
-        # float32; the parameters move by 0.05 in an update
+        # The tolerance is float32 rounding; the parameters move by 0.05 in an update.
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), states[step].ema, expected)
 
 
@@ -86,7 +86,7 @@ def test_it_is_the_mean_of_what_each_update_left_weighted_by_powers_of_the_decay
 def test_training_is_what_it_is_without_one(alone):
     (*_, last), _ = updates(MeshConfig(data=1), decay=None)
     assert last.ema is None
-    chex.assert_trees_all_close(alone[-1].params, last.params, rtol=2e-5, atol=2e-6)  # another program: it rounds anew
+    chex.assert_trees_all_close(alone[-1].params, last.params, rtol=2e-5, atol=2e-6)  # another program, other rounding
 
 
 def test_on_eight_devices_it_is_that_of_one_and_lies_as_the_parameters_do(alone):
@@ -171,7 +171,7 @@ def test_names_of_moving_averages_and_means_give_them(run):
         for name in ("", "@6", "@ema", "@ema6", "@best", "@average2", "@trained", "@trained6")
     }
     params = {name: jax.device_get(model.params["token_embedding"]["embedding"]) for name, model in found.items()}
-    for name in ("", "@6", "@ema6", "@best"):  # the loss falls all the time, and is that of the average
+    for name in ("", "@6", "@ema6", "@best"):  # the loss, which is computed with the average, always decreases
         np.testing.assert_array_equal(params[name], params["@ema"])
         assert found[name].origin.endswith(", moving average of the parameters"), found[name].origin
     for name in ("@trained", "@trained6"):
@@ -199,6 +199,6 @@ def test_an_export_is_of_what_its_name_stands_for(run, tmp_path, which):
 
 
 def stored(run, *steps, folder=TRAINED):
-    """The token embedding of a checkpoint."""
+    """Returns the token embedding of a checkpoint."""
     blocks = read_params(*(str(run / "checkpoints" / str(step)) for step in steps), folder=folder)
     return np.concatenate([block for path, _, block in blocks if path == "token_embedding/embedding"])

@@ -1,4 +1,4 @@
-"""A run is opened on prepared data, under its mesh, and leaves nothing behind."""
+"""Tests `open_run`: it builds a run on prepared data, under its mesh, and leaves nothing behind."""
 
 import contextlib
 

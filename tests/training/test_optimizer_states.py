@@ -1,4 +1,4 @@
-"""The optimizers on 8 devices: the same as on one, with their states in shards, in checkpoints, and bit for bit."""
+"""Tests the optimizers on 8 devices: the same updates as on one device, sharded states, and exact checkpoints."""
 
 import functools
 import math
@@ -24,7 +24,8 @@ from pretrainax.training import train_step
 from tests.support import tables
 from tests.support.tiers import few
 
-# Without biases: the gradient of a key's is rounding alone, which these optimizers make as large as any other.
+# The model has no biases: a key bias has a gradient of only rounding noise, which these optimizers would scale up to
+# the size of other updates.
 CONFIG = ModelConfig(
     family="decoder",
     vocab_size=64,
@@ -42,9 +43,9 @@ MESHES = {
     "2 data 2 fsdp 2 tensor": MeshConfig(data=2, fsdp=2, tensor=2),
 }
 OPTIMIZERS = {cls.__name__: cls() for cls in Choice.alternatives(kinds.Optimizer)}
-OPTIMIZERS["Adafactor"] = Adafactor(min_factored_size=4)  # no side here has 128
+OPTIMIZERS["Adafactor"] = Adafactor(min_factored_size=4)  # No matrix here has a side of 128.
 OPTIMIZERS["NorMuon"] = Muon(neuron_b2=0.95)
-OPTIMIZERS["SOAP"] = SOAP(epsilon=1e-3)  # above what rounding leaves of a turned gradient that is zero
+OPTIMIZERS["SOAP"] = SOAP(epsilon=1e-3)  # above the rounding noise of rotated gradients that are zero
 WIDTH = CONFIG.d_model
 PARAMS = {
     "decoder": {
@@ -73,14 +74,14 @@ def built(name):
 
 
 def gradients_at(params):
-    """Of a function whose Hessian is diagonal, and not the same everywhere."""
+    """Returns the gradients of a function with a diagonal Hessian that is not constant."""
     waves = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params)
     return jax.tree.map(lambda x, wave: jnp.sin(3.0 * x) + 0.1 * wave, params, waves)
 
 
 @functools.cache
 def updated(name, mesh_name):
-    """The jitted update of (state, number), and the states before and after it, where they are to lie."""
+    """Returns the jitted update of (state, number), the states before and after it, and their shardings."""
     mesh, tx = mesh_named(mesh_name), built(name)
     shardings = train_step.state_shardings(mesh, tx, PARAMS)
 
@@ -104,7 +105,7 @@ def updated(name, mesh_name):
 def test_updates_on_eight_devices_are_those_of_one(name):
     jitted, _, alone, _ = updated(name, "1 device")
     sharded, _, state, shardings = updated(name, "2 data 2 fsdp 2 tensor")
-    if name == "SOAP":  # of whose first bases rounding decides a part
+    if name == "SOAP":  # rounding determines a part of its first bases
         state = jax.device_put(alone, shardings)
     alone, state = jitted(alone, jnp.int32(1)), sharded(state, jnp.int32(1))
     # float32 sums in another order
@@ -134,7 +135,7 @@ def test_with_fsdp_a_device_holds_an_eighth_of_what_has_the_width(name):
         assert math.prod(sharding.shard_shape(x.shape)) == x.size // 8, path
 
 
-# --- those that the training step itself serves ---------------------------------------------------------------------
+# --- optimizers with support from the training step -----------------------------------------------------------------
 
 
 def make_batch():
@@ -165,7 +166,7 @@ SERVED = {"schedule-free": ScheduleFreeAdamW(1e-2), "Sophia": Sophia(1e-2, inter
 def test_a_step_on_eight_devices_in_micro_batches_is_that_of_one(name):
     alone, _ = two_steps(SERVED[name], "1 device")
     state, _ = two_steps(SERVED[name], "2 data 2 fsdp 2 tensor", accumulate=2)
-    # float32 sums in another order; the curvature is a difference of gradients
+    # float32 sums in another order; the curvature is a difference of gradients.
     chex.assert_trees_all_close(state, alone, rtol=1e-3, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""A run in phases: each trains as its config says, and a resumption across a boundary changes nothing."""
+"""Tests a run in phases: each phase trains as configured, and resuming across a boundary changes nothing."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ FIRST = Phase(share=0.5, sequence_length=16, global_batch_size=16, theta=1000.0,
 
 @pytest.fixture(scope="module")
 def experiment(text, cache):
-    """6 steps of a small LLaMA: 3 of 16 short rows with another rotary base, 3 of 8 rows with dropout."""
+    """Makes 6 steps of a small LLaMA: 3 of 16 short rows with another rotary base, 3 of 8 rows with dropout."""
     experiment = tiny.get_config("gpt")
     sizes = {"vocab_size": 512, "num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_kv_heads": 2}
     experiment.model = dataclasses.replace(llama("3_8b"), **sizes)
@@ -44,7 +44,7 @@ def experiment(text, cache):
 
 
 class Digests(Callback):
-    """Digests of the rows of each batch that a run makes."""
+    """A callback that stores digests of the rows of each batch."""
 
     def __init__(self):
         self.of_steps = {}
@@ -55,7 +55,7 @@ class Digests(Callback):
 
 @pytest.fixture(scope="module")
 def whole(experiment, tmp_path_factory):
-    """The folder of the run that nothing disturbed, and its batches."""
+    """Trains a run without interruption; returns its folder and its batches."""
     workdir, seen = tmp_path_factory.mktemp("whole") / "run", Digests()
     assert train(experiment, str(workdir), callbacks=[seen]) == 0
     return workdir, seen.of_steps
@@ -63,11 +63,11 @@ def whole(experiment, tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Leaves out the tables, the picture and the samples of the end."""
+    """Skips the tables, the plot and the samples at the end of a run."""
     monkeypatch.setattr(core, "finish", lambda *_: None)
 
 
-# --- what a phase trains ---------------------------------------------------------------------------------------------
+# --- training --------------------------------------------------------------------------------------------------------
 
 
 def test_lines_say_their_phase_each_of_which_ends_with_one(whole):
@@ -121,8 +121,8 @@ def test_run_json_names_the_phase_and_spikes_are_judged_by_the_losses_of_one(who
 
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 1, "fsdp": 8}], ids=["the same mesh", "another mesh"])
 def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick, mesh, tmp_path):
-    """On another mesh it has the same batches bit for bit; sums over devices are taken in another order there."""
-    (workdir, batches), kept = whole, 2  # steps, of 3 until the boundary
+    """Another mesh has the same batches bit for bit, but adds over devices in another order."""
+    (workdir, batches), kept = whole, 2  # steps of 3 before the boundary
     for step in range(kept + 1):
         with contextlib.suppress(FileNotFoundError):
             shutil.copytree(workdir / "checkpoints" / str(step), tmp_path / "checkpoints" / str(step))

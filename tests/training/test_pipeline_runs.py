@@ -1,4 +1,4 @@
-"""Runs on the stages of a pipeline: a checkpoint is read on any mesh, and what follows is the same."""
+"""Tests pipeline runs: any mesh can resume from their checkpoints, with the same result."""
 
 import dataclasses
 import shutil
@@ -17,7 +17,7 @@ from tests.support.runs import lines
 
 @pytest.fixture(scope="module")
 def experiment(text, cache):
-    """Of 4 steps of 16 rows, validated and saved after each second one."""
+    """Makes the config of 4 steps of 16 rows, with a validation and a checkpoint every 2 steps."""
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.train.steps, experiment.train.global_batch_size, experiment.schedule.warmup_steps = 4, 16, 1
@@ -28,7 +28,7 @@ def experiment(text, cache):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Leaves out the tables, the picture and the samples of the end."""
+    """Skips the tables, the plot and the samples at the end of a run."""
     monkeypatch.setattr(core, "finish", lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""One forward, one backward beside GPipe and one device: gradients, metrics, dropout and what a compiled step needs."""
+"""Compares 1F1B with GPipe and with one device: gradients, metrics, dropout, and the memory of a compiled step."""
 
 import functools
 import math
@@ -24,9 +24,9 @@ from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
 from tests.support.tiers import few
 
-ROWS, LENGTH = 32, 15  # tokens that two stages do not share evenly
+ROWS, LENGTH = 32, 15  # Two stages cannot split the tokens evenly.
 SIZES = dict(family="decoder", num_layers=4, d_model=32, d_ff=64, num_heads=4, vocab_size=64)
-MODELS = {  # what stands before the layers, around them and behind
+MODELS = {  # Differ in the modules before, around and after the layers.
     "tied": dict(position=RotaryPositions(16, no_rotation_every=2), num_kv_heads=2, norm="rms"),
     "shared bias, post norm": dict(position=RelativePositionBuckets(), norm_at="post", output_bias=True),
     "own matrix": dict(position=LearnedPositions(16), tie_embeddings=False, scale_embeddings=True),
@@ -56,12 +56,12 @@ def batch(length=LENGTH, rows=ROWS):
 def fresh(name):
     model = models.build(ModelConfig(**SIZES, **MODELS[name]), Compute())
     params = model.init(jax.random.key(0), batch(), deterministic=True)["params"]
-    rng = np.random.default_rng(1)  # norms and biases too are other than ones and zeros
+    rng = np.random.default_rng(1)  # Norms and biases are not ones and zeros.
     return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.normal(size=x.shape), np.float32), params)
 
 
 def compiled(name, mesh, rows=None, changes=None, **train):
-    """The gradients of a batch, compiled, and the arguments: -> (gradients, (objective, sums))."""
+    """Compiles the function that returns (gradients, (objective, sums)); returns it and its arguments."""
     devices = make_mesh(MeshConfig(**mesh), jax.devices()[: math.prod(mesh.values())])
     with jax.set_mesh(devices):
         train = resolve_auto(TrainConfig(**train))
@@ -93,11 +93,11 @@ def test_each_gradient_and_each_sum_is_that_of_one_device(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", SCHEDULE])
 def test_in_bfloat16_a_step_is_compiled_for_a_cpu_and_near_float32(schedule):
-    """XLA's compiler for CPUs aborted at sums of bfloat16 along the axis."""
+    """XLA's CPU compiler aborted at bfloat16 sums along the pipeline axis."""
     mesh, expected = dict(data=1, pipeline=2), on_one_device("tied")
     got = made("tied", mesh, dtype="bfloat16", pipeline_schedule=schedule, **LOSS)
     for one, other in zip(*(jax.tree.leaves(found[0]) for found in (got, expected)), strict=True):
-        # numbers of 8 bits: one device in bfloat16 is up to 0.037 away
+        # bfloat16 has 8 bits of precision: one device in bfloat16 differs by up to 0.037.
         assert np.linalg.norm(one - other) < 0.04 * np.linalg.norm(other)
     np.testing.assert_allclose(got[1][0], expected[1][0], rtol=2e-4)  # a mean over all tokens
 
@@ -119,14 +119,14 @@ def test_gradients_are_the_same_bit_for_bit_when_they_are_made_again():
 
 @pytest.mark.slow
 def test_dropout_is_that_of_gpipe():
-    """The backward computes the layers of a part again, with the mask of its forward."""
+    """The backward recomputes the layers of a microbatch, with the dropout mask of its forward."""
     changes = {"dropout_rate": 0.3}
     one, other = (made("tied", MESH, pipeline_schedule=schedule, changes=changes) for schedule in ("gpipe", SCHEDULE))
     chex.assert_trees_all_close(other, one, rtol=2e-5, atol=2e-6)  # as above
 
 
 def temporaries(parts, schedule):
-    """Counts a device's, in streams of a part, for so many parts of one row."""
+    """Returns the temporary memory of a device for `parts` microbatches of one row, in sizes of a residual stream."""
     rows, changes = batch(length=128, rows=parts), {"position": RotaryPositions(128)}
     mesh = dict(data=1, pipeline=4, tensor=2)
     step, _ = compiled("tied", mesh, rows, changes, pipeline_schedule=schedule, remat="block")
@@ -136,7 +136,7 @@ def temporaries(parts, schedule):
 @pytest.mark.slow
 def test_with_many_parts_a_step_needs_a_fraction_of_what_gpipe_needs():
     (few, more), (gpipe_few, gpipe_more) = ([temporaries(m, kind) for m in (32, 64)] for kind in (SCHEDULE, "gpipe"))
-    # of each part GPipe has the stream at both ends, a layer's input and what it makes of that; 1F1B has here a
-    # quarter of the embeddings and of their gradient, and where tokens stand
+    # For each microbatch, GPipe stores the residual stream at both ends, a layer's input and its output. 1F1B stores
+    # here a quarter of the embeddings and of their gradient, and the positions of the tokens.
     assert more - few < 32 < 4 * 32 < gpipe_more - gpipe_few
     assert more < gpipe_more / 3

@@ -1,4 +1,4 @@
-"""Every objective, and every way to fill rows, in a real run of two steps on a family that fits."""
+"""Tests every objective and every packing in a real run of two steps on a suitable family."""
 
 import dataclasses
 import json
@@ -69,7 +69,7 @@ CAUSAL = {
 
 @pytest.fixture(autouse=True)
 def shows_samples(capsys):
-    """Every objective has an end of its own: nothing of it fails, and the model says something of it."""
+    """Checks that no part of the end of a run fails, and that the model writes samples, for every objective."""
     yield
     said = capsys.readouterr().err
     assert "but without" not in said and "  · " in said
@@ -100,9 +100,9 @@ def run(experiment, directory, cache) -> list[dict]:
     assert STANDARD_ERRORS in lines[-1] and STANDARD_ERRORS not in lines[0]
     counted = ("step", "split", "loss_tokens", "replaced_fraction", STANDARD_ERRORS, *vars(Counts()))
     for name in lines[-1]:
-        if name.partition("/")[0] not in counted and not name.endswith("spread"):  # which show the health of a model
+        if name.partition("/")[0] not in counted and not name.endswith("spread"):  # diagnostics
             experiment.evaluate.select_by = name
-            validate(experiment)  # a run can be judged by all that is measured
+            validate(experiment)  # All other metrics can select.
     return lines
 
 
@@ -133,7 +133,7 @@ def test_replaced_tokens(text, cache, tmp_path):
     model = experiment.model
     model.masked_lm_head, model.replaced_token_head = False, True
     model.generator = Generator(num_layers=2, d_model=16, d_ff=32, num_heads=2)
-    # no precision where nothing was taken for replaced
+    # The precision is missing if no token was classified as replaced.
     assert {"replaced_accuracy", "replaced_recall"} <= run(experiment, tmp_path, cache)[-1].keys()
 
 
@@ -174,7 +174,7 @@ def test_rows_of_single_documents(variant, packing, translations, cache, tmp_pat
     if variant == "bert":
         experiment.tokenizer.vocab_size = 40
     lines = run(experiment, tmp_path, cache)
-    # Pieces that share a row, or have one of their bucket's length, leave less than half of it empty.
+    # Pieces that share a row, or whose row has the length of their bucket, leave less than half of the row empty.
     assert (lines[0]["padding_fraction"] > 0.5) == (packing == OneEach())
 
 
@@ -197,7 +197,7 @@ def test_supervised_tasks_beside_span_corruption(translations, text, cache, tmp_
         ),
         weights=(0.5, 0.5),
     )
-    assert "sequence_accuracy" not in run(experiment, tmp_path, cache)[-1]  # of spans it would say nothing
+    assert "sequence_accuracy" not in run(experiment, tmp_path, cache)[-1]  # meaningless for spans
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Profiles of real runs on a CPU: which steps are in them, what is written, what the table says, how a run resumes."""
+"""Tests profiles of real runs on a CPU: their steps, the written files, the table, and resumption."""
 
 import collections
 import gzip
@@ -61,7 +61,7 @@ def test_the_steps_that_are_asked_for_are_in_the_trace_and_no_other(profiled):
 
 
 def test_each_kernel_of_the_step_ran_on_each_device_in_each_step(profiled):
-    """So nothing of a step before or after is in it, and nothing of one of these is missing."""
+    """This shows that the profile has no kernel of earlier or later steps, and lacks none of its steps."""
     data = ProfileData.from_file(files(profiled, 3).trace)
     runs: collections.Counter = collections.Counter()
     for plane in data.planes:
@@ -102,7 +102,7 @@ def test_perfetto_is_given_events_of_the_json_trace_format(profiled):
 
 
 def test_what_memory_holds_is_written_for_pprof(profiled):
-    """A profile.proto, whose strings name what made each array."""
+    """The file is a profile.proto, whose strings name the origin of each array."""
     with gzip.open(files(profiled, 3).memory) as f:
         content = f.read()
     assert b"space" in content and b"bytes" in content
@@ -127,7 +127,7 @@ def test_a_resumed_run_writes_what_is_left_and_says_what_is_not(tmp_path, text, 
 @pytest.mark.slow
 def test_a_signal_has_the_next_steps_in_a_profile(tmp_path, text, cache, capsys):
     request = ProfileRequest()
-    request.requested = True  # as before the first step
+    request.requested = True  # as if requested before the first step
     train(of(text, cache, steps=5, profile_steps=""), tmp_path, request)
     assert read_trace(files(tmp_path, 2).trace).steps == [2, 3, 4]
     assert "profile of steps 2 to 4" in capsys.readouterr().err

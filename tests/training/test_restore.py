@@ -1,4 +1,4 @@
-"""What a run starts from: `config.checkpoint.init_from`, which is looked at before the text is."""
+"""Tests the start of a run, `config.checkpoint.init_from`, which is validated before the text is read."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ MASKED_LM = dataclasses.replace(CASES["bert"].config, pair_head=False)
 
 @pytest.fixture
 def bare(tmp_path):
-    """BERT as sentence encoders are published: a BertModel, with bare names and a pooler."""
+    """Writes BERT in the format of published sentence encoders: a BertModel, with bare names and a pooler."""
     source = write_directory(tmp_path / "bare")
     state = {name: x for name, x in stored(source).items() if name.startswith("bert.")}
     state = {name.removeprefix("bert."): x for name, x in state.items()}
@@ -39,7 +39,7 @@ def bare(tmp_path):
 
 @pytest.fixture
 def experiment(text, bare, tmp_path):
-    """A run that starts there, and whose parameters do not move."""
+    """Makes the config of a run that starts from `bare` with a learning rate of 0."""
     experiment = tiny.get_config("bert")
     experiment.model, experiment.tokenizer = MASKED_LM, PretrainedTokenizer(path=str(bare))
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(tmp_path / "cache")
@@ -65,7 +65,7 @@ def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment,
 
 
 def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
-    """A tied decoder has no output matrix of its own; a run that is to have one draws it."""
+    """A tied decoder has no separate output matrix; a run that requires one initializes it."""
     tied = CASES["gpt2"].config
     run = write_run(tmp_path / "tied", tied)
     experiment.model, experiment.objective = dataclasses.replace(tied, tie_embeddings=False), CausalLM()
@@ -108,7 +108,7 @@ def test_a_start_that_does_not_fit_is_told_before_the_text_is_prepared(init_from
 
 
 def test_a_start_whose_ids_mean_something_else_is_refused(experiment, tmp_path):
-    """A tokenizer of as many ids that are other pieces would read embeddings that are not theirs."""
+    """A tokenizer with as many ids but other tokens would read the embeddings of other tokens."""
     other = write_run(tmp_path / "other", MASKED_LM, pad_id=1)
     experiment.tokenizer = PretrainedTokenizer(path=str(other / "tokenizer"))
     experiment.checkpoint.fresh_heads = True

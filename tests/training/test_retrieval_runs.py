@@ -1,4 +1,4 @@
-"""A pretrained encoder learns to retrieve: its figures, vectors on any mesh, and transformers' of an export."""
+"""Tests retrieval fine-tuning: its metrics, the vectors on any mesh, and transformers' vectors of an export."""
 
 import dataclasses
 import json
@@ -25,12 +25,12 @@ from tests.support.exports import write_workdir
 
 pytestmark = pytest.mark.slow
 
-WORDS = ["aus", "le", "mir", "ten", "lost", "sie", "wo", "kann", "nun", "bei", "da"]  # a record each
+WORDS = ["aus", "le", "mir", "ten", "lost", "sie", "wo", "kann", "nun", "bei", "da"]  # one record per word
 
 
 @pytest.fixture(scope="module")
 def experiment(cache, tmp_path_factory):
-    """A tiny BERT that is to find the passage with the word of a query."""
+    """Makes a fine-tuning of a tiny BERT that retrieves the passage with the word of a query."""
     folder, config = tmp_path_factory.mktemp("retrieval"), CASES["bert"].config
     write_workdir(folder / "start", config, weights(config))
     others = [*WORDS[1:], WORDS[0]]

@@ -1,4 +1,4 @@
-"""The header of a run announces the attention that its model is traced with, on hardware that need not be there."""
+"""Tests that the header of a run names the attention kernels that its model traces, on simulated hardware."""
 
 import contextlib
 import types
@@ -30,7 +30,10 @@ translations = test_pretraining.translations  # the fixture
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The implementations that the layers trace, in their order. They are not run: cuDNN is asked for in its trace."""
+    """Lists the attention implementations that the layers trace, in order.
+
+    A stub replaces them, because tracing cuDNN attention queries the library.
+    """
     names = []
 
     def attention(q, k, v, *, implementation, **_):
@@ -51,7 +54,7 @@ def t5(**other):
 
 @contextlib.contextmanager
 def run_on(platform, experiment, length=512, **sizes):
-    """A run on devices that are not there, under its mesh."""
+    """Yields a run on simulated devices, under its mesh."""
     shapes = example_shapes(experiment.model, length=length)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1) | sizes, platform)
     with jax.sharding.use_abstract_mesh(mesh):
@@ -78,7 +81,7 @@ def run_on(platform, experiment, length=512, **sizes):
 
 
 def header(experiment, platform, length=512, **sizes):
-    """What is announced of attention, and the warnings."""
+    """Returns the attention in the header, and the warnings."""
     with run_on(platform, experiment, length, **sizes) as run:
         rows = describe(run)
     announced = dict(rows)["compute"].split(", attention ")[1].removesuffix(OTHER_BITS)
@@ -117,7 +120,7 @@ def test_a_decoder_whose_length_is_split_is_announced_with_its_warning(traced):
 
 def test_a_two_sided_window_selects_the_kernel_that_has_it(traced):
     announced, warnings = header(t5(layer_pattern=("local",), window=128), "gpu")
-    assert traced.count("cudnn") == 2 * traced.count("tiled") > 0  # the decoder's two of the three
+    assert traced.count("cudnn") == 2 * traced.count("tiled") > 0  # Two of three are the decoder's.
     assert (announced, warnings) == ("tiled, cudnn", [])
 
 
@@ -172,7 +175,7 @@ def gpt():
 def test_a_run_counts_what_its_attention_skips(traced, platform, pairs):
     with run_on(platform, gpt()) as run:
         row = dict(describe(run))["FLOPs"]
-    # 8 rows, 2 layers, 4 heads of 64, 2 products forward and 4 backward
+    # 8 rows, 2 layers, 4 heads of 64; 2 matmuls in the forward and 4 in the backward.
     assert run.work.flops_per_step - run.work.flops_done_per_step == 2 * 6 * 8 * 2 * 4 * 64 * (512**2 - pairs)
     share = f"; {run.work.flops_done_per_step / run.work.flops_per_step:.0%} done: attention skips masked positions"
     assert row.endswith(share) == (platform == "gpu")

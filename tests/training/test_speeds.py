@@ -1,4 +1,4 @@
-"""Compilation has a figure of its own; speeds, remaining time and the time axis of reports are of the other steps."""
+"""Tests that compilation has its own metric, and that speeds, ETA and the time axis of reports exclude it."""
 
 import datetime
 import json
@@ -18,7 +18,7 @@ from pretrainax.training.train_step import Update
 from tests.support import tiny
 from tests.support.runs import write_text
 
-COMPILING = 3.0  # seconds of a made-up compiler, besides those of the real one
+COMPILING = 3.0  # seconds of a simulated compiler, in addition to the real one
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def experiment(text, cache):
 
 @pytest.fixture
 def slow_compiler(monkeypatch):
-    """An update whose first call for each length of rows takes three seconds longer."""
+    """Makes the first call of an update for each row length take three seconds longer."""
     call, lengths = Update.__call__, set()
 
     def slow(update, state, batch, frozen=None):
@@ -54,7 +54,7 @@ def test_a_slow_compiler_slows_no_step(experiment, tmp_path, slow_compiler, capf
     first, second, third = lines(tmp_path)
     assert first["compile_seconds"] > COMPILING and "compile_seconds" not in second | third
     assert first["step_seconds"] < COMPILING / 3
-    # two timed steps: the speed is of their tokens, and not of those of the step that compiled
+    # The speed includes the tokens of the two timed steps, not those of the step that compiled.
     assert first["padded_tokens_per_second"] * first["step_seconds"] == pytest.approx(8 * 32)
     assert first["tokens"] == 3 * 8 * 32 and 0 <= first["data_wait_fraction"] <= 1
     said = capfd.readouterr().err
@@ -85,7 +85,7 @@ def test_a_line_whose_steps_all_compiled_has_no_speed(experiment, tmp_path, slow
 @pytest.mark.slow
 def test_each_length_of_rows_compiles_on_its_own(experiment, tmp_path, slow_compiler):
     folder = write_text(tmp_path / "text")
-    for number in range(800):  # documents that fit in a row of 16 tokens, besides longer ones
+    for number in range(800):  # documents that fit in a row of 16 tokens, in addition to longer documents
         (folder / f"short{number}.txt").write_text("nas")
     experiment.data.source = TextFiles(path=str(folder), valid_path=str(folder))
     experiment.data.packing = OneEach(buckets=(16,))
@@ -101,7 +101,7 @@ def test_each_length_of_rows_compiles_on_its_own(experiment, tmp_path, slow_comp
 def test_a_resumed_run_states_its_own_compilation(experiment, tmp_path, slow_compiler):
     experiment.checkpoint.every, experiment.train.steps = 3, 6
     assert train(experiment, str(tmp_path)) == 0
-    # as an older version wrote them: without the figure
+    # An older version wrote the lines without this metric.
     path = tmp_path / "metrics.jsonl"
     old = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({k: x for k, x in e.items() if k != "compile_seconds"}) + "\n" for e in old))
@@ -127,7 +127,7 @@ def test_the_first_validation_is_in_no_estimate_of_the_remaining_time(experiment
     assert train(experiment, str(tmp_path)) == 0
     said = capfd.readouterr().err
     etas = {int(step): int(m) * 60 + int(s) for step, m, s in re.findall(r"step (\d+)/24 .* ETA (\d+):(\d+)", said)}
-    assert etas[6] <= 6 and etas[8] <= 6  # with it, 18 steps of more than a second each are left after step 6
+    assert etas[6] <= 6 and etas[8] <= 6  # With compilation, 18 steps of more than a second each remain after step 6.
     assert all(line["step_seconds"] < 1 for line in lines(tmp_path))
 
 
@@ -146,10 +146,10 @@ def test_compilation_in_the_middle_of_a_run_is_in_no_estimate(tmp_path, monkeypa
 @pytest.mark.parametrize(
     "steps, expected",
     [
-        # (step, step_seconds, compile_seconds) of each line -> seconds so far
-        ([(10, 2.0, 30.0), (20, 1.0, None)], [20.0, 30.0]),  # the step that compiled is as long as the others
+        # (step, step_seconds, compile_seconds) of each line -> seconds so far.
+        ([(10, 2.0, 30.0), (20, 1.0, None)], [20.0, 30.0]),  # the step that compiled counts like the others
         ([(1, None, 30.0), (2, 1.0, None)], [0.0, 1.0]),
-        ([(1, None, None), (2, 1.0, None)], [None, None]),  # unknown, as before
+        ([(1, None, None), (2, 1.0, None)], [None, None]),  # unknown
         ([(10, 3.0, None), (20, None, 5.0), (30, 1.0, None)], [30.0, 30.0, 40.0]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A model learns tags of words: from files of CoNLL, with a CRF or without, to transformers and back."""
+"""Tests fine-tuning on tags of words: from CoNLL files, with or without a CRF, with export and import."""
 
 import dataclasses
 import itertools
@@ -36,12 +36,12 @@ from tests.support.huggingface_weights import write_directory
 pytestmark = pytest.mark.slow
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-TRAIN, VALID = 40, 13  # sentences; a batch has 8
+TRAIN, VALID = 40, 13  # Sentences; a batch has 8.
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Sentences of which the last is longer than a row, in two files."""
+    """Writes sentences to two files; the last sentence is longer than a row."""
     folder, rng = tmp_path_factory.mktemp("conll"), np.random.RandomState(0)
     names = [("Ada", "B-PER"), ("Byron", "I-PER"), ("in", "O"), ("New", "B-LOC"), ("York", "I-LOC"), ("was", "O")]
     for split, count in (("train", TRAIN), ("valid", VALID)):
@@ -55,7 +55,7 @@ def source(tmp_path_factory):
 def tagging(source, cache, variant="bert", head=None, **fields) -> Experiment:
     experiment = read_config_file("finetune:token_classification")
     experiment.model, experiment.tokenizer = tiny.get_config(variant).model, WordPiece(vocab_size=40)
-    experiment.model = experiment.model.stacks.get("encoder", experiment.model)  # of T5, as --config=finetune does
+    experiment.model = experiment.model.stacks.get("encoder", experiment.model)  # T5's encoder, as in --config=finetune
     experiment.model.masked_lm_head, experiment.model.head = False, head or Tag()
     experiment.model.norm_at, experiment.model.embedding_norm = ("post", True) if variant == "bert" else ("pre", False)
     experiment.data.source, experiment.data.cache_dir = source, str(cache)
@@ -167,16 +167,16 @@ def test_what_is_repaired_is_said(source, cache):
     assert "wrong beginnings of spans, mended" in prepared.summary
 
 
-# --- what it starts from ----------------------------------------------------------------------------------------------
+# --- initial parameters -----------------------------------------------------------------------------------------------
 
 
 def plain(name, **fields):
-    """The model of a case, without the heads of its pretraining."""
+    """Returns the model of a case, without its pretraining heads."""
     return dataclasses.replace(without_heads(CASES[name].config), **fields)
 
 
 def test_an_encoder_is_taken_of_an_encoder_decoder(tmp_path):
-    """From a Hugging Face directory and from a run."""
+    """Checks a start from a Hugging Face directory and from a run."""
     directory, workdir = write_directory(tmp_path / "there", "t5_1_1"), str(tmp_path / "run")
     directories.import_directory(str(directory), workdir)
     for start in (str(directory), workdir):
@@ -188,7 +188,7 @@ def test_an_encoder_is_taken_of_an_encoder_decoder(tmp_path):
 
 @pytest.mark.parametrize("name, kind, own", [("bert", "crf", ("start", "end", "transitions")), ("bart", "softmax", ())])
 def test_what_transformers_has_no_name_for_is_drawn(name, kind, own, tmp_path):
-    """The transitions of a CRF, and a head of words for a family that has none."""
+    """Checks the transitions of a CRF, and a tagging head for a family without one."""
     directory = str(write_directory(tmp_path / "there", name))
     source = open_start(directory, plain(name, head=Tag(num_labels=3, kind=kind)), fresh_heads=True)
     assert set(source.missing_head_paths) == {f"tagger/{part}" for part in ("output/kernel", "output/bias", *own)}

@@ -60,7 +60,7 @@ MODELS = {
         final_logit_cap=3.0,
     ),
 }
-# Bricks that have no part in those, for one mesh.
+# Components that the models above lack; these tests use one mesh.
 BRICKS = {
     "turned_in_part": dict(
         family="decoder",
@@ -125,7 +125,7 @@ LATENT = {  # as DeepSeek-V3
         EXPERTS, shared_experts=1, scores="sigmoid", first_dense=1, bias_rate=0.01, balance_over="row", scale=2.5
     ),
 }
-# Layers that differ by their number: over stages of one or two the pattern must go on.
+# Layers that depend on their index: the pattern must continue across stages of one or two layers.
 STAGED = {"num_layers": 4, "position": RotaryPositions(16, no_rotation_every=2)}
 TURNS = {  # as ST-MoE
     "experts": dataclasses.replace(EXPERTS, normalized=False, every=2, dense_after=48),
@@ -160,7 +160,7 @@ def mesh_named(name):
 
 
 def make_batch(config, seed=0):
-    """Random rows; the loss counts of two rows, and so those of micro-batches and devices, differ."""
+    """Makes random rows with different loss counts, so that the counts of micro-batches and devices differ, too."""
     rng = np.random.default_rng(seed)
     batch = {}
     for name, x in tables.example_shapes(config, batch_size=ROWS).items():
@@ -173,7 +173,7 @@ def make_batch(config, seed=0):
             "characters": NUM_CHARACTERS,
         }.get(name, 64)
         batch[name] = rng.integers(0, highest, x.shape, dtype=np.int32)
-        if name.endswith("segment_ids"):  # two texts and padding
+        if name.endswith("segment_ids"):  # two documents and padding
             places, length = np.arange(x.shape[1]), x.shape[1]
             ends = rng.integers(2, length // 2, (ROWS, 1)), rng.integers(length // 2, length + 1, (ROWS, 1))
             batch[name] = np.where(places < ends[1], 1 + (places >= ends[0]), 0).astype(np.int32)
@@ -184,7 +184,7 @@ def make_batch(config, seed=0):
 
 
 class Run:
-    """A model in training on a mesh; enters the mesh for each call, as main does once."""
+    """A model in training on a mesh; it enters the mesh for each call, while `main` does so once."""
 
     def __init__(self, config, mesh="1 device", optimizer=None, **train):
         self.config, self.train, self.mesh = config, resolve_auto(TrainConfig(**train)), mesh_named(mesh)
@@ -206,7 +206,7 @@ class Run:
 
     @functools.cached_property
     def compiled(self):
-        """The step, compiled in half of the time without LLVM's optimizations."""
+        """Compiles the step without LLVM's optimizations, which halves the time."""
         with jax.set_mesh(self.mesh):
             lowered = self.step.lower(self.abstract, self.batch())
             return lowered.compile({"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True})
@@ -214,9 +214,9 @@ class Run:
 
 @functools.cache
 def run_of(family, mesh, accumulate, **train):
-    # Adam divides a gradient by its own size: where a gradient is rounding noise alone (the bias of a key, which
-    # softmax ignores), so would be the update. An epsilon above the noise makes it small instead. (With the default of
-    # 1e-8, 34 of the decoder's 19,000 numbers differ on 8 devices, 31 of them in that bias; losses agree to 2e-7.)
+    # Adam divides a gradient by its own size. If a gradient is only rounding noise (the bias of a key, which softmax
+    # ignores), the update would be noise, too. An epsilon above the noise makes this update small. With the default of
+    # 1e-8, 34 of the decoder's 19,000 numbers differ on 8 devices, 31 of them in that bias; losses agree to 2e-7.
     optimizer = AdamW(epsilon=1e-3, weight_decay=0.1)
     train = {"accumulate": accumulate, "z_loss": 1e-4, "label_smoothing": 0.1, **train}
     return Run(model_config(family), mesh, optimizer, **train)
@@ -255,7 +255,7 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     losses, params = five_steps(family, "1 device", 1)
     other_losses, other_params = five_steps(family, mesh, 4)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
-    # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps its rounding when an update takes it near zero
+    # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps this rounding error if updates move it close to zero.
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 
@@ -272,7 +272,7 @@ def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
 @pytest.mark.parametrize("mesh", EXPERT_MESHES)
 @pytest.mark.parametrize("family", ["experts", "latent", "turns"])
 def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
-    """In one batch: the balance of parts of it is another than that of all."""
+    """The step has one micro-batch, because the balance of micro-batches differs from the balance of the batch."""
     losses, params = five_steps(family, "1 device", 1)
     other_losses, other_params = five_steps(family, mesh, 1)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
@@ -305,11 +305,12 @@ def test_rows_of_the_test_batches_have_unequal_loss_counts():
 
 def test_fresh_parameters_are_the_same_on_any_mesh():
     sharded = run_of("decoder", "2 data 2 fsdp 2 tensor", 4).init()
-    # the generator gives the same bits; the normal's polynomial is compiled for another shape, and may round anew
+    # The generator gives the same bits. The polynomial of the normal distribution is compiled for another shape, and
+    # may round differently.
     chex.assert_trees_all_close(jax.device_get(sharded), fresh("decoder"), rtol=1e-6)
 
 
-# --- nothing is whole on a device ----------------------------------------------------------------------------------
+# --- no device has a whole array -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -321,7 +322,7 @@ def test_with_fsdp_a_device_holds_an_eighth_of_each_matrix_and_of_its_moments():
 
 
 def collectives(family, mesh):
-    """(name, result shapes) of each exchange between devices in the compiled step."""
+    """Returns (name, result shapes) of each collective in the compiled step."""
     pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\("
     return [(name, shapes) for shapes, name in re.findall(pattern, run_of(family, mesh, 4).compiled.as_text())]
 
@@ -331,7 +332,8 @@ def collectives(family, mesh):
 def test_fsdp_gathers_parameters_and_sums_gradients_and_moves_no_row(family):
     found = collectives(family, "8 fsdp")
     assert {name for name, _ in found} - {"reduce-scatter"} == {"all-gather", "all-reduce"}
-    # a micro-batch has 8 rows of 16 tokens: what is gathered has one axis of 32 or more, none of 8 × 16 or [8, 16, …]
+    # A micro-batch has 8 rows of 16 tokens. Each gathered array has one axis of 32 or more. No gathered array has the
+    # shape of activations, [8 × 16, …] or [8, 16, …].
     gathered = [shapes for name, shapes in found if name == "all-gather"]
     assert not [shapes for shapes in gathered if re.search(r"\[(8,16|128)\b", shapes)]
     assert not [shapes for shapes in gathered if shapes.startswith("s32")]
@@ -347,7 +349,7 @@ def test_data_parallel_devices_exchange_sums_alone():
 
 @pytest.fixture(scope="module")
 def two_steps():
-    """A run of two steps through `jit` itself, its state after the first, and both metrics."""
+    """Runs two steps through `jit` itself; returns the run, the three states, and the metrics of both steps."""
     with pytest.MonkeyPatch.context() as patch:
         limit_traces(patch)
         run = Run(model_config("decoder", dropout_rate=0.1), "8 fsdp", accumulate=2)

@@ -1,4 +1,4 @@
-"""Runs under tuning: what they store, how they resume, what is made of them."""
+"""Tests runs with parameter-efficient tuning: the stored parameters, resumption, and use of the result."""
 
 import contextlib
 import dataclasses
@@ -49,7 +49,7 @@ def experiment_of(text, cache, steps=4, tuning=None, start=None):
 
 
 def without_finish():
-    """Leaves out the pictures and samples of a run."""
+    """Skips the plots and samples at the end of a run."""
     return mock.patch.object(core, "finish")
 
 
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def base(folder, text, cache):
-    """A run that others start from."""
+    """Trains a run from which other runs start."""
     with without_finish():
         assert train(experiment_of(text, cache, steps=2), str(folder / "base")) == 0
     return folder / "base"
@@ -68,7 +68,7 @@ def base(folder, text, cache):
 
 @pytest.fixture(scope="module")
 def tuned(folder, base, text, cache):
-    """A run under tuning, and what it has printed."""
+    """Trains a run with tuning; returns its folder and its output."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         assert train(experiment_of(text, cache, 4, TUNING, base), str(folder / "tuned")) == 0
     return folder / "tuned", said.getvalue()
@@ -80,7 +80,7 @@ def test_only_what_is_trained_is_stored_and_the_header_counts_it(tuned):
     kinds = {name.rpartition("/")[2] for name in stored if name.startswith(("params/", "ema/"))}
     assert kinds == {"lora_a", "lora_b"}
     assert not any("embedding" in name for name in stored)
-    # 2 layers × (queries and values) × (32 inputs + 32 outputs) × rank 2
+    # 2 layers × (queries and values) × (32 inputs + 32 outputs) × rank 2.
     assert "LoRA(rank=2, dropout=0.1): trains 512 parameters" in " ".join(said.split())
     losses = [line["loss"] for line in lines(run, "train")]
     assert len(losses) == 2 and np.isfinite(losses).all()

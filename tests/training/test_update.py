@@ -1,4 +1,4 @@
-"""The update, with a model of two numbers: keys, counts, what is not finite, what the optimizer asks for."""
+"""Tests the update with a model of two parameters: keys, counts, non-finite values, and gradients for the optimizer."""
 
 import chex
 import jax
@@ -19,7 +19,10 @@ from pretrainax.training import train_step
 
 
 class Toy:
-    """Features a + sqrt(b): at b = 0 the loss is finite and the gradient of b is not. Records its dropout keys."""
+    """A model with features a + sqrt(b), which records its dropout keys.
+
+    At b = 0 the loss is finite and the gradient of b is not.
+    """
 
     config = ModelConfig()
 
@@ -47,7 +50,7 @@ ONES = {name: jnp.ones(x.shape, x.dtype) for name, x in EIGHT.items()}
 
 
 def toy_steps(toy, batches, monkeypatch, chosen=None, **train):
-    """The states and metrics of a step on each batch; the two parameters are copied to the one device."""
+    """Returns the states and metrics of a step on each batch; both parameters are on one device."""
     chosen = chosen or AdamW(weight_decay=0.0)
     monkeypatch.setattr("pretrainax.sharding.rules.PARTITION_RULES", ((r"[ab]/bias", "d_model"),))
     mesh, train = make_mesh(MeshConfig(), jax.devices()[:1]), resolve_auto(TrainConfig(**train))
@@ -114,7 +117,7 @@ def _recording_samples(apply, seen):
 
 
 def test_the_text_and_the_padding_of_a_batch_are_counted(monkeypatch):
-    rows = {"text_tokens": np.arange(8), "text_bytes": 2**24 + np.arange(8)}  # more than a float32 can count
+    rows = {"text_tokens": np.arange(8), "text_bytes": 2**24 + np.arange(8)}  # beyond the exact integers of float32
     segments = {"segment_ids": np.arange(32).reshape(8, 4) % 4}
     batch = ONES | {name: jnp.asarray(x, jnp.int32) for name, x in (rows | segments).items()}
     _, (metrics,) = toy_steps(Toy(), [batch], monkeypatch, accumulate=2)
@@ -165,7 +168,7 @@ def test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite(val
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_the_gradient_norm_is_of_all_parameters_and_before_clipping(accumulate, monkeypatch):
-    # Logits are alike, so those of a have the gradient 1/8 - [1 at the target]; sqrt(b) halves it at b = 1.
+    # All logits are equal, so a has the gradient 1/8 - [1 at the target]; sqrt(b) halves it for b = 1.
     _, (metrics,) = toy_steps(Toy(), [ONES], monkeypatch, accumulate=accumulate)
     squares = 7 / 8**2 + (7 / 8) ** 2
     np.testing.assert_allclose(metrics["gradient_norm"], (squares * 1.25) ** 0.5, rtol=1e-6)  # float32; clipped: 1
@@ -178,7 +181,7 @@ def test_labels_that_no_head_learns_from_end_the_first_step(monkeypatch):
 
 
 def toy_loss(params):
-    """What a step of `Toy` on ONES minimises."""
+    """Returns the loss that a step of `Toy` on ONES minimises."""
     logits = params["a"]["bias"] + jnp.sqrt(params["b"]["bias"])
     return jax.nn.logsumexp(logits) - logits[1]
 
@@ -189,7 +192,7 @@ def test_the_gradient_is_taken_where_the_optimizer_says(monkeypatch):
     point = free.gradient_point(state.params, state.opt_state)
     norms = [
         float(optax.tree.norm(jax.grad(toy_loss)(x))) for x in (point, state.params, state.opt_state.z)
-    ]  # of the third step
+    ]  # the third step
     np.testing.assert_allclose(metrics[2]["gradient_norm"], norms[0], rtol=1e-5)  # float32 sums over the tokens
     assert min(abs(norm - norms[0]) for norm in norms[1:]) > 1e-3
 
@@ -202,7 +205,8 @@ def test_the_curvature_is_that_of_the_loss_of_all_micro_batches(monkeypatch):
     )
     (found,) = (x.nu for x in jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "nu")) if hasattr(x, "nu"))
     found = np.concatenate([found["a"]["bias"], found["b"]["bias"]])
-    # signs · (Hessian · signs) for one of the draws: it differs from the diagonal by the other entries, signed
+    # The estimate is signs · (Hessian · signs) for one draw of signs. It differs from the diagonal by the other entries
+    # with random signs.
     assert np.all(np.abs(found - np.diag(hessian)) <= np.abs(hessian).sum(1) - np.abs(np.diag(hessian)) + 1e-6)
     key = jax.random.fold_in(jax.random.key(0), 0)
     signs = optax.tree.random_like(key, start.params, jax.random.rademacher)
@@ -211,7 +215,7 @@ def test_the_curvature_is_that_of_the_loss_of_all_micro_batches(monkeypatch):
 
 
 class Telling(Toy):
-    """A toy that remembers how it was applied."""
+    """A toy that records the arguments of `apply`."""
 
     def __init__(self):
         super().__init__()
@@ -238,4 +242,4 @@ def test_each_update_is_one_step(monkeypatch):
 
 def test_the_parameter_at_fault_is_told_by_its_number(monkeypatch):
     _, (metrics,) = toy_steps(Toy(b=0.0), [ONES], monkeypatch)
-    assert int(metrics["bad_parameter"]) == 1  # and not -1, which names the last one too
+    assert int(metrics["bad_parameter"]) == 1  # not -1, which is also the index of the last one

@@ -1,6 +1,6 @@
-"""What a validation measures: the figure that a model is kept for, those of each part, and what its own objective asks.
+"""Tests validation: the metric that selects the best checkpoint, the metrics by part, and a separate objective.
 
-Two models are trained for a few steps; of the others only a validation is made, with fresh parameters.
+Two models train for a few steps; the other tests only validate fresh parameters.
 """
 
 import contextlib
@@ -57,17 +57,17 @@ def electra(text, cache):
     return experiment
 
 
-# --- the figure that a model is kept for ----------------------------------------------------------------------------
+# --- the metric that selects a checkpoint ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(text, cache, tmp_path_factory):
-    """An ELECTRA whose generator learns and whose discriminator unlearns, by the weight of its loss; what it said."""
+    """Trains an ELECTRA whose loss weight makes the discriminator worse; returns its folder and its output."""
     experiment, workdir, said = electra(text, cache), tmp_path_factory.mktemp("electra"), io.StringIO()
     experiment.model.generator.loss_weight = -10.0
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 6, 2, 1
     experiment.checkpoint.every = experiment.checkpoint.keep = 1
-    experiment.train.on_spike = "stop"  # which remembers what it looks at
+    experiment.train.on_spike = "stop"  # The loop then stores observations of steps.
     with contextlib.redirect_stderr(said):
         assert train(experiment, str(workdir)) == 0
     return workdir, said.getvalue()
@@ -89,7 +89,7 @@ def best(workdir, name):
 @pytest.mark.slow
 def test_the_best_checkpoint_of_an_electra_follows_the_discriminator(unlearning):
     assert (best(unlearning, "loss"), best(unlearning, "replaced_loss")) == (6, 2)
-    assert sorted(path.name for path in (unlearning / "checkpoints").iterdir()) == ["2", "6"]  # the best, the newest
+    assert sorted(path.name for path in (unlearning / "checkpoints").iterdir()) == ["2", "6"]  # best and newest
     origin, first = find_origin(f"{unlearning}@best"), lines(unlearning, "valid")[0]
     said = f"step 2, the best by validation replaced_loss: {first['replaced_loss']:.4f}"
     assert origin.description == f"{unlearning}, {said}"
@@ -98,10 +98,10 @@ def test_the_best_checkpoint_of_an_electra_follows_the_discriminator(unlearning)
 def test_run_json_has_all_figures_and_the_best_of_the_one_that_counts(unlearning):
     first, last = (read_run_json(str(unlearning / "checkpoints" / step)) for step in ("2", "6"))
     valid = lines(unlearning, "valid")[0]
-    beside = ("step", "split", "text_tokens", "text_bytes", "tokens", "flops")  # where the run stood then
+    beside = ("step", "split", "text_tokens", "text_bytes", "tokens", "flops")  # the progress of the run
     assert first["metrics"] == {name: value for name, value in valid.items() if name not in beside}
     assert last["extra"]["select_by"] == "replaced_loss" and last["extra"]["best_loss"] == valid["replaced_loss"]
-    assert last["extra"]["evaluations_since_best"] == 2  # what patience counts
+    assert last["extra"]["evaluations_since_best"] == 2  # patience reads this
 
 
 def test_spikes_are_looked_for_in_the_discriminators_loss(unlearning):
@@ -114,11 +114,12 @@ def test_the_table_of_an_electra_has_all_that_is_measured_beside_always_saying_o
     valid = lines(workdir, "valid")[-1]
     table = {" ".join(line.split()[:2]): line.split()[2:] for line in said.splitlines()}
     original = 1 - valid["replaced_fraction"]
-    assert table["replaced accuracy"][::2][:2] == [f"{valid['replaced_accuracy']:.2%}", f"{original:.2%}"]  # and errors
+    # The slice skips the standard errors.
+    assert table["replaced accuracy"][::2][:2] == [f"{valid['replaced_accuracy']:.2%}", f"{original:.2%}"]
     entropy = -original * math.log(original) - (1 - original) * math.log(1 - original)
     assert table["replaced loss"][::2][:2] == [f"{valid['replaced_loss']:.4f}", f"{entropy:.4f}"]
     gain = entropy - valid["replaced_loss"]
-    assert float(table["replaced loss"][3]) == pytest.approx(gain, abs=2e-4)  # two rounded figures
+    assert float(table["replaced loss"][3]) == pytest.approx(gain, abs=2e-4)  # the difference of two rounded numbers
     assert "WARNING: the model does not beat its baseline\n" in said
     assert "\n  replaced-token detection, nats per token: gain over always 'original' -" in said
     for label in ("precision", "recall", "fraction"):
@@ -131,7 +132,7 @@ def test_the_table_of_an_electra_has_all_that_is_measured_beside_always_saying_o
 
 @pytest.fixture(scope="module")
 def texts(text, tmp_path_factory):
-    """Two sources of other words."""
+    """Makes two sources with different words."""
     other = tmp_path_factory.mktemp("other")
     for file in text.iterdir():
         (other / file.name).write_text(file.read_text()[::-1])
@@ -139,7 +140,7 @@ def texts(text, tmp_path_factory):
 
 
 def built(experiment):
-    """A run of a config, and fresh parameters."""
+    """Builds the run of a config, and fresh parameters."""
     mesh = make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, Watchdog())
@@ -187,7 +188,7 @@ def validated(run, params):
         return run.validate(params)
 
 
-# Their values depend on the most frequent answer of a batch, and so on the rows that share it.
+# The values of these metrics depend on the most frequent prediction of a batch, and therefore on its rows.
 OF_BATCHES = ("prediction_spread", "target_spread")
 
 
@@ -202,7 +203,7 @@ def test_the_pooled_figures_are_those_of_the_same_rows(mixture):
 
 
 def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
-    """Each row of the validation in a batch of its own, eight times: the counts are eight times as large."""
+    """The test repeats each validation row eight times in a separate batch, so the counts are eight times larger."""
     run, params = mixture
     rows, found, by_part = range(2 * 8), validated(run, params), {}
     for row in rows:
@@ -265,12 +266,12 @@ def test_what_a_validation_sees_nothing_of_is_said_and_cannot_be_selected_by(of_
             header.print_header(run, SimpleNamespace(header=said.extend), [])
 
 
-# --- an objective of its own ----------------------------------------------------------------------------------------
+# --- a separate objective -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def other_rate(text, cache):
-    """Trained on 30 % of the tokens, validated on 15 %; and one that is validated as it is trained."""
+    """Builds a run that trains on 30 % of the tokens and validates on 15 %, and one that validates as it trains."""
     experiment = config("bert", MaskedLM(rate=0.3), text, cache)
     plain, _ = built(dataclasses.replace(experiment))
     experiment.evaluate = dataclasses.replace(experiment.evaluate, objective=MaskedLM(rate=0.15), batches=2)
@@ -281,7 +282,7 @@ def test_validation_asks_its_own_objective(other_rate):
     (run, params), _ = other_rate
     tokens = sum(float(batch["loss_weights"].sum()) for batch in run.validation.batches())
     read = sum(int((batch["segment_ids"] > 0).sum()) for batch in run.validation.batches())
-    assert tokens / read == pytest.approx(0.15, abs=0.02)  # without the special tokens, which are 2 of 32
+    assert tokens / read == pytest.approx(0.15, abs=0.02)  # excluding the special tokens, 2 of 32
     found = validated(run, params)
     assert found["loss_tokens"] == tokens and math.isfinite(found["loss"])
     assert dict(header.rows(run))["validation"] == "MaskedLM()"
@@ -336,7 +337,7 @@ def test_bits_per_byte_are_there_or_the_reason_is_by_what_validation_asks(traine
 
 
 def test_the_baseline_has_the_form_of_what_validation_asks(text, cache):
-    """It is that of a run that trains what validation asks, on the same text."""
+    """The baseline is the same as for a run that trains on the validation objective, on the same text."""
     asked, found = SpanCorruption(noise_density=0.5, mean_span_length=2.0), []
     for trained, own in ((SpanCorruption(), asked), (asked, None)):
         experiment = config("t5", trained, text, cache)
@@ -345,7 +346,7 @@ def test_the_baseline_has_the_form_of_what_validation_asks(text, cache):
         with jax.set_mesh(run.mesh):
             compared = final_report._compare(SimpleNamespace(run=run, is_stopping=False), params)
         found.append({name: x.baseline for name, x in compared.metrics.items()})
-    assert found[0] == pytest.approx(found[1], rel=1e-3)  # how often the text is read, beside one that is smoothed over
+    assert found[0] == pytest.approx(found[1], rel=1e-3)  # other epochs, so another weight of the smoothing
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A pretrained model learns to write answers: what it starts from, what a validation writes, how it is used."""
+"""Tests fine-tuning on writing tasks: the start, the answers that a validation writes, and use of the model."""
 
 import dataclasses
 import json
@@ -27,12 +27,12 @@ from tests.support.exports import write_workdir
 
 pytestmark = pytest.mark.slow
 
-VALID = 11  # records; a batch has 8
+VALID = 11  # Records; a batch has 8.
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
-    """Records of a text and a label, which is the text's first word."""
+    """Writes records of a text and a label, which is the text's first word."""
     folder, rng = tmp_path_factory.mktemp("records"), np.random.RandomState(0)
     for split, count in (("train", 64), ("valid", VALID)):
         made = [{"text": f"{word} mir" + "s" * (i % 3), "label": ("aus", "le").index(word)} for i, word in
@@ -43,7 +43,7 @@ def records(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned(records, cache, tmp_path_factory):
-    """A tiny T5 and its fine-tuning, with a validation at the end."""
+    """Fine-tunes a tiny T5, with a validation at the end."""
     folder, config = tmp_path_factory.mktemp("t5"), CASES["t5_1_1"].config
     write_workdir(folder / "start", config, weights(config))
     experiment = fine_tuning(str(folder / "start"), records, str(cache))
@@ -74,7 +74,7 @@ def test_a_validation_writes_what_a_user_gets(tuned, records):
     notes = [{"answer": ("aus", "le")[record["label"]]} for record in asked]
     figures = task.metrics([each.text for each in said], notes)
     assert {name: line[name] for name in task.metric_names} == figures and set(task.metric_names) == set(figures)
-    assert line["loss_tokens"] >= 2 * VALID  # of all records, though five are written
+    assert line["loss_tokens"] >= 2 * VALID  # The loss covers all records, but only five answers are written.
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, t
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 0
     assert train(experiment, str(tmp_path / "run")) == 0
     (line,) = valid_lines(tmp_path / "run")
-    assert line["loss_tokens"] % 60 == 0 and "exact_match" in line  # 60 answers, each with its end
+    assert line["loss_tokens"] % 60 == 0 and "exact_match" in line  # 60 answers, each with its EOS
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
     assert json.loads((tmp_path / "there" / "tokenizer_config.json").read_text())["chat_template"] == PLAIN
     directories.import_directory(str(tmp_path / "there"), str(tmp_path / "back"))
