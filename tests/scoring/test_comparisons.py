@@ -32,7 +32,7 @@ def source(path, *texts) -> JsonLines:
 
 
 def test_a_difference_of_texts_is_paired_by_document(tmp_path):
-    """Documents of equal length, so that the ratio is a mean and SciPy's paired t test has the same interval."""
+    """The documents have equal lengths, so the ratio is a mean, and SciPy's paired t test has the same interval."""
     texts = source(tmp_path / "x.jsonl", *(f"the {word} sat down" for word in ("cat", "dog", "ant", "bee", "cow")))
     model = loaded_case("gpt2")
     (results, one), (other_results, other) = (scored(of, texts) for of in (model, untrained(model)))
@@ -79,6 +79,6 @@ def test_a_difference_of_tasks_is_paired_by_example(tmp_path):
     hits = [[line["correct"] for line in of] for of in lines]
     assert found[0].value == pytest.approx(np.mean(hits[0]) - np.mean(hits[1])) and found[0].counts == {"examples": 7}
     first, second = (sum(a and not b for a, b in zip(*pair, strict=True)) for pair in (hits, hits[::-1]))
-    error = np.sqrt(first + second + 1 - (first - second) ** 2 / 9) / 9  # 7 examples and 2 pseudo-observations
+    error = np.sqrt(first + second + 1 - (first - second) ** 2 / 9) / 9  # of 7 examples and 2 pseudo-observations
     assert found[0].interval == pytest.approx(stats.norm.interval(0.95, (first - second) / 9, error), abs=1e-6)
     assert len(found) == len(results)

@@ -1,4 +1,4 @@
-"""Figures of a source: sums over documents, their standard errors, and what was counted and left out."""
+"""Tests the scores of a source: sums over documents, their standard errors, counts and skipped documents."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ LINES = ["the cat sat on the mat.", "it went", "   ", "a mat, a cat, and no more
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Two sources of documents: LINES, and another file."""
+    """Writes two sources of documents, LINES and another file, and a source of pairs."""
     folder = tmp_path_factory.mktemp("texts")
     (folder / "one.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     (folder / "two.jsonl").write_text("".join(json.dumps({"text": line[::-1]}) + "\n" for line in LINES[:2]))
@@ -47,13 +47,13 @@ def test_figures_are_sums_over_documents_divided_once(texts):
     counts = found["perplexity"].counts
     assert (counts["documents"], counts["tokens"], counts["bytes"]) == (4, tokens, size)
     assert counts["empty documents skipped"] == counts["unknown tokens"] == 1
-    assert size == tokens + 1  # é has two bytes
+    assert size == tokens + 1  # é has two bytes.
     assert found["perplexity"].how == "left to right, in windows of 16 tokens every 8"
     assert str(source) in found["perplexity"].source and "both splits" in found["perplexity"].source
 
 
 def test_uniform_tokens_cost_what_their_entropy_is(texts):
-    """A model that knows nothing is the best one of tokens that are drawn uniformly: log2(V) bits each, exactly."""
+    """A model with zero parameters predicts uniformly, so each token has exactly log2(V) bits."""
     loaded = loaded_case("gpt2")
     nothing = dataclasses.replace(loaded, params=jax.tree.map(np.zeros_like, loaded.params))
     found = by_measure(score_source(nothing, JsonLines(path=str(texts / "two.jsonl")), "all"))

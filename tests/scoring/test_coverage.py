@@ -42,7 +42,7 @@ def test_intervals_over_documents_that_differ_contain_the_mean_of_all_documents(
     found, names = coverage(documents, effect=0.3)
     assert 0.92 < found < 0.985 and names == {
         "documents"
-    }  # 600 draws: ± 0.018; few documents of unequal length: above 0.95
+    }  # 600 draws have an error of ± 0.018. With few documents of unequal length, the coverage is above 0.95.
 
 
 def test_the_interval_of_one_long_document_contains_the_mean_of_its_text():
@@ -52,7 +52,7 @@ def test_the_interval_of_one_long_document_contains_the_mean_of_its_text():
 
 @pytest.mark.parametrize(("p", "low", "high"), [(0.0, 1.0, 1.0), (0.05, 0.92, 0.98), (0.5, 0.92, 0.98)])
 def test_intervals_of_shares_of_20_trials_contain_the_true_share(p, low, high):
-    """The exact coverage, summed over all outcomes; with p = 0 there is one outcome."""
+    """Sums the exact coverage over all outcomes; with p = 0 there is one outcome."""
     trials, covered = 20, 0.0
     for successes in range(trials + 1):
         bounds = share(np.arange(trials) < successes).interval
@@ -64,20 +64,20 @@ def test_intervals_of_shares_of_20_trials_contain_the_true_share(p, low, high):
 def test_the_interval_of_a_share_is_scipys(successes):
     expected = stats.binomtest(successes, 20).proportion_ci(method="wilson")
     found = share(np.arange(20) < successes)
-    assert found.interval == pytest.approx(tuple(expected), abs=1e-6)  # the quantile has seven digits
+    assert found.interval == pytest.approx(tuple(expected), abs=1e-6)  # The quantile has seven digits.
     assert (found.standard_error is None) == (successes in (0, 20))
 
 
 @pytest.mark.parametrize("chances", [(0.1, 0.1), (0.3, 0.1), (0.25, 0.25)])
 def test_intervals_of_paired_shares_of_20_trials_contain_the_true_difference(chances):
-    """The exact coverage, summed over all numbers of trials in which only one of the two is right."""
+    """Sums the exact coverage over all numbers of trials in which only one of the two models is right."""
     covered, trials, true = 0.0, 20, chances[0] - chances[1]
     for a in range(trials + 1):
         for b in range(trials + 1 - a):
             low, high = paired_share([1] * a + [-1] * b + [0] * (trials - a - b)).interval
             chance = stats.multinomial.pmf([a, b, trials - a - b], trials, [*chances, 1 - sum(chances)])
             covered += chance * (low <= true <= high)
-    assert 0.92 < covered < 0.985  # above 0.98 if few trials differ
+    assert 0.92 < covered < 0.985  # Above 0.98 if few trials differ.
 
 
 def test_the_interval_of_equal_documents_is_the_t_interval_of_their_mean():

@@ -1,4 +1,4 @@
-"""How likely a model finds a text: against plain loops, against transformers, whatever else is in the batch."""
+"""Compares the likelihood of a text with plain loops and with transformers, for any other rows in the batch."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def said(loaded, example) -> np.ndarray:
-    """The logits [N, V] for one example, as the model gives them in a row of its own."""
+    """Returns the logits [N, V] of one example, computed in a batch with only this row."""
     row = {name: array[None] for name, array in example.items() if name != "loss_weights"}
     return np.asarray(loaded(row).heads["lm"].logits()[0])
 
@@ -75,7 +75,7 @@ def test_a_text_has_one_score_whatever_stands_beside_it(name):
 @pytest.mark.slow
 def test_devices_that_share_rows_and_vocabulary_give_the_same_scores():
     loaded = loaded_case("gpt2")
-    config = dataclasses.replace(loaded.experiment.model, vocab_size=100)  # which two devices can share
+    config = dataclasses.replace(loaded.experiment.model, vocab_size=100)  # divisible by two devices
     params, found = weights(config), []
     for sizes in ({"data": 1}, {"data": 2, "fsdp": 2, "tensor": 2}):
         mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
@@ -89,9 +89,9 @@ def test_devices_that_share_rows_and_vocabulary_give_the_same_scores():
 @pytest.mark.slow
 @needs_transformers
 def test_a_sliding_window_gives_what_the_guide_of_transformers_computes(tmp_path):
-    """Its loop over strides (docs: Perplexity of fixed-length models), on a text that begins with its start token.
+    """Runs the guide's loop over strides (docs: Perplexity of fixed-length models), on a text that begins with BOS.
 
-    A window of the guide holds the tokens that it predicts too, so its max_length is one more than our context.
+    A window of the guide also contains the tokens that it predicts, so its max_length is our context plus one.
     """
     import torch
     import transformers
@@ -190,7 +190,7 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
     row = {name: np.ones((1, 4), np.int32) for name in ("tokens", "positions", "segment_ids")}
     first, second = loaded.compute(question, row), other.share_compiled(loaded).compute(question, row)
     assert float(first) != float(second) == float(dataclasses.replace(other).compute(question, row))
-    assert len(traced) == 2  # the one that has taken nothing traces it again
+    assert len(traced) == 2  # The model that did not share compiled functions traces again.
     wider = models.build(dataclasses.replace(loaded.model.config, norm_epsilon=1.0), loaded.model.compute)
     phase = dataclasses.replace(loaded, model=wider)
     alone = dataclasses.replace(phase).compute(question, row)
@@ -200,7 +200,7 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
-    """Texts of several lengths are a batch: what fills the shorter rows is no target, whatever the model says there."""
+    """A batch has texts of several lengths; the padding of shorter rows is no target, whatever the model predicts."""
     loaded, context = loaded_case(name), CONTEXT[name]
     method = method_of(loaded, Scoring(context))
     examples = [example for text in texts_of(name) for example in method.examples_for(text).examples]
@@ -212,6 +212,6 @@ def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
     found = {answer.number: (answer.tokens, answer.best) for answer in score_examples(loaded, enumerate(examples))}
     assert [found[number] for number in range(len(examples))] == expected
     output = jax.tree.map(jnp.zeros_like, loaded.params)
-    blank = dataclasses.replace(loaded, params=output)  # all logits are equal: each token is one of the likeliest
+    blank = dataclasses.replace(loaded, params=output)  # All logits are equal, so each token is one of the likeliest.
     for answer in score_examples(blank, enumerate(examples)):
         assert answer.best == answer.tokens == expected[answer.number][0]

@@ -1,4 +1,4 @@
-"""The picture of an evaluation over steps: which curves it has, and what stands above them."""
+"""Tests the plot of an evaluation over steps: its curves and their titles."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from pretrainax.scoring.results import Result
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Draws results, and returns the figure instead of its file."""
+    """Returns a function that draws results, and returns the plot instead of its file."""
     made = []
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *args, **kwargs: made.append(self))
 
@@ -32,7 +32,7 @@ def results(*sources, measures=("loss", "bits_per_byte"), bounded=True):
 
 
 def curves_of(panel):
-    """The values of each curve, without the lines of its bars."""
+    """Returns the values of each curve, without the lines of the error bars."""
     return [[float(y) for y in line.get_ydata()] for line in panel.get_lines() if line.get_marker() == "o"]
 
 
@@ -42,7 +42,7 @@ def test_a_panel_has_the_curves_of_its_measure_alone(drawn):
     assert [panel.get_title("left") for panel in (loss, bits)] == ["loss", "bits per byte"]
     assert curves_of(loss) == curves_of(bits) == [[1.0, 2.0], [11.0, 12.0]]
     bars = loss.containers[0].lines[2][0].get_segments()
-    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[0, 4], [1, 5]])  # the intervals, which are not symmetric
+    np.testing.assert_allclose([bar[:, 1] for bar in bars], [[0, 4], [1, 5]])  # The intervals are asymmetric.
 
 
 @pytest.mark.parametrize("sources, lines", [(("a_$b",), ["a_$b"]), (("one", "two"), ["one", "two"])])

@@ -1,4 +1,4 @@
-"""The figures of a task on a source are those of the records that it reads: what it leaves out is counted."""
+"""Tests the scores of a task on a source: they include the records that the task reads, and it counts skipped ones."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def logits_and_labels(records):
 
 
 def test_records_of_a_group_are_not_independent():
-    """40 records in 10 groups of equal records show as much as one record of each group."""
+    """40 records in 10 groups of equal records have the same standard error as one record of each group."""
     task, (logits, notes) = Classification(labels=("a", "b")), logits_and_labels(10)
     once = record_estimates(task, list(logits[:, None]), [[note] for note in notes], np.arange(10))
     rows = np.tile(np.arange(10), 4)

@@ -1,4 +1,4 @@
-"""Estimates, their tables and their files."""
+"""Tests estimates, their tables and their files."""
 
 import dataclasses
 import json
@@ -37,11 +37,11 @@ def test_the_error_of_a_ratio_is_the_deviation_that_drawing_documents_gives():
         counts = rng.integers(1, 100, 40)
         found.append(ratio(counts * 2 + rng.normal(0, np.sqrt(counts)), counts)[:2])
     values, errors = np.array(found).T
-    assert np.mean(errors) == pytest.approx(values.std(), rel=0.06)  # 2,000 draws: 2 % of sampling, 40 documents: bias
+    assert np.mean(errors) == pytest.approx(values.std(), rel=0.06)  # 2,000 draws: 2 % error; 40 documents: bias.
 
 
 def test_a_ratio_without_counts_has_no_error():
-    zeros = np.zeros(3)  # the F1 of two taggers, if no sentence has a span
+    zeros = np.zeros(3)  # Like the F1 of two taggers if no sentence has a span.
     assert ratio_difference((zeros, zeros), (zeros, zeros), np.arange(3)) == Estimate(0.0, None)
     assert ratio(zeros, zeros) == Estimate(0.0, None)
 
@@ -49,7 +49,7 @@ def test_a_ratio_without_counts_has_no_error():
 def test_a_table_has_a_line_a_result_and_says_how_it_was_counted():
     lines = results_table([RESULT, RESULT]).splitlines()
     assert lines[0] == "other" and lines[-2:] == ["left to right", "95 % intervals over documents"]
-    assert lines[3].startswith("bits_per_byte  1.2500")  # without a column for the one source
+    assert lines[3].startswith("bits_per_byte  1.2500")  # A single source has no column.
     assert lines[3].split() == ["bits_per_byte", "1.2500", *"0.2500 to 2.2500 2 documents, 3,000 tokens".split()]
     assert lines[4].split() == ["bits_per_byte", "1.2500", "0.2500", "to", "2.2500"]
 
@@ -86,7 +86,7 @@ def difference(value, error, degrees=9.0) -> Result:
 
 
 def test_a_difference_is_distinguishable_only_after_holms_correction():
-    """Two-sided p-values of t = 6, 2.5 and 1 with 9 degrees of freedom: 0.0002, 0.034, 0.34."""
+    """The two-sided p-values of t = 6, 2.5 and 1 with 9 degrees of freedom are 0.0002, 0.034 and 0.34."""
     results = [RESULT, *(difference(t, 1.0) for t in (2.5, 6.0, 1.0))]
     assert [r.note.partition(" (")[0] for r in with_verdicts(results)] == [
         *("", "not distinguishable", "distinguishable", "not distinguishable")
@@ -101,7 +101,7 @@ def test_verdicts_of_equal_models_are_rarely_wrong():
         estimates = [ratio(rng.normal(size=6), np.ones(6)) for _ in range(5)]
         results = [dataclasses.replace(difference(0, 0), **estimate._asdict()) for estimate in estimates]
         wrong += any(r.note.startswith("distinguishable") for r in with_verdicts(results))
-    assert wrong / 400 < 0.08  # 5 % and three standard errors of 400 draws
+    assert wrong / 400 < 0.08  # 5 % plus three standard errors of 400 draws.
 
 
 def test_results_are_written_as_json_and_say_when_they_replace_others(tmp_path):

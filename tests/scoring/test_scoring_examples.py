@@ -1,4 +1,4 @@
-"""What a model is asked about a text: each token once, with what the options promise beside it."""
+"""Tests the examples for scoring a text: they predict each token once, with the context that the options set."""
 
 import dataclasses
 import types
@@ -34,11 +34,11 @@ from pretrainax.scoring.scoring_examples import (
 )
 from tests.support.loaded import loaded_case
 
-TEXT = "the cat sat on the mat, and then it went away."  # a letter a token
+TEXT = "the cat sat on the mat, and then it went away."  # one token per letter
 
 
 def trained(name: str, objective=None, **data) -> LoadedModel:
-    """A model of a case as if a run here had trained it, not an import."""
+    """Makes the model of a case look as if a run here had trained it, instead of an import."""
     loaded = loaded_case(name)
     experiment = loaded.experiment
     data = dataclasses.replace(experiment.data, source=TextFiles(path="x"), **data)
@@ -57,9 +57,9 @@ def test_each_token_is_predicted_once_from_enough_before_it(context, stride, len
     for example in asked.examples:
         assert len(example["tokens"]) <= context and set(example["segment_ids"].tolist()) == {1}
         assert example["positions"].tolist() == list(range(len(example["tokens"])))
-        assert example["loss_weights"].any()  # no window of tokens that are predicted already
+        assert example["loss_weights"].any()  # Each window predicts a new token.
         for place in np.flatnonzero(example["loss_weights"]):
-            number = first + place  # of the token in the text
+            number = first + place  # the index of the token in the text
             assert example["targets"][place] == ids[number]
             assert example["tokens"][: place + 1].tolist() == read[first : number + 1].tolist()
             assert first == 0 or place >= context - stride
@@ -77,7 +77,7 @@ def test_what_stood_before_a_text_in_training_stands_there():
     assert start_token(trained("gpt2", CausalLM(mask_documents=True))) is None
     assert start_token(trained("gpt2", packing=BestFit())) is None
     assert read_prompt("", trained("gpt2", mixture).experiment, loaded_case("gpt2").tokenizer)["tokens"].tolist() == [
-        vocabulary.separator  # and so stands before a prompt
+        vocabulary.separator  # also before a prompt
     ]
 
 
@@ -108,7 +108,7 @@ def test_an_import_is_scored_with_all_its_positions_and_a_run_as_it_was_trained(
     assert context_length(imported) == 700 and context_length(run) == run.experiment.data.sequence_length == 20
     assert said in method_of(imported, Scoring()).description
     assert "most 30 tokens at a time" in method_of(loaded_case("t5_1_0"), Scoring(context=30)).description
-    assert context_length(loaded_case("t5_1_0")) == 512  # which has no positions to count
+    assert context_length(loaded_case("t5_1_0")) == 512  # It has no limit of positions.
 
 
 def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():
@@ -118,7 +118,7 @@ def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():
     assert example["loss_weights"].sum() == 2 and len(example["tokens"]) == 2
     assert list(method.examples_for("c").examples) == [] and method.examples_for("c").bytes == 0
     method._spellings = [b"four", *[b"x"] * (len(method._spellings) - 1)]
-    ids = np.array([0, 1, 2], np.int32)  # the first of which writes four bytes
+    ids = np.array([0, 1, 2], np.int32)  # The first id is four bytes.
     assert method._examples_for_text("fourxx", ids).bytes == 2 and method._examples_for_text("xx", ids[1:]).bytes == 1
 
 
@@ -135,7 +135,7 @@ def test_an_encoder_is_asked_for_each_token_with_that_one_masked():
 
 
 def test_word_by_word_masks_the_rest_of_the_word():
-    """Kauf and Ivanova 2023, figure 1: of so-uv-en-ir, `uv` is asked for with `so` seen, and `en` and `ir` not."""
+    """Checks Kauf and Ivanova 2023, figure 1: in so-uv-en-ir, `uv` is predicted from `so`, without `en` and `ir`."""
     method = PseudoLikelihood(loaded_case("bert_masked_lm"), Scoring(by_word=True))
     mask = method.vocabulary.mask
     shown = [

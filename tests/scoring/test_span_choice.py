@@ -1,4 +1,4 @@
-"""Which spans are chosen: by the bytes of a text, and by nothing that a tokenizer could change."""
+"""Tests the choice of spans, which depends only on the bytes of a text, and not on the tokenizer."""
 
 import re
 
@@ -12,7 +12,7 @@ CHOICE = SpanChoice(share=0.2, mean_bytes=10, context=40)
 
 
 def text_of(seed, count):
-    """Words of one to nine letters, some of them of two bytes each, and line breaks."""
+    """Draws words of one to nine letters, some of which have two bytes, and line breaks."""
     rng = np.random.default_rng(seed)
     letters = np.array(list("abcdeö"))
     drawn = ("".join(rng.choice(letters, n)) for n in rng.integers(1, 10, count))
@@ -23,7 +23,7 @@ LONG = text_of(0, 20_000)
 
 
 def places(text, choice=CHOICE):
-    """Where spans begin and end in a text, in characters, found by what stands around them."""
+    """Returns (left context, span, right context) of each chosen span of a text."""
     return [(s.left, s.text, s.right) for s in choice.spans([text])]
 
 

@@ -1,4 +1,4 @@
-"""In which form a model is asked for a span: the rows of each objective, and what real models of each family pay."""
+"""Tests the input forms for span prediction: the rows of each objective, and the costs of real models per family."""
 
 import dataclasses
 
@@ -32,13 +32,13 @@ IDS = Ids(*(np.array(ids, np.int32) for ids in ([11, 12], [21, 22], [31, 32, 33]
 
 
 def forms(loaded, objective=None):
-    """By what is given, of a model as if it had been trained by an objective."""
+    """Returns the forms of a model, by the context that they use, as if `objective` had trained the model."""
     experiment = dataclasses.replace(loaded.experiment, objective=objective or loaded.experiment.objective)
     return {form.given: form for form in span_formats(dataclasses.replace(loaded, experiment=experiment))}
 
 
 def written(tokenizer, example):
-    """The ids of a row, special ones as their pieces; "|" where a prefix ends; in brackets what it is asked for."""
+    """Formats a row: ids, special tokens by name, "|" at the end of a prefix, and the targets in brackets."""
     piece = lambda i: tokenizer.special_pieces.get(int(i), str(i))  # noqa: E731
     read = list(map(piece, example["tokens"]))
     if "prefix_mask" in example:
@@ -64,7 +64,7 @@ def rows(loaded, objective, given, ids=IDS):
             BOTH,
             "<s> 11 12 <mask> 31 32 33 </s> -> </s> <s> 11 12 21 22 31 32 33 [21 22 31 32 33 </s>]",
         ),
-        ("gpt2", CausalLM(), LEFT, "<s> 11 12 21 [21 22]"),  # imported: it has never read without <s>
+        ("gpt2", CausalLM(), LEFT, "<s> 11 12 21 [21 22]"),  # imported models always read <s> first
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -95,7 +95,7 @@ def test_a_row_of_a_decoder_is_as_in_training(objective, given, row):
 
 @pytest.mark.parametrize("task, start", [(TextGeneration(), "<s> "), (Instructions(), "")])
 def test_a_decoder_that_learned_to_write_answers_goes_on(task, start):
-    """As before a prompt: the template of a conversation has its own special tokens."""
+    """The start is the same as before a prompt: the template of a conversation has its own special tokens."""
     loaded = loaded_case("gpt2")
     source = dataclasses.replace(loaded.experiment.data, source=JsonLines(path="answers"))
     trained = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, data=source))
@@ -195,7 +195,7 @@ TEXTS = ["the cat sat on the mat and the dog ran, so it is.", "a long day in jun
     "case", few(("gpt2", "bert", "roberta", "deberta", "t5_1_0", "bart"), ("gpt2", "bert", "t5_1_0"))
 )
 def test_what_a_model_pays_is_what_its_logits_say(case):
-    """Row by row, without padding, against the scores in batches."""
+    """Compares scores computed row by row, without padding, with the scores in batches."""
     loaded = loaded_case(case)
     (of,) = score_spans(loaded, TEXTS, SpanChoice(share=0.2, mean_bytes=5, context=12))
     assert len(of.spans) > 3

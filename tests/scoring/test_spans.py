@@ -1,4 +1,4 @@
-"""What spans cost: exact where the truth is known, the same bytes for every tokenizer, and nothing for free."""
+"""Tests span costs: exact for a known entropy, for the same bytes with every tokenizer, with no part for free."""
 
 import dataclasses
 import functools
@@ -24,12 +24,12 @@ FAMILIES = ("decoder", "encoder", "encoder_decoder")
 
 @pytest.fixture(scope="module")
 def scores():
-    """Of a model of each family that knows the chain."""
+    """Returns the scores of one model per family that knows the Markov chain."""
     texts = chain.texts(100, 60)
     return {family: score_spans(chain.knowing(family), texts, CHOICE)[0] for family in FAMILIES}
 
 
-# --- on a source whose entropy is known -----------------------------------------------------------------------------
+# --- a source of known entropy --------------------------------------------------------------------------------------
 
 WORTH = {
     "decoder": lambda span: chain.bits_given_left(span.left, span.text),
@@ -60,7 +60,7 @@ def test_who_believes_something_else_pays_more_than_the_entropy(scores, family):
     assert more.value > 3 * more.standard_error > 0
 
 
-# --- what is counted ------------------------------------------------------------------------------------------------
+# --- counts ---------------------------------------------------------------------------------------------------------
 
 
 def test_all_families_are_asked_for_the_same_bytes(scores):
@@ -86,7 +86,7 @@ def test_the_figure_is_all_bits_over_all_bytes_with_its_error_over_documents(sco
 
 def test_the_number_of_tokens_is_paid_by_how_often_it_comes_in_other_documents():
     bits = length_bits(np.array([1, 1, 2, 1, 5]), np.array([0, 0, 0, 1, 2]))
-    # Of the two spans elsewhere one has 1 token; besides, k has a chance of 1 / (k (k + 1)) of one draw.
+    # One of the two spans of other documents has 1 token. A pseudo-count of 1 adds the weight 1 / (k (k + 1)) to k.
     np.testing.assert_allclose(2.0 ** -bits[:3], [(1 + 1 / 2) / 3, (1 + 1 / 2) / 3, (0 + 1 / 6) / 3])
     np.testing.assert_allclose(2.0 ** -bits[3:], [(2 + 1 / 2) / 5, (0 + 1 / 30) / 5])
 
@@ -117,7 +117,7 @@ def test_a_tokenizer_that_changes_the_text_is_a_caveat_of_its_cost_and_of_differ
     assert exact.caveat == exact.results("x")[0].note == "" and lossy.results("x")[0].note == caveat
     (between,) = difference_results([exact], [lossy], "x")
     assert between.note == caveat and caveat in results_table(with_verdicts([between]))
-    assert with_verdicts([between])[0].note.startswith("not distinguishable; ")  # the same costs
+    assert with_verdicts([between])[0].note.startswith("not distinguishable; ")  # equal costs
 
 
 def test_a_small_share_of_changed_text_is_not_0_percent(scores):
@@ -133,8 +133,8 @@ def test_a_small_share_of_changed_text_is_not_0_percent(scores):
 @pytest.mark.parametrize(
     "objective, source, longest",
     [
-        (SpanCorruption(), "books", 8),  # 10 of 70 tokens in 3 spans
-        (SpanCorruption(noise_density=0.3, mean_span_length=8.0), "books", 24),  # 26 of 86 tokens in 3 spans
+        (SpanCorruption(), "books", 8),  # 10 of 70 tokens, in 3 spans.
+        (SpanCorruption(noise_density=0.3, mean_span_length=8.0), "books", 24),  # 26 of 86 tokens in 3 spans.
         (ObjectiveMixture((SpanCorruption(), SpanCorruption(0.3, 8.0)), (1.0, 1.0)), "books", 24),
         (SpanCorruption(), None, None),  # an imported model
     ],
@@ -166,7 +166,7 @@ def test_a_word_that_the_tokenizer_does_not_know_is_paid_for_in_full():
 
 
 def test_a_word_that_the_tokenizer_drops_has_the_length_cost_of_one_id():
-    """WordPiece drops U+FFFD, which stands for bytes that are no UTF-8, and zero-width spaces."""
+    """WordPiece drops U+FFFD, which replaces bytes that are not UTF-8, and zero-width spaces."""
     loaded, spans = chain.knowing("encoder"), [Span(i, "ka", " lo", " tu", True) for i in range(3)]
     dropped = score_chosen(loaded, [spans[0]._replace(text=" \ufffd"), *spans[1:]])[0]
     assert dropped.token_bits[0] == 0 and dropped.is_changed.tolist() == [True, False, False]

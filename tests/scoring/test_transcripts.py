@@ -28,14 +28,14 @@ LINES = ["the cat sat on the mat.", "it went", "a mat, a cat, and no more than t
 
 
 def reread(path, transcripts) -> list[dict]:
-    """Writes transcripts, and returns what the file has."""
+    """Writes transcripts, and returns the lines of the file."""
     message = write_transcripts(str(path), transcripts)
     assert message == f"{len(transcripts)} transcripts in {path}"
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def jackknife_interval(sums, counts) -> tuple[float, tuple[float, float]]:
-    """Returns a ratio and its interval, by leaving out one document at a time."""
+    """Returns a ratio and its jackknife interval, which omits one document at a time."""
     sums, counts = np.array(sums), np.array(counts)
     n, value = len(sums), sums.sum() / counts.sum()
     without = [np.delete(sums, i).sum() / np.delete(counts, i).sum() for i in range(n)]
@@ -87,7 +87,7 @@ def wilson(hits) -> tuple[float, float]:
 
 
 def recomputed(lines: list[dict]) -> dict[tuple[str, str], list[bool]]:
-    """Returns whether each example is correct, by metric and part, from the scores and outputs of the model."""
+    """Decides if each example is correct, by metric and part, from the scores and outputs of the model."""
     hits = collections.defaultdict(list)
     for line in lines:
         match line["kind"]:

@@ -1,4 +1,4 @@
-"""Holds how a task is found, and what is said of one that is wrong: names, descriptions, examples."""
+"""Tests how a task is found, and the errors of wrong names, descriptions and examples."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ from tests.support.docs_pages import how_to
 
 PAGE = how_to("tasks")
 
-# As published: with fields that nobody asks for.
+# As published, including fields that the task does not read.
 BLIMP = {
     "sentence_good": "These casseroles disgust Kayla.",
     "sentence_bad": "These casseroles disgusts Kayla.",
@@ -27,13 +27,13 @@ BLIMP = {
 
 
 def write(path, *records, **description):
-    """Writes records as JSON lines, or one description."""
+    """Writes records as JSON Lines, or one description."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records or [description]))
     return str(path)
 
 
 def asked(task: str) -> list:
-    """Returns what the task asks of its examples."""
+    """Returns the questions that the task makes from its examples."""
     _, task = read_task(task)
     return [task.read(example) for example in read_examples(find(task.examples))]
 
@@ -103,7 +103,7 @@ def test_the_last_word_keeps_its_space_and_its_mark(tmp_path):
         ("#### -7", "-7"),
         ("#### 5.50 dollars", "5.50"),
         ("#### 3 and #### 4", "3"),
-        ("#### $3", None),  # as the harness' strict match
+        ("#### $3", None),  # like the strict match of the harness
         ("it is 18", None),
         ("", None),
     ],
@@ -118,7 +118,7 @@ def test_shots_are_the_first_examples_without_the_one_asked(tmp_path):
     questions = [task.read(example).question for example in read_examples(find(task.examples))]
     assert task.with_shots(questions, 1) == ["2 + 3 = 5", "5 + 5 = 10", "7 + 2 = 9", "4 + 1 ="]
     assert task.with_shots(questions, 7) == ["2 + 3 = 5", "4 + 1 = 5", "5 + 5 = 10", "15 + 5 ="]
-    assert task.with_shots(questions[:2], 0) == ["4 + 1 = 5", "2 + 3 ="]  # there are no more
+    assert task.with_shots(questions[:2], 0) == ["4 + 1 = 5", "2 + 3 ="]  # no other examples
 
 
 @pytest.mark.parametrize(

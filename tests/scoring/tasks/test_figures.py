@@ -1,4 +1,4 @@
-"""Holds the figures of tasks against log-likelihoods that are added up here, token by token, for each family."""
+"""Compares the metrics of tasks with log-likelihoods added here token by token, for each family."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from pretrainax.scoring.tasks.run import load_tasks, run_tasks
 from pretrainax.scoring.tasks.task import mean
 from tests.support.loaded import loaded_case
 
-LONGEST = 20  # rows of one length: one compilation
+LONGEST = 20  # All rows have this length, for a single compilation.
 PAIRS = [
     ("the cat sat.", "the cat sit.", "verbs"),
     ("a dog runs", "a dogs runs", "nouns"),
@@ -49,7 +49,7 @@ def log_probs(loaded, rows: list[list[int]], **more) -> np.ndarray:
 
 
 def left_to_right(loaded, texts: list[str]) -> list[float]:
-    """Returns the log-likelihood of each text behind the begin of a text."""
+    """Returns the log-likelihood of each text after the BOS token."""
     ids = [[loaded.tokenizer.vocabulary.bos, *loaded.tokenizer.encode(text)] for text in texts]
     found = log_probs(loaded, ids)
     return [sum(found[row, i - 1, of[i]] for i in range(1, len(of))) for row, of in enumerate(ids)]
@@ -82,7 +82,7 @@ def test_minimal_pairs_of_a_decoder_are_by_log_likelihood(decoder, blimp):
     for part, of in (("", right), ("nouns", nouns), ("verbs", verbs)):
         result = found["accuracy", part]
         assert (result.value, result.counts) == (pytest.approx(np.mean(of)), {"examples": len(of)})
-        error = np.std(of, ddof=1) / math.sqrt(len(of)) or None  # equal examples do not show their error
+        error = np.std(of, ddof=1) / math.sqrt(len(of)) or None  # None for equal examples.
         assert result.standard_error == (error and pytest.approx(error))
     assert found["accuracy", ""].how.endswith("left to right") and len(found) == 3
 
@@ -110,7 +110,7 @@ def test_a_sentence_of_a_model_that_fills_holes_is_asked_for_word_by_word_behind
         batch = {name: x[None] for name, x in example.items() if name not in ("targets", "loss_weights")}
         found = np.asarray(jax.nn.log_softmax(loaded(batch).logits))[0]
         asked = np.flatnonzero(example["loss_weights"])
-        assert len(asked) == len(word) + 1  # the next sentinel, by which the word ends, too
+        assert len(asked) == len(word) + 1  # including the next sentinel, which ends the word
         expected += found[asked, example["targets"][asked]].sum()
     assert sentence_log_likelihoods(loaded, ["a dog runs."]) == pytest.approx([expected], abs=1e-3)
 
@@ -148,7 +148,7 @@ def test_choices_are_compared_plain_per_byte_and_beside_their_likelihood_alone(d
     assert {measure: result.value for (measure, _), result in found.items()} == pytest.approx(
         {measure: np.mean(hits) for measure, hits in right.items()}
     )
-    assert len({tuple(hits) for hits in right.values()}) > 1  # the ways differ here
+    assert len({tuple(hits) for hits in right.values()}) > 1  # The metrics differ here.
 
 
 def test_a_last_word_costs_its_likelihood_after_the_text(decoder, tmp_path):
@@ -159,7 +159,7 @@ def test_a_last_word_costs_its_likelihood_after_the_text(decoder, tmp_path):
     found = results(decoder, task)
     perplexity = found["perplexity", ""]
     assert perplexity.value == pytest.approx(math.exp(nats.mean()), rel=1e-4)
-    error = math.exp(nats.mean()) * np.std(nats, ddof=1) / math.sqrt(3)  # the first term of its series
+    error = math.exp(nats.mean()) * np.std(nats, ddof=1) / math.sqrt(3)  # the first term of the series of exp
     assert perplexity.standard_error == pytest.approx(error, rel=1e-3)
     assert found["accuracy", ""].value == 0
 
@@ -180,7 +180,7 @@ def test_a_prompt_that_is_too_long_is_counted(decoder, tmp_path):
 
 
 TOO_LONG = "not asked: too long for the context"
-LONG = {  # for each kind, an example that fits into 20 tokens, and an example that does not
+LONG = {  # For each kind, an example that fits into 20 tokens, and an example that does not.
     "minimal_pairs": [
         {"sentence_good": "an ant", "sentence_bad": "a ant", "UID": ""},
         {"sentence_good": "an ant " * 9, "sentence_bad": "a ant", "UID": ""},
@@ -218,7 +218,7 @@ def test_a_model_that_fills_holes_is_given_some_text(tmp_path):
 def test_fewer_examples_are_spread_over_all_and_it_is_said(decoder, blimp):
     few = results(decoder, blimp, 2)
     assert few["accuracy", ""].counts == {"examples": 2, "left out by --examples": 3}
-    assert few["accuracy", "verbs"].counts == {"examples": 2}  # the first and the third
+    assert few["accuracy", "verbs"].counts == {"examples": 2}  # the first and the third example
     assert results(decoder, blimp, 9)["accuracy", ""].counts == {"examples": 5}
 
 
@@ -250,7 +250,7 @@ def test_what_is_written_is_compared_with_the_answer(name, tmp_path):
 
 
 def test_shots_are_left_out_where_there_is_no_room_and_it_is_said(decoder, tmp_path):
-    """Of the 20 tokens that the model reads, one stands before the text and 4 are to be written."""
+    """The model reads 20 tokens: one precedes the text, and 4 are for the answer."""
     records = [{"prompt": "abcdef", "answer": "g"}, {"prompt": "h", "answer": "i"}, {"prompt": "j" * 18, "answer": "k"}]
     write(tmp_path / "mine.jsonl", records)
     fields = {"examples": "mine.jsonl", "separator": ";", "shots": 2, "max_new_tokens": 4, "answer": "[a-z]"}
@@ -264,7 +264,7 @@ def test_shots_are_left_out_where_there_is_no_room_and_it_is_said(decoder, tmp_p
 
 @pytest.mark.parametrize("name", ["gpt2", "bart"])
 def test_an_answer_has_all_the_room_that_the_model_has(name, tmp_path):
-    """A decoder does not read the last token of an answer, and an encoder-decoder reads prompt and answer apart."""
+    """A decoder does not read the last token of an answer. An encoder-decoder reads prompt and answer separately."""
     loaded = loaded_case(name)
     room = {"gpt2": 20 - 7 + 1, "bart": 20}[name]
     write(tmp_path / "mine.jsonl", [{"prompt": "abcdef", "answer": "g"}])
@@ -275,7 +275,7 @@ def test_an_answer_has_all_the_room_that_the_model_has(name, tmp_path):
 
 
 def test_an_encoder_is_not_asked_to_write(blimp):
-    """Before anything else is asked."""
+    """The error comes before any task runs."""
     with pytest.raises(UserError, match="is an encoder, which cannot generate text: leave out tasks of the kind"):
         next(run_tasks(loaded_case("bert_masked_lm"), load_tasks([blimp, "sums"])))
 

@@ -1,4 +1,4 @@
-"""Holds our class for the lm-evaluation-harness against its own for transformers, on tasks of its own kind."""
+"""Compares our model class for the lm-evaluation-harness with the harness' class for transformers, on its tasks."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ ANIMALS = [
     {"q": "an ox", "choices": ["sea", "ill", "mud"], "gold": 0},
     {"q": "we go", "choices": ["up", "to it"], "gold": 0},
     {"q": "", "choices": ["so", "no"], "gold": 1},
-    {"q": "the sea is wide and we go ", "choices": ["on", "up"], "gold": 1},  # longer than the models read
+    {"q": "the sea is wide and we go ", "choices": ["on", "up"], "gold": 1},  # longer than the models' context
     {"q": "a cat</s>an", "choices": [" ox", "</s>"], "gold": 1},
     {"q": "<s>a cat", "choices": [" sat"], "gold": 0},
     {"q": "</s>a cat", "choices": [" sat"], "gold": 0},
@@ -89,7 +89,7 @@ def evaluated(model, folder, tasks=tuple(TASKS), **settings):
 
 
 def responses(found, task):
-    """What the model said to each request, in the order of the documents."""
+    """Returns the model's response to each request, in the order of the documents."""
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     return [sample["filtered_resps"] for sample in samples]
 
@@ -98,9 +98,9 @@ FRAMES = {"gpt2": None, "t5_1_0": "$A </s>", "t5_1_1": "$A </s>", "bart": "<s> $
 
 
 def write_model(directory, name: str):
-    """A directory whose tokenizer puts <s> before a text, as LLaMA's, or knows </s> alone, as GPT-2's.
+    """Writes a model whose tokenizer puts <s> before a text, like LLaMA's, or has only </s>, like GPT-2's.
 
-    "llama2 knows" has a <s> that it does not add, and "llama2 ends" adds </s> to a text, too.
+    "llama2 knows" has a <s> that it does not add, and "llama2 ends" also adds </s> to a text.
     """
     name, _, kind = name.partition(" ")
     write_directory(directory, name)
@@ -109,14 +109,14 @@ def write_model(directory, name: str):
 
 def with_tokenizer(directory, frame):
     """Adds a tokenizer that writes `frame` around a text, and the ids of its special tokens, to a model's directory."""
-    write_tokenizer(directory, pad_id=98)  # with a piece for each row of the embedding
+    write_tokenizer(directory, pad_id=98)  # with a token for each row of the embedding
     with edited(directory / "config.json") as model, edited(directory / "tokenizer_config.json") as config:
         ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 98}
         model |= ids
         if model["model_type"] == "gpt2":
             config["bos_token"], model["bos_token_id"] = "</s>", 1
         if model.get("is_encoder_decoder"):
-            model["decoder_start_token_id"] = 98  # T5Gemma reads bos_token_id instead
+            model["decoder_start_token_id"] = 98  # T5Gemma reads bos_token_id instead.
         for stack in ("encoder", "decoder"):
             if stack in model:  # T5Gemma
                 model[stack] |= ids
@@ -132,7 +132,7 @@ def with_tokenizer(directory, frame):
 
 @contextlib.contextmanager
 def edited(file):
-    """Reads and writes the object of a file."""
+    """Reads the JSON object of a file, and writes it after the changes."""
     content = json.loads(file.read_text())
     yield content
     file.write_text(json.dumps(content))
@@ -144,7 +144,7 @@ def edited(file):
     + ["t5_1_0", "t5_1_1", "bart", "t5gemma", "t5 of transformers", "t5 exported"],
 )
 def both(request, tmp_path_factory, tasks):
-    """The figures of both classes, for the weights of one directory."""
+    """Returns the metrics of both classes, for the weights of one directory."""
     for package in ("transformers", "accelerate"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pretrainax[parity]'")
     name = request.param
@@ -153,14 +153,14 @@ def both(request, tmp_path_factory, tasks):
     limit = {}
     if "t5" in name or name == "bart":
         settings["decoder_start_token_id"] = 0 if name == "t5gemma" else 98
-        limit = {"max_length": 14}  # of texts of up to 51 tokens
+        limit = {"max_length": 14}  # Inputs have up to 51 tokens.
     (directory / "generation_config.json").write_text(json.dumps(settings))
     theirs = hf(directory, **limit)
     return evaluated(PretrainAX(load(directory), **limit), tasks), evaluated(theirs, tasks)
 
 
 def hf(directory, **settings):
-    """The class of the harness for transformers. With more than one text, it treats a batch like its first text."""
+    """Makes the harness' class for transformers. It treats all inputs of a batch like the first, so the size is 1."""
     import transformers
     from lm_eval.models.huggingface import HFLM  # which imports torch
 
@@ -173,7 +173,7 @@ def hf(directory, **settings):
 
 
 def write_theirs(directory, name):
-    """A model that transformers initializes, with sizes that are no powers of two."""
+    """Writes a model that transformers initializes, with sizes that are not powers of two."""
     import torch
     import transformers
 
@@ -184,17 +184,17 @@ def write_theirs(directory, name):
     else:
         sizes = {"hidden_size": 18, "intermediate_size": 21, "num_attention_heads": 3, "num_hidden_layers": 3}
         config = transformers.LlamaConfig(vocab_size=99, max_position_embeddings=20, **sizes)
-    config.initializer_range = 0.5  # otherwise all logits are nearly equal
+    config.initializer_range = 0.5  # Otherwise all logits are nearly equal.
     model = transformers.AutoModelForSeq2SeqLM if name.startswith("t5") else transformers.AutoModelForCausalLM
     model.from_config(config).save_pretrained(directory)
     return with_tokenizer(directory, "$A </s>" if name.startswith("t5") else "<s> $A")
 
 
 def write_export(directory, name):
-    """An export of an encoder-decoder that was trained here; config.json has another decoder start than `both` sets."""
+    """Exports an encoder-decoder trained here; its config.json has another decoder start than `both` sets."""
     run = write_run(directory.parent / "run", CASES["t5_1_1"].config, pad_id=98)
     export_workdir(str(run), str(directory))
-    (directory / "manifest.sha256").unlink()  # the test changes a file
+    (directory / "manifest.sha256").unlink()  # The test changes a file.
     return directory
 
 
@@ -216,7 +216,7 @@ def test_choices_get_the_figures_of_the_harness(both):
 
 
 def test_texts_get_the_perplexity_of_the_harness(both):
-    """Of which one is longer than the 20 tokens that the model reads."""
+    """One document is longer than the 20 tokens that the model reads."""
     ours, theirs = (found["results"]["texts"] for found in both)
     for name in ("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,none"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
@@ -245,12 +245,12 @@ def test_what_was_trained_here_has_the_separator_before_its_texts():
     pair = ("a cat", " sat")
     ((said, _),) = PretrainAX(trained).loglikelihood(requests("loglikelihood", pair), disable_tqdm=True)
     assert said == pytest.approx(continuations(trained, [pair])[0].log_likelihood, abs=1e-4)
-    assert said != pytest.approx(continuations(loaded, [pair])[0].log_likelihood, abs=1e-2)  # behind <s>
+    assert said != pytest.approx(continuations(loaded, [pair])[0].log_likelihood, abs=1e-2)  # after <s>
 
 
 def test_a_prompt_that_leaves_no_room_is_cut_and_said(caplog):
     model = PretrainAX(loaded_case("gpt2"))
-    options = {"until": [], "max_gen_toks": 11}  # of 20 tokens; `hf` also cuts <s>
+    options = {"until": [], "max_gen_toks": 11}  # The context has 20 tokens; `hf` also cuts <s>.
     model.generate_until(requests("generate_until", ("the end of the day a sea of", options)))
     assert "a prompt of 28 tokens was cut from the left to 9" in caplog.text
 
@@ -264,7 +264,7 @@ def test_the_end_of_an_answer_is_a_stop_string_of_a_model_that_learned_to_write_
 
 
 def test_a_task_may_ask_for_one_beam():
-    """As the tasks of NorEval do; a beam of the model's generation_config.json does not apply then."""
+    """The tasks of NorEval do this; the beam in the model's generation_config.json does not apply then."""
     model, options = PretrainAX(loaded_case("gpt2")), {"until": [], "max_gen_toks": 4}
     texts = [model.generate_until(requests("generate_until", ("a", options | more))) for more in ({}, {"num_beams": 1})]
     assert texts[0] == texts[1]

@@ -1,4 +1,4 @@
-"""The model inputs and chat templates of the harness, compared with transformers."""
+"""Compares the model inputs and chat templates of the harness with transformers."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ CHATS = {
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     folder = write_directory(tmp_path_factory.mktemp("hf") / "model", "llama2")
-    write_tokenizer(folder, pad_id=98, template="decoder")  # which puts <s> before a text
+    write_tokenizer(folder, pad_id=98, template="decoder")  # Adds <s> before a text.
     return folder
 
 
@@ -45,7 +45,7 @@ def loaded(directory):
 
 @contextlib.contextmanager
 def settings(directory, name="tokenizer_config.json", **fields):
-    """Sets fields of a JSON file for a while."""
+    """Sets fields of a JSON file within the context."""
     file = directory / name
     before = file.read_text()
     file.write_text(json.dumps(json.loads(before) | fields))
@@ -66,11 +66,11 @@ def test_conversations_are_rendered_as_by_transformers(template, chat, directory
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         inputs = HarnessInputs(loaded)
         text = inputs.render_chat(messages, continues)
-    if template == "no system":  # `hf` leaves out what the template does not support
+    if template == "no system":  # `hf` omits messages that the template does not support
         messages = [message for message in messages if message["role"] != "system"]
     options = {"add_generation_prompt": not continues, "continue_final_message": continues}
     assert text == tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    # One <s>, although the tokenizer adds another one to a text.
+    # The text has one <s>, although the tokenizer adds another one to other text.
     assert inputs.encode(text).count(0) == 1 or template == "date"
     assert inputs.encode(text, False) == tokenizer.encode(text, add_special_tokens=False)
 

@@ -1,4 +1,4 @@
-"""Linear probes of frozen states."""
+"""Tests linear probes of frozen hidden states."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.support.loaded import loaded_case
 
 
 def write(path, count: int, is_noise: bool = False) -> str:
-    """Texts that are runs of one letter, with the letter or a random class as their label."""
+    """Writes records that repeat one letter, with this letter or a random class as the label."""
     rng = np.random.default_rng(0)
     letters = rng.choice(["e", "q"], count)
     labels = rng.choice(["e", "q"], count) if is_noise else letters
@@ -40,7 +40,7 @@ def test_ridge_regression_separates_two_clusters_and_answers_without_examples():
 def test_a_class_that_the_text_shows_is_found_and_noise_is_not(tmp_path):
     assert scores(write(tmp_path / "clear.jsonl", 60))["accuracy"] > 0.9
     noise = scores(write(tmp_path / "noise.jsonl", 60, is_noise=True))
-    assert noise["accuracy"] < 0.75  # four standard errors of 60 coins
+    assert noise["accuracy"] < 0.75  # four standard errors of 60 coin flips
     assert 0.5 <= noise["majority_accuracy"] < 0.75
 
 
