@@ -1,4 +1,4 @@
-"""Answers are judged one by one, and questions by all of their answers."""
+"""Tests that the metrics judge each answer separately, and each question by all of its answers."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ RECORD = {"paragraph": "It rained.", "question": "How was it?", "answer": "wet",
 
 def test_a_question_is_right_where_each_of_its_answers_is():
     notes = [{"label": label, "group": group} for label, group in zip([1, 0, 1, 1], ["a", "b", "a", "b"], strict=True)]
-    said = np.array([[0.0, 1], [0, 1], [0, 1], [0, 1]])  # all are right: one of "b" is not
+    said = np.array([[0.0, 1], [0, 1], [0, 1], [0, 1]])  # All are judged right; one answer of "b" is wrong.
     found = AnswerJudgement().metrics(said, notes)
     assert found == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "question_accuracy": 0.5})
     assert tuple(found) == AnswerJudgement().metric_names

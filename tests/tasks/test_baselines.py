@@ -1,4 +1,4 @@
-"""Baselines of every task, compared with what scikit-learn and NumPy compute from the same records."""
+"""Compares the baselines of every task with values of scikit-learn and NumPy from the same records."""
 
 import collections
 import inspect
@@ -47,7 +47,7 @@ def adapted(task, variant="bert", length=32):
 
 
 def baselines(task, train, valid):
-    """The metrics of each baseline of a task, and the notes of the validation documents."""
+    """Returns the metrics of each baseline of a task."""
     train, valid = ([read(task, record) for record in records] for records in (train, valid))
     notes = []
     for record in valid:
@@ -125,7 +125,7 @@ def test_several_labels_per_record_have_the_frequency_of_each():
         for pairs in (TRAIN_TEXTS, VALID_TEXTS)
     )
     found = baselines(task, train, valid)
-    assert found["label frequencies"]["f1_micro"] == pytest.approx(6 / 9)  # predicts "good" only: 3 of 4 labels, 5 said
+    assert found["label frequencies"]["f1_micro"] == pytest.approx(6 / 9)  # only "good": 3 of 4 labels, 5 predictions
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
     features = words.fit_transform([record["text"] for record in train])
     said = np.zeros((len(valid), 2), bool)
@@ -162,7 +162,7 @@ def test_mean_median_and_bag_of_words_of_a_regression():
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
     model = Ridge(alpha=0.1).fit(words.fit_transform([x for x, _ in train]), numbers)
     predicted = model.predict(words.transform([x for x, _ in valid]))
-    # Two solvers, with a tolerance of 1e-4
+    # The two solvers have a tolerance of 1e-4.
     assert found["bag of words"]["squared_error"] == pytest.approx(np.square(predicted - truth).mean(), rel=0.01)
 
 
@@ -173,8 +173,8 @@ def test_the_most_frequent_tag_and_that_of_each_word():
     valid = [{"tokens": ["a", "film", "dull"], "tags": ["O", "B-X", "O"]}, {"tokens": ["fine"], "tags": ["B-X"]}]
     found = baselines(task, train, valid)
     assert found["most frequent tag"]["accuracy"] == 0.5 and found["most frequent tag"]["f1"] == 0.0
-    by_word = found["most frequent tag of each word"]  # film: I-X, twice of three times; dull: O
-    assert by_word["accuracy"] == 0.75 and by_word["f1"] == 1.0  # conlleval: a span may begin with I-X
+    by_word = found["most frequent tag of each word"]  # film: I-X in two of three cases; dull: O
+    assert by_word["accuracy"] == 0.75 and by_word["f1"] == 1.0  # conlleval: a span may begin with I-X.
     assert by_word["unread"] == 0.0
 
 
@@ -231,7 +231,7 @@ def test_the_first_words_and_the_sentence_that_is_most_similar(length):
     valid = [question("what ran", "A good"), question("was the film dull", "The old film was dull and bad")]
     found = baselines(task, train, valid)
     assert found["first 2 words"]["exact_match"] == 0.5
-    if length == 64:  # in shorter rows, the sentence may be cut
+    if length == 64:  # In shorter rows, the sentence may be cut.
         assert found["sentence most similar to the question"]["exact_match"] == 0.5
     assert "no answer" not in found
 
@@ -251,7 +251,7 @@ def test_tf_idf_finds_a_passage_with_the_words_of_its_query_and_chance_does_not(
         for i in range(200)
     ]
     found = baselines(adapted(Retrieval()), records, records)
-    assert found["TF-IDF"]["mrr"] > 0.95  # hashes of 400 words in 16,384 places rarely collide
+    assert found["TF-IDF"]["mrr"] > 0.95  # 400 words rarely collide in 16,384 hash buckets
     # The expected reciprocal rank among 200 passages is the mean of 1 / rank: 0.029, with a deviation of 0.007.
     assert found["chance"]["mrr"] < 0.029 + 5 * 0.007
 

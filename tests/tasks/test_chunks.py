@@ -1,4 +1,4 @@
-"""Texts that are longer than a row are read in windows, of which nothing is lost, and are one record in figures."""
+"""Tests windows of text that is longer than a row: they lose nothing, and count as one record in metrics."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def test_of_a_pair_the_longer_text_is_in_windows_beside_the_other():
     found = windows(Chunks(), 20, 250)
     assert all(w.parts[0].tolist() == list(range(20)) and len(w.parts[1]) == 106 for w in found)
     assert found[1].parts[1][0] == 53 and found[-1].parts[1][-1] == 249
-    first = windows(Chunks(), 250, 100)  # the other one has half of the row
+    first = windows(Chunks(), 250, 100)  # The other text has half of the row.
     assert all(len(w.parts[0]) == 63 and len(w.parts[1]) == 63 for w in first)
     assert [TRUNCATED in w.note for w in first] == [True] + [False] * (len(first) - 1)
 
@@ -56,7 +56,7 @@ def test_a_stride_that_leaves_out_tokens_is_refused():
         windows(Chunks(stride=127), 250)
 
 
-# three windows of one record, one of another
+# Three windows of one record, and one window of another record.
 ANSWERS = np.array([[1.0, 0.0], [0.0, 3.0], [2.0, 0.0], [5.0, 1.0]], np.float32)
 NOTES = [{"label": 1, WINDOW: 0}, {"label": 1, WINDOW: 1}, {"label": 1, WINDOW: 2}, {"label": 0, WINDOW: 0}]
 

@@ -1,4 +1,4 @@
-"""The shared tasks of CoNLL are read by the names of their data sets, on the hub and in TFDS."""
+"""Tests reading the shared tasks of CoNLL by the names of their datasets, on the hub and in TFDS."""
 
 import collections
 import dataclasses
@@ -11,12 +11,12 @@ from pretrainax.data.sources import TFDS
 from pretrainax.tasks.conll import TASKS
 from tests.support.huggingface_datasets import without_network
 
-SENTENCES = [(["EU", "rejects"], [1, 0]), (["Peter", "Blackburn"], [1, 2])]  # words, and numbers of their tags
+SENTENCES = [(["EU", "rejects"], [1, 0]), (["Peter", "Blackburn"], [1, 2])]  # words and tag ids
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A folder with small sets of the form of those on the hub's branch of Parquet: NAME/SPLIT/0000.parquet."""
+    """Writes small datasets in the layout of the hub's Parquet branch: NAME/SPLIT/0000.parquet."""
     root = tmp_path_factory.mktemp("hub")
     for name, named in TASKS.items():
         tags = datasets.Sequence(datasets.ClassLabel(names=list(named.task.labels)))
@@ -32,7 +32,7 @@ def hub(tmp_path_factory):
             datasets.Dataset.from_list(rows, features=features).to_parquet(str(folder / "0000.parquet"))
     with pytest.MonkeyPatch.context() as patch:
         without_network(patch, tmp_path_factory.mktemp("cache"))
-        patch.chdir(root)  # `datasets` looks for a name here before it asks the hub
+        patch.chdir(root)  # `datasets` looks for a name here before it contacts the hub
         yield root
 
 
@@ -48,7 +48,7 @@ def test_a_task_is_read_by_the_name_of_its_set(name, hub):
     assert train[0].note == {"words": ["train0", "EU", "rejects"], "tags": [0, 1, 0]}
     if name == "conll2003":
         assert len(train) == len(valid) == 40 and valid[0].note["words"][0] == "validation0"
-    else:  # which has no split for validation: of a tenth, 4 expected, standard deviation 1.9
+    else:  # No validation split: a tenth is held out; 4 expected, standard deviation 1.9.
         assert len(train) + len(valid) == 40 and 0 < len(valid) < 13
     assert named.select_by in named.task.metric_names
 
@@ -77,13 +77,13 @@ class Conll2003(tfds.core.GeneratorBasedBuilder):
 
 @pytest.mark.slow
 def test_the_names_of_2003_are_read_from_tfds(tmp_path, monkeypatch):
-    """From a prepared set of TFDS' name, splits and fields: its own program needs TensorFlow."""
+    """Reads a prepared dataset with TFDS' name, splits and fields, because TFDS' own builder needs TensorFlow."""
     package = tmp_path / "conll_of_tfds"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "conll2003.py").write_text(BUILDER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    tfds = pytest.importorskip("tensorflow_datasets")  # of which another test may have met the set of this name
+    tfds = pytest.importorskip("tensorflow_datasets")  # Another test may have registered this name.
     monkeypatch.delitem(tfds.core.registered._DATASET_REGISTRY, "conll2003", raising=False)
     builder = importlib.import_module("conll_of_tfds.conll2003").Conll2003(data_dir=str(tmp_path / "data"))
     builder.download_and_prepare(file_format="array_record")

@@ -1,4 +1,4 @@
-"""The records that lose tokens are counted where a run's rows are planned: those whose example a longer row changes."""
+"""Tests the count of truncated records in a row plan: the records whose examples change with a longer row."""
 
 import collections
 
@@ -68,7 +68,7 @@ def bound(variant, task, length):
 
 
 def tokens_of(task, encoded, vocabulary):
-    """Counts what a model reads, and what it is to write, of a document."""
+    """Counts the input and target tokens of a document."""
     ends, tokens = np.cumsum([len(ids) for ids in encoded.parts]), np.concatenate(encoded.parts)
     text = ObjectiveInput(tokens, np.ones_like(tokens), ends, note=encoded.note)
     example = task.example(text, np.random.default_rng(0), vocabulary)
@@ -76,7 +76,7 @@ def tokens_of(task, encoded, vocabulary):
 
 
 def counted(folder, variant, task, length, make):
-    """Returns how many records the plan of the rows says are cut, and what the task encodes of each."""
+    """Returns the number of truncated records in the row plan, and the encoded documents of each record."""
     tokenizer = TOKENIZERS[variant]
     records = [task.read(make(n)) for n in SIZES]
     with shards.ShardWriter(str(folder), 0, tokenizer, "records", task) as writer:

@@ -1,4 +1,4 @@
-"""The entity that fills a gap: an example for each, figures of the likeliest of a record."""
+"""Tests entity choice: one example per entity, and metrics of the likeliest entity of a record."""
 
 import dataclasses
 
@@ -44,11 +44,12 @@ def test_a_record_without_answers_is_asked(tokenizer):
 
 
 def test_figures_are_of_the_likeliest_entity_of_a_record():
-    notes = [  # two records, of three entities and of two
+    notes = [  # a record of three entities and a record of two
         *({"window": i, "entity": e, "answers": ["The Ann"]} for i, e in enumerate(["bo", "Ann", "cid"])),
         *({"window": i, "entity": e, "answers": ["old bo", "cid"]} for i, e in enumerate(["bo", "dan"])),
     ]
-    # the first: -1, 2, 1, so "Ann", exactly right but for an article; the second: 0.5 and -3, so "bo", F1 2/3
+    # The scores of the first record are -1, 2, 1, so it predicts "Ann", which is right except for an article. The
+    # scores of the second record are 0.5 and -3, so it predicts "bo", with F1 2/3.
     said = np.array([[1.0, 0], [5, 7], [0, 1], [-0.5, 0], [3, 0]])
     found = EntityChoice().metrics(said, notes)
     assert found == pytest.approx({"exact_match": 0.5, "answer_f1": (1 + 2 / 3) / 2})

@@ -1,4 +1,4 @@
-"""Extractive question answering: windows, places of answers, what is read off the numbers of a model, bad records."""
+"""Tests extractive question answering: windows, answer positions, answers from logits, and invalid records."""
 
 import dataclasses
 import json
@@ -46,14 +46,14 @@ def record(*answers: str, context=CONTEXT, question="Who saw the old fox?"):
 
 
 def read_by(source, record):
-    """A record as its source gives it, with plain line ends."""
+    """Returns a record as its source reads it, with normalized line ends."""
     import collections
 
     return source._task_record(ExtractiveQA(), record, collections.Counter())[0]
 
 
 def windows_of(task, given, tokenizer=TOKENIZER):
-    """The windows of a record as rows, and their notes."""
+    """Returns the windows of a record as rows, and their notes."""
     read = read_by(JsonLines(path="x"), task.read(given))
     rows, notes = [], []
     for encoded in task.encode(read, tokenizer):
@@ -66,7 +66,7 @@ def windows_of(task, given, tokenizer=TOKENIZER):
 
 
 def right_answers(rows, notes, length):
-    """Numbers of a model that is sure of each span."""
+    """Returns the logits of a model that is certain of each span."""
     logits = np.full((len(rows), length, 2), -5.0, np.float32)
     for row, example in zip(logits, rows, strict=True):
         row[example["span"][0], 0] = row[example["span"][1], 1] = 5.0
@@ -91,7 +91,7 @@ def test_the_question_is_told_to_windows_that_make_its_tokens_global():
     (row,), _ = windows_of(task, record("old fox"))
     asked = [TOKENIZER.vocabulary.cls, *TOKENIZER.encode("Who saw the old fox?")]
     assert row["question"].tolist() == [1] * len(asked) + [0] * (len(row["tokens"]) - len(asked))
-    batch = collate([[row], []], task.lengths(64), pad=0, template=row)  # the other row is all padding
+    batch = collate([[row], []], task.lengths(64), pad=0, template=row)  # The other row is only padding.
     check_batch(batch, task._model, task.lengths(64), 2)
     assert batch["question"].sum(1).tolist() == [len(asked), 0]
     del batch["question"]
@@ -113,7 +113,7 @@ def test_an_answer_comes_back_through_every_tokenizer_and_from_windows(name, ans
 
 @pytest.mark.parametrize("answer", ["un cafe\u0301", "दिल्ली में", "e\u0301te\u0301"])
 def test_an_answer_keeps_the_combining_marks_that_its_last_token_lacks(answer):
-    """WordPiece removes them with the accents; the last answer ends the passage, and windows end after each word."""
+    """WordPiece removes these marks with the accents. The last answer ends the passage; windows end after each word."""
     context = "un cafe\u0301 a दिल्ली में, en e\u0301te\u0301"
     tokenizer = WordPiece(vocab_size=40, lowercase=True).build(iter([context] * 9))
     task = adapted(ExtractiveQA(stride=1, max_question_length=1), length=16, tokenizer=tokenizer)
@@ -160,11 +160,11 @@ def test_none_is_said_by_the_last_token_of_a_decoder():
     assert row["span"].tolist() == [len(row["tokens"]) - 1] * 2
 
 
-# --- what is read off the numbers -----------------------------------------------------------------------------------
+# --- answers from logits --------------------------------------------------------------------------------------------
 
 
 def numbers(**marks) -> tuple[np.ndarray, list]:
-    """Two windows of four tokens of a passage from token 2 on: "a b c d" and "c d e f"."""
+    """Returns the logits of two windows, with four passage tokens from token 2 on: "a b c d" and "c d e f"."""
     logits = np.zeros((2, 8, 2))
     for name, value in marks.items():
         window, place, end = (int(c) for c in name[1:])
@@ -180,21 +180,21 @@ def numbers(**marks) -> tuple[np.ndarray, list]:
 def test_the_best_span_is_of_the_passage_in_order_and_not_too_long():
     task = ExtractiveQA(max_answer_length=2)
     assert task.extract(*numbers(_030=5, _041=5)).text == "b c"
-    assert task.extract(*numbers(_030=5, _041=5, _140=6, _151=6)).text == "e f"  # of the second window
-    assert task.extract(*numbers(_000=9, _071=9, _030=1, _031=1)).text == "b"  # question and padding are no passage
-    assert task.extract(*numbers(_050=5, _021=5)).text in ("d", "a")  # no end before the begin
-    assert task.extract(*numbers(_020=5, _051=5, _021=1)).text == "a"  # four tokens are too many
+    assert task.extract(*numbers(_030=5, _041=5, _140=6, _151=6)).text == "e f"  # from the second window
+    assert task.extract(*numbers(_000=9, _071=9, _030=1, _031=1)).text == "b"  # question, padding: not in the passage
+    assert task.extract(*numbers(_050=5, _021=5)).text in ("d", "a")  # No end before the start.
+    assert task.extract(*numbers(_020=5, _051=5, _021=1)).text == "a"  # Four tokens are too many.
 
 
 def test_only_the_best_begins_and_ends_are_tried_with_each_other():
     marks = dict(_020=9, _051=9, _030=3, _041=3, _140=9, _111=9)
     said = {n: ExtractiveQA(n_best=n, max_answer_length=2).extract(*numbers(**marks)).text for n in (1, 2)}
-    assert said == {1: "", 2: "b c"}  # "a b c d" is too long, and in the other window the end is before the begin
+    assert said == {1: "", 2: "b c"}  # "a b c d" is too long, and in the other window the end is before the start.
 
 
 @pytest.mark.parametrize("threshold, text", [(0.0, ""), (3.5, ""), (4.5, "b")])
 def test_none_is_said_where_its_lowest_score_is_higher_by_more_than_the_threshold(threshold, text):
-    marks = dict(_000=5, _001=5, _100=4, _101=4, _030=2, _031=2)  # of none 10 and 8, of "b" 4
+    marks = dict(_000=5, _001=5, _100=4, _101=4, _030=2, _031=2)  # scores: no answer 10 and 8, "b" 4
     task = ExtractiveQA(no_answer=True, null_score_diff_threshold=threshold)
     said = task.extract(*numbers(**marks))
     assert said.text == text and said.null_score_diff == 4.0
@@ -306,7 +306,7 @@ def config(**task):
 
 
 def windows(longest_question):
-    """Fields of a model whose question is global."""
+    """Returns the fields of a model with global attention for the question."""
     return {
         **{"sparse_attention": SlidingWindows("question", longest_question), "head": Extract()},
         **{"layer_pattern": ("local",), "window": 8},

@@ -1,4 +1,4 @@
-"""The tasks of GLUE are read by the names of their data sets, with the fields and labels that these have."""
+"""Tests reading the tasks of GLUE by the names of their datasets, with the datasets' fields and labels."""
 
 import collections
 
@@ -13,7 +13,7 @@ TRAIN, VALID = 5, 3
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A folder with small sets of the shape of GLUE's, whose README says what is in it, as on the hub."""
+    """Writes small datasets with GLUE's fields to a folder, with a README that lists its files, as on the hub."""
     root = tmp_path_factory.mktemp("hub")
     lines = ["configs:"]
     for name, named in TASKS.items():
@@ -31,7 +31,7 @@ def hub(tmp_path_factory):
     (root / "nyu-mll" / "glue" / "README.md").write_text("\n".join(["---", *lines, "---", ""]))
     with pytest.MonkeyPatch.context() as patch:
         without_network(patch, tmp_path_factory.mktemp("cache"))
-        patch.chdir(root)  # `datasets` looks for a name here before it asks the hub
+        patch.chdir(root)  # `datasets` looks for a name here before it contacts the hub
         yield root
 
 

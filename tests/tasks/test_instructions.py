@@ -1,4 +1,4 @@
-"""Instruction tuning: the example of a conversation, what is cut of it, broken records, the template of a start."""
+"""Tests instruction tuning: examples of conversations, truncation, invalid records, and the initial template."""
 
 import collections
 

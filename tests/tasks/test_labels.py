@@ -1,4 +1,4 @@
-"""Labels are inferred from the training records, in a stable order, whatever type the records give them."""
+"""Tests that labels are inferred from the training records, in a stable order, for every type of label."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ from tests.support.reading import write_lines
 
 
 def lines(folder, labels, name="train", field="label"):
-    """A file of JSON lines with one record for each label."""
+    """Writes a JSON Lines file with one record for each label."""
     return write_lines(folder / f"{name}.jsonl", [{"text": f"text {i}", field: x} for i, x in enumerate(labels)])
 
 
@@ -38,7 +38,7 @@ def experiment_of(source, task=None, cache=None):
 
 
 def inferred(source, task=None):
-    """The labels of a completed and validated config, whose head has as many outputs."""
+    """Returns the labels of a completed and validated config; checks that the head has as many outputs."""
     experiment = experiment_of(source, task)
     complete(experiment)
     validate(experiment)
@@ -105,7 +105,7 @@ def test_tags_of_words_are_inferred(tmp_path):
 
 def test_labels_of_held_out_records_count_too(tmp_path):
     path = lines(tmp_path, [*["a", "b"] * 50, "rare"])
-    for fraction in (0.001, 0.5, 0.999):  # "rare" is in either split
+    for fraction in (0.001, 0.5, 0.999):  # "rare" may be in either split.
         assert inferred(JsonLines(path, valid_fraction=fraction)) == ("a", "b", "rare")
 
 
@@ -125,7 +125,7 @@ def test_the_run_stores_the_labels_and_keeps_them_when_the_file_changes(tmp_path
     experiment = experiment_of(JsonLines(path, valid_path=path))
     complete(experiment)
     (tmp_path / "config.json").write_text(dump(experiment))
-    assert "labels=('a', 'b')" in str(experiment.objective)  # the row "objective" of the header
+    assert "labels=('a', 'b')" in str(experiment.objective)  # the header row "objective"
     lines(tmp_path, ["b", "a", "c"])
     saved = load(str(tmp_path / "config.json"))
     complete(saved)
@@ -215,7 +215,7 @@ def test_targets_of_generation_may_be_truth_values():
 
 @pytest.mark.parametrize("chunks", [None, Chunks(max_windows=2, stride=4)])
 def test_each_half_of_a_validation_has_the_metrics_of_its_records(chunks):
-    """Seven records in batches of two: four and three of them. Windows of a record are not divided."""
+    """Seven records in batches of two have halves of four and three records. Windows of one record stay together."""
     answers, notes = np.eye(2)[[0, 1, 1, 0, 1, 1, 1]], [{"label": label} for label in (0, 1, 0, 0, 1, 0, 1)]
     experiment = tiny.get_config("bert")
     experiment.evaluate.halves, experiment.train.global_batch_size = True, 2

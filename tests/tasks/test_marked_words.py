@@ -1,4 +1,4 @@
-"""Words that are meant are marked in their text, whatever tells of them; what tells of none is refused."""
+"""Tests marking the words in question in their text, for every way to specify them, and the errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Multiple choice: what is read, how the choices of a record lie in a row, what is cut, and what can be wrong."""
+"""Tests multiple choice: reading records, the choices of a record in a row, truncation, and errors."""
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ def config(**task):
 
 def test_a_row_has_room_for_all_choices_where_positions_have_it_for_one():
     experiment = config(choices=4)
-    experiment.data.sequence_length = 64  # of 64 positions
+    experiment.data.sequence_length = 64  # The model has 64 positions.
     validate(experiment)
     assert experiment.model.head == Classify(4, "choice")
     assert batch_shapes(experiment)["tokens"].shape == (8, 256)

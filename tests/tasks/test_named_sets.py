@@ -1,4 +1,4 @@
-"""Sets of questions and those of SuperGLUE are read by their names on the hub and in TFDS, with their own fields."""
+"""Tests reading question datasets and SuperGLUE by their names on the hub and in TFDS, with their own fields."""
 
 import collections
 
@@ -21,7 +21,7 @@ _ENDINGS = [f"ending{i}" for i in range(4)]
 _NLI = {"premise": TEXT, "hypothesis": TEXT, "idx": NUMBER}
 _WIC = {**dict.fromkeys(("word", "sentence1", "sentence2"), TEXT), "idx": NUMBER, "label": LABEL}
 _WIC |= dict.fromkeys(("start1", "start2", "end1", "end2"), NUMBER)
-FEATURES = {  # of each set, as on the hub
+FEATURES = {  # the features of each dataset on the hub
     **dict.fromkeys(("squad", "squad_v2"), _SQUAD),
     **dict.fromkeys(("race", "race_middle", "race_high"), _RACE),
     "swag": {
@@ -56,7 +56,7 @@ _NONE = {
 }
 _ONE = {**_NONE, "answers": {"text": ["cold", "was cold"], "answer_start": [7, 3]}}
 _OPTIONS = {"example_id": "h1", "article": "It rained.", "question": "So _ .", "options": list("wxyz"), "answer": "C"}
-RECORDS = {  # of each set: a record, its texts, its note
+RECORDS = {  # for each dataset: a record, its text parts, its note
     "squad": (_ONE, ("Why?", "It was cold."), {"answers": ["cold", "was cold"], "spans": [[7, 11], [3, 11]]}),
     "squad_v2": (_NONE, ("Why?", "It was cold."), {"answers": [], "spans": []}),
     **{
@@ -119,7 +119,7 @@ RECORDS = {  # of each set: a record, its texts, its note
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A folder with a record of each set, whose README says what is in it, as on the hub."""
+    """Writes a record of each dataset to a folder, with a README that lists its files, as on the hub."""
     root = tmp_path_factory.mktemp("hub")
     found = collections.defaultdict(list)
     for name, named in TASKS.items():
@@ -159,7 +159,7 @@ def test_a_named_task_is_ranked_by_a_figure_of_its_own(name):
     assert named.select_by in named.task.metric_names and not list(named.task.field_problems())
 
 
-BUILDERS = {  # of each kind of set: the name of its builder, its config, its version
+BUILDERS = {  # for each kind of dataset: the name of its builder, its config, its version
     "squad": ("squad", "v1.1", "3.0.0"),
     "multirc": ("super_glue", "multirc", "1.0.2"),
     "record": ("super_glue", "record", "1.0.2"),

@@ -1,4 +1,4 @@
-"""Retrieval: the row of a query and its passages, the ranks of passages, broken records, what does not fit."""
+"""Tests retrieval: the row of a query and its passages, the ranks of passages, invalid records, and errors."""
 
 import numpy as np
 import pytest
@@ -49,13 +49,13 @@ def test_a_query_and_a_passage_have_rooms_of_their_own():
     longer = example_of(adapted(10, query_length=14), {"query": "a fine film " * 9, "passage": "no film at all " * 9})
     assert np.bincount(longer["segment_ids"]).tolist() == [0, 14, 10]
     assert task.lengths(10).inputs == 16 and task.max_positions(10) == 10
-    short, long = "a film", "no film at all is fine"  # of 4 and 10 tokens with special ones
+    short, long = "a film", "no film at all is fine"  # 4 and 10 tokens, including special tokens
     cut = [task.is_cut(*task.encode(task.read({"query": q, "passage": p}), TOKENIZER)) for q, p in
            ((short, long), (long, short), (short, f"{long} {long}"))]  # fmt: skip
     assert cut == [False, True, True]
     experiment = config(task)
     experiment.data.sequence_length = 64
-    validate(experiment)  # the model has 64 places, and the row more tokens
+    validate(experiment)  # The model has 64 positions, and the row has more tokens.
     experiment.data.sequence_length = 65
     with pytest.raises(UserError, match="config.model.position.max_length is 64"):
         validate(experiment)
@@ -67,12 +67,13 @@ def test_the_rank_of_a_passage_is_among_all_but_those_that_answer_too():
     vectors[:, 1] = [[0.9, 0], [0.5, 0], [0, 0.5], [0, 0.5]]
     vectors[:, 2] = [[0.7, 0], [0, 0.6], [0, 0.6], [0, 0.4]]
     queries, passages = ["a", "a", "b", "c"], [("p", "n"), ("q", "m"), ("r", "m"), ("r", "o")]
-    # of "q" it is "n", not "p", that is better; of "r", which two queries have, "m"
+    # The passage above "q" is "n", not "p", which also answers "a". The passage above "r", which answers two queries,
+    # is "m".
     assert ranks_of(vectors, queries, passages).tolist() == [1, 2, 2, 2]
     found = Retrieval().metrics(vectors, [{"query": q, "passages": p} for q, p in zip(queries, passages, strict=True)])
     assert found == {"recall@1": 0.25, "recall@10": 1.0, "recall@100": 1.0, "mrr": (1 + 3 * 0.5) / 4}
     assert tuple(found) == Retrieval().metric_names
-    same = np.ones((4, 3, 2), np.float32)  # which tells nothing
+    same = np.ones((4, 3, 2), np.float32)  # no information
     assert ranks_of(same, list("abcd"), passages).min() == 6
 
 

@@ -1,4 +1,4 @@
-"""Tasks of one text or two: what they read, the examples, the figures, and what can be wrong with a record."""
+"""Tests tasks with one or two text fields: reading, examples, metrics, and invalid records."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_a_text_that_is_too_long_is_cut_to_the_row(variant):
     task = adapted(Classification(labels=("0", "1")), variant, length=8)
     found = example_of(task, {"text": "a fine film " * 20, "label": 0})
     assert len(found["tokens"]) == 8
-    if variant == "t5":  # the decoder reads the same, a token later
+    if variant == "t5":  # The decoder reads the same tokens, shifted by one.
         assert found["tokens"].tolist() == [VOCABULARY.pad, *found["encoder_tokens"][:-1].tolist()]
 
 
@@ -118,7 +118,7 @@ def test_a_record_without_a_label_is_the_same_row_without_one(task):
     answer = [] if task.kind == "multi" else 1
     task = adapted(task)
     whole = example_of(task, record | {"label": answer})
-    for fields in (record, record | {"label": "nonsense"}):  # which is not looked at
+    for fields in (record, record | {"label": "nonsense"}):  # The label is ignored.
         asked = task.read_unlabeled(fields)
         (encoded,) = task.encode(asked, TOKENIZER)
         tokens, ends = np.concatenate(encoded.parts), np.cumsum([len(ids) for ids in encoded.parts])
@@ -193,7 +193,7 @@ def test_a_source_of_texts_has_no_records():
         TextFiles(path="x").reading(Classification(labels=("a", "b")))
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_validation_with_a_single_class_has_no_warning(recwarn):
@@ -204,7 +204,8 @@ def test_a_validation_with_a_single_class_has_no_warning(recwarn):
 
 def test_macro_f1_omits_absent_classes_as_scikit_learn_does():
     task, rng = Classification(labels=tuple("abcde")), np.random.default_rng(0)
-    truth, said = rng.choice([0, 2, 3], 50), rng.choice([0, 2], 50)  # a record has class 3; nothing has 1 or 4
+    # Only labels have class 3; neither labels nor predictions have class 1 or 4.
+    truth, said = rng.choice([0, 2, 3], 50), rng.choice([0, 2], 50)
     found = task.metrics(np.eye(5)[said], [{"label": label} for label in truth.tolist()])
     expected = sklearn.metrics.f1_score(truth, said, average="macro", zero_division=0.0)
     assert found["macro_f1"] == found["f1"] == pytest.approx(expected, rel=1e-12)
@@ -224,7 +225,7 @@ def test_the_figures_of_labels_and_of_numbers():
     task = Classification(labels=("a", "b"), multi_label=True)
     found = task.metrics(np.array([[1.0, -1.0], [1.0, 1.0]]), [{"labels": [0]}, {"labels": [1]}])
     assert found == pytest.approx({"accuracy": 0.5, "f1": (2 / 3 + 1) / 2, "f1_micro": 0.8})
-    alone = Classification(labels=("a",), multi_label=True)  # said of the second of three, true of the first two
+    alone = Classification(labels=("a",), multi_label=True)  # predicted for the second of three, true for the first two
     found = alone.metrics(np.array([[-1.0], [1.0], [-1.0]]), [{"labels": [0]}, {"labels": [0]}, {"labels": []}])
     assert found == pytest.approx({"accuracy": 2 / 3, "f1": 2 / 3, "f1_micro": 2 / 3})
     numbers = Regression()

@@ -1,4 +1,4 @@
-"""The tasks of texts are read by the names of their data sets, with the fields that these have."""
+"""Tests reading text tasks by the names of their datasets, with the datasets' fields."""
 
 import collections
 
@@ -41,7 +41,7 @@ def test_a_task_is_read_by_the_name_of_its_set(name, tmp_path, monkeypatch):
     lines += [line for split in splits for line in (f"  - split: {split}", f"    path: {split}.parquet")]
     (folder / "README.md").write_text("\n".join(["---", "configs:", *lines, "---", ""]))
     without_network(monkeypatch, tmp_path / "cache")
-    monkeypatch.chdir(tmp_path)  # `datasets` looks for a name here before it asks the hub
+    monkeypatch.chdir(tmp_path)  # `datasets` looks for a name here before it contacts the hub
     source = named.source.reading(named.task)
     shard, *_ = source.shards("valid" if named.source.valid_split else "train")
     source.valid_fraction = 0.0

@@ -1,4 +1,4 @@
-"""Text to text: the inputs and targets of records, what is cut of them, the figures of answers, broken records."""
+"""Tests text generation tasks: inputs and targets of records, truncation, metrics of answers, invalid records."""
 
 import numpy as np
 import pytest
@@ -127,7 +127,7 @@ def test_a_label_may_begin_with_a_space():
 def test_windows_line_ends_of_an_answer_do_not_make_it_wrong():
     task, record = adapted("gpt", scores=("exact_match",)), RECORD | {"summary": "\ufeffit\r\nrains"}
     note = text_of(task, record, "gpt").note
-    assert task.metrics(["it\nrains"], [note]) == {"exact_match": 1.0}  # the targets have these line ends
+    assert task.metrics(["it\nrains"], [note]) == {"exact_match": 1.0}  # The targets have these line ends.
 
 
 def test_the_figures_of_answers():

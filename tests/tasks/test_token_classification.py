@@ -1,4 +1,4 @@
-"""Token classification: which words of a record are read, the example, schemes of spans, the figures."""
+"""Tests token classification: the words of a record in an example, span schemes, and metrics."""
 
 import dataclasses
 import types
@@ -42,7 +42,7 @@ def example_of(task, words, tags, tokenizer=TOKENIZER):
     return task.example(text, None, tokenizer.vocabulary)
 
 
-FILM = ["a", "filmdull", "fine"]  # of which the second is several pieces
+FILM = ["a", "filmdull", "fine"]  # The second word has several tokens.
 
 
 @pytest.mark.parametrize("subword", ("first", "last", "mean"))
@@ -54,13 +54,13 @@ def test_a_word_is_told_by_the_tokens_of_its_pieces(subword, variant):
     inner = {"first": [2] + [0] * (pieces[1] - 1), "last": [0] * (pieces[1] - 1) + [2], "mean": [2] * pieces[1]}
     assert found["words"].tolist() == [0] * (variant != "gpt") + [1, *inner[subword], 3, 0]
     assert found["word_labels"].tolist() == [1, 2, 0] and found["words"].shape == found["tokens"].shape
-    if variant == "t5":  # a word is told where the encoder has it, by the decoder's state there
+    if variant == "t5":  # The decoder's state at a word's encoder position predicts its tag.
         assert len(found["encoder_tokens"]) == len(found["words"])
 
 
 @pytest.mark.parametrize("subword, words", [("first", 2), ("last", 1), ("mean", 1)])
 def test_a_word_without_its_pieces_is_not_read(subword, words):
-    """A row with room for the first two pieces of "filmdull"."""
+    """The row has room for only the first two tokens of "filmdull"."""
     found = example_of(adapted(task(subword=subword), length=5), FILM, ["B-A", "I-A", "O"])
     assert found["words"].max() == words == len(found["word_labels"])
 
@@ -138,7 +138,7 @@ def test_spans_begin_as_their_scheme_says_or_are_repaired(scheme, tags, repaired
             task(scheme=scheme).read(record)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 def answers(*rows):
@@ -148,7 +148,7 @@ def answers(*rows):
 @pytest.mark.slow
 def test_the_figures_of_spans():
     notes = [{"tags": [1, 2, 0, 3], "parts": [1, 2, 3, 4]}, {"tags": [0, 1], "parts": [1, 2]}]
-    found = task().metrics(answers([1, 2, 3, 3], [0, 2]), notes)  # A right, B of too much, B right; A by I-A
+    found = task().metrics(answers([1, 2, 3, 3], [0, 2]), notes)  # A right, B too many, B right; I-A alone is an A.
     assert found == pytest.approx(
         {"accuracy": 4 / 6, "precision": 3 / 4, "recall": 1.0, "f1": 6 / 7, "strict_f1": 2 * 2 / (3 + 3), "unread": 0.0}
     )
@@ -156,7 +156,7 @@ def test_the_figures_of_spans():
 
 
 def test_what_is_not_read_is_wrong_and_of_no_span():
-    notes = [{"tags": [1, 0, 3, 0], "parts": [1, 1, 3, 4]}]  # the second word is of no piece, the last one is cut off
+    notes = [{"tags": [1, 0, 3, 0], "parts": [1, 1, 3, 4]}]  # The second word has no tokens, the last is truncated.
     found = task().metrics(answers([1, 3]), notes)
     assert found["accuracy"] == 0.5 and found["unread"] == 0.5 and found["f1"] == 1.0
     notes[0]["tags"] = [1, 3, 3, 3]
@@ -238,7 +238,7 @@ def test_what_does_not_fit_together_is_one_line(change, said):
 @pytest.mark.parametrize("kind", ("softmax", "crf"))
 @pytest.mark.parametrize("scheme, labels, lacking", (("auto", ("O", "I-A"), "B-A"), ("iob1", ("O", "B-A"), "I-A")))
 def test_a_span_without_its_beginning_is_one_line_for_a_command_too(scheme, labels, lacking, kind, monkeypatch):
-    """A command makes the head of the labels before it looks whether they are sound."""
+    """A command makes the head for the labels before it validates them."""
     experiment = config()
     experiment.objective = TokenClassification(labels=labels, scheme=scheme)
     experiment.model.head = Tag(kind=kind, follows="auto")
