@@ -1,4 +1,4 @@
-"""Chat templates: the text and the ids of a conversation, which of them are answers, beside transformers."""
+"""Compares chat templates with transformers: the text of a conversation, its ids, and the ids of its answers."""
 
 import json
 
@@ -43,7 +43,7 @@ MARKED = (
 
 @pytest.fixture(scope="module", params=["bytes", "unigram", "added"])
 def tokenizer(request, tmp_path_factory):
-    """One of ours of each kind, and one of others with tokens of roles."""
+    """Returns one of our tokenizers of each kind, or a foreign tokenizer with tokens for roles."""
     if request.param == "unigram":
         return Unigram(vocab_size=297).build(iter(TEXT))
     ours = ByteBPE(vocab_size=290).build(iter(TEXT))

@@ -1,4 +1,4 @@
-"""Each tokenizer is exact where it says so, keeps text and special ids apart, and says what does not fit."""
+"""Tests that tokenizers are exact if they claim so, separate text from special ids, and report unsuitable settings."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ SPECIAL_TEXT = "a [MASK] [UNK] </s> <unk> <pad> <extra_id_0> <|endoftext|> z"
 
 
 def text():
-    """Words of a made-up language, on lines: 60 kB."""
+    """Makes 60 kB of words of an artificial language, in lines."""
     rng = random.Random(0)
     words = ["".join(rng.choices(ALPHABET, k=rng.randint(1, 8))) for _ in range(600)]
     return [" ".join(rng.choices(words, k=10)) + ".\n" for _ in range(1000)]
@@ -63,7 +63,7 @@ def test_more_characters_than_pieces_says_what_to_take(choice):
 
 
 def test_a_text_that_is_one_line_is_learned_from():
-    """Of 1.4 MB, of which SentencePiece would leave out all."""
+    """The line has 1.4 MB, and SentencePiece would skip it completely."""
     words = ["".join(random.Random(i).choices("abcdefghij", k=i % 7 + 2)) for i in range(500)]
     line = " ".join(random.Random(0).choices(words, k=220_000))
     tokenizer = Unigram(vocab_size=500, num_sentinels=0).build(iter([line]))
@@ -98,7 +98,7 @@ def test_batch_gives_what_single_texts_give(name):
         np.testing.assert_array_equal(together, trained(name).encode(said))
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "words"])  # which has unk for any other word
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "words"])  # Has unk for any other word.
 def test_an_unpaired_surrogate_is_one_line(name):
     for encode in (trained(name).encode, trained(name).locate):
         with pytest.raises(UserError, match=r"the text 'a .ud800 b' has an unpaired surrogate"):
@@ -131,10 +131,10 @@ def test_a_space_comes_back_though_the_training_text_had_none(config):
 
 
 def test_sentencepiece_bpe_merges_the_most_frequent_pairs_first():
-    """The words of Sennrich et al. 2016 (arXiv 1508.07909), algorithm 1, and the merges that they give there."""
+    """Reproduces the merges of Sennrich et al. 2016 (arXiv 1508.07909), algorithm 1, for the words there."""
     said = "low " * 5 + "lower " * 2 + "newest " * 6 + "widest " * 3
     tokenizer = BPE(vocab_size=285).build(iter([said]))
-    first = 3 + 2 + 256  # after special pieces, line ends and bytes
+    first = 3 + 2 + 256  # After special tokens, line ends and bytes.
     assert [tokenizer.decode([first + i]) for i in range(4)] == ["es", "est", "lo", "low"]
 
 
@@ -379,7 +379,7 @@ def test_damaged_directory_is_refused(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-# --- what does not fit ---------------------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------------------------
 
 
 def experiment(vocab_size, objective=None):

@@ -1,4 +1,4 @@
-"""Kinds and sizes of tokenizers compared: the metrics are those that counting gives."""
+"""Tests that the metrics of the comparison of tokenizers are equal to counts by hand."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LETTERS = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz \n"]))
 def test_metrics_by_hand():
     found = measure(LETTERS, ["ab ab", "a?"])
     assert (found["tokens"], found["bytes_per_token"], found["tokens_per_word"]) == (7, 1.0, 7 / 3)
-    assert found["unknown_share"] == 1 / 7 and found["restored_share"] == 5 / 7  # "a?" does not come back
+    assert found["unknown_share"] == 1 / 7 and found["restored_share"] == 5 / 7  # "a?" is not restored.
     assert (found["pieces"], found["pieces_used"], found["pieces_below_10"]) == (28, 3, 28)
 
 

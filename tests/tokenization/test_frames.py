@@ -1,4 +1,4 @@
-"""The special tokens around texts are those that the tokenizer itself adds in transformers, also after an export."""
+"""Tests that text gets the same special tokens as from the tokenizer in transformers, also after an export."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ A, B = "a b", "b"
 
 
 def framed(tokenizer, *texts):
-    """The ids and token types that our frame gives."""
+    """Returns the ids and token types of our frame."""
     row, types = tokenizer.vocabulary.frame.wrap(tokenizer.encode_batch(list(texts)))
     return row.tolist(), types.tolist()
 
@@ -38,7 +38,7 @@ def assert_as_transformers(directory, tokenizer=None):
 
 
 def edited(source, path, config=None, template="unchanged", remove=()):
-    """A copy of a directory with other fields of tokenizer_config.json, and another post-processor."""
+    """Copies a directory with other fields in tokenizer_config.json, and another post-processor."""
     shutil.copytree(source, path)
     file = path / "tokenizer_config.json"
     content = json.loads(file.read_text()) if file.exists() else {}
@@ -73,7 +73,7 @@ def test_flags_next_to_a_tokenizer_json_change_nothing(name, tmp_path):
 
 
 def templates(tokenizer):
-    """Post-processors, some of them odd, of the first special pieces of a vocabulary."""
+    """Returns post-processors, some unusual, with the first special tokens of a vocabulary."""
     pieces = list(tokenizer.special_pieces.items()) * 3
     (x, _), (y, _), (z, _) = pieces[:3]
     plain = RowFrame()
@@ -99,7 +99,7 @@ GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 @pytest.mark.first(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mutated_templates_are_read_and_written_as_transformers_reads_them(kind, tmp_path):
-    """With the class of the model, which may replace the template, and with the generic class, which obeys it."""
+    """Checks the model's tokenizer class, which may replace the template, and the generic class, which applies it."""
     for name in ("bert", "roberta", "gpt2", "t5", "llama", "albert", "xlm_roberta", "qwen2"):
         template = templates(read_tokenizer(new(name)))[kind]
         for number, config in enumerate(({}, GENERIC)):
@@ -127,7 +127,7 @@ def test_a_bert_that_names_bos_and_eos_keeps_them(tmp_path):
     directory = edited(new("roberta"), tmp_path / "x", GENERIC, template, ("cls_token", "sep_token"))
     ours = read_tokenizer(str(directory))
     assert (ours.vocabulary.cls, ours.vocabulary.bos, tokenizer.vocabulary.cls) == (None, 0, 0)
-    for family in ("encoder", "decoder", "encoder_decoder"):  # a tokenizer's own frame is that of every family
+    for family in ("encoder", "decoder", "encoder_decoder"):  # Every family uses the tokenizer's own frame.
         row, types = special_token_frame(family, ours.vocabulary).wrap([np.array([9]), np.array([8])])
         assert (row.tolist(), types.tolist()) == ([0, 9, 2, 8, 2], [0, 0, 0, 1, 1])
 
@@ -177,7 +177,7 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path):
         read_tokenizer(str(directory))
 
 
-# --- tokenizers that were saved -------------------------------------------------------------------------------------
+# --- saved tokenizers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "t5", "llama3", "gpt2"])
@@ -188,11 +188,11 @@ def test_a_saved_tokenizer_keeps_its_frame_and_an_older_one_has_none(name, tmp_p
     back = load_tokenizer(str(tmp_path))
     assert (back.vocabulary.frame, back.vocabulary.decoder_start) == (ours.vocabulary.frame, 7)
     described = json.loads((tmp_path / "vocabulary.json").read_text())
-    del described["vocabulary"]["frame"], described["vocabulary"]["decoder_start"]  # as an older version wrote it
+    del described["vocabulary"]["frame"], described["vocabulary"]["decoder_start"]  # an older version's file
     (tmp_path / "vocabulary.json").write_text(json.dumps(described))
     older = load_tokenizer(str(tmp_path))
     assert older.vocabulary.frame is older.vocabulary.decoder_start is None
-    assert older.fingerprint == back.fingerprint == ours.fingerprint  # the ids of a text are the same
+    assert older.fingerprint == back.fingerprint == ours.fingerprint  # Text has the same ids.
 
 
 def test_a_new_tokenizer_has_no_frame_and_its_description_is_that_of_older_versions(tmp_path):
@@ -204,7 +204,7 @@ def test_a_new_tokenizer_has_no_frame_and_its_description_is_that_of_older_versi
 
 
 def test_fingerprints_are_those_of_versions_without_frames():
-    """ByT5's tokenizer is made of constants, so its fingerprint is known."""
+    """ByT5's tokenizer consists of constants, so its fingerprint never changes."""
     assert read_tokenizer(old("byt5")).fingerprint == "028e089ac749f052d3077efb3f4d4da6"
 
 
@@ -220,7 +220,7 @@ def test_damaged_frames_are_one_line(tmp_path):
 
 
 def test_a_run_continues_with_its_own_frame(tmp_path, text):
-    """A run of an older version has none, so its rows keep the special tokens of the model family."""
+    """A run of an older version has no frame, so its rows keep the special tokens of the model family."""
     from pretrainax.config import DataConfig, Experiment
     from pretrainax.data.objectives import CausalLM
     from pretrainax.data.preparation.prepare import prepare

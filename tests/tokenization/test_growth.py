@@ -1,4 +1,4 @@
-"""Tests that a tokenizer.json which makes texts endless is refused before it sees one, and honest ones are not."""
+"""Tests that reading rejects a tokenizer.json that makes text grow without bound, and accepts published ones."""
 
 import json
 

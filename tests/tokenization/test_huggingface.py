@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face directories, as transformers 4 and 5 write them, give the ids that transformers gives."""
+"""Tests that tokenizers of Hugging Face directories, from transformers 4 and 5, return the ids of transformers."""
 
 import json
 import re
@@ -81,10 +81,10 @@ def test_an_export_pads_and_truncates_on_the_side_of_the_imported_tokenizer(name
 @pytest.mark.parametrize("name", OLD)
 def test_ids_of_old_files_are_those_of_transformers(name):
     differs = {
-        "llama": lambda text: text.startswith(" "),  # transformers 5 drops one, SentencePiece and transformers 4 do not
+        "llama": lambda text: text.startswith(" "),  # only transformers 5 drops a leading space
         "gemma": lambda text: (
             "\u2581" in text
-        ),  # a space to transformers; three bytes to us, so that the text comes back
+        ),  # a space for transformers; three bytes for us, so that decoding restores the text
     }.get(name, lambda text: False)
     texts = [text for text in TEXTS if not differs(text)]
     scores = unigram_scores(t5_spiece()) if name == "t5" else None
@@ -125,7 +125,7 @@ def test_the_last_piece_of_a_word_of_gpt_1_spells_the_space_that_its_decoder_wri
 def test_special_ids_are_those_of_transformers(name):
     vocabulary, theirs = read_tokenizer(old(name)).vocabulary, auto(old(name))
     assert vocabulary.size == len(theirs)
-    unk_is_text = theirs.unk_token_id == theirs.eos_token_id  # GPT-2 has none: it knows all bytes
+    unk_is_text = theirs.unk_token_id == theirs.eos_token_id  # GPT-2 has no unk, because it has all bytes.
     for field in FIELDS:
         wanted = None if field == "unk" and unk_is_text else getattr(theirs, f"{field}_token_id")
         assert getattr(vocabulary, field) == wanted, field
@@ -364,7 +364,7 @@ def test_null_means_that_accents_are_stripped_in_lower_case(tmp_path):
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
 def test_a_regular_expression_that_explodes_is_one_line(part, tmp_path):
     ByteBPE(vocab_size=440).build(iter(lines())).save(str(tmp_path))
-    (tmp_path / "vocabulary.json").unlink()  # what says which tokenizer it is; now it is anybody's directory
+    (tmp_path / "vocabulary.json").unlink()  # Without this file, the tokenizer is foreign.
     described = json.loads((tmp_path / "tokenizer.json").read_text())
     pattern = {"pattern": {"Regex": "(a+)+$"}}
     described[part] = {

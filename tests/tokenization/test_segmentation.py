@@ -1,4 +1,4 @@
-"""A text as a tokenizer splits it, for people to read."""
+"""Tests the readable display of the tokens of a text."""
 
 from pretrainax.tokenization import ByteBPE, Characters
 from pretrainax.tokenization.segmentation import describe_segmentation

@@ -1,4 +1,4 @@
-"""Tokenizers written for transformers give it our ids, and come back as they were."""
+"""Tests tokenizers exported to transformers: they have the same ids there, and importing them restores them."""
 
 import functools
 import json
@@ -38,7 +38,7 @@ OURS = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """One of our tokenizers, and the directory written for it."""
+    """Returns a function that writes one of our tokenizers, and returns it with its directory."""
 
     @functools.cache
     def write(name):
