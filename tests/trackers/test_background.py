@@ -1,4 +1,4 @@
-"""Trackers cost a run nothing: one that fails is said once, one that is stuck is left behind."""
+"""Tests that trackers never delay a run: a failure prints one line, and a run does not wait for a stuck tracker."""
 
 import dataclasses
 import threading
@@ -27,7 +27,7 @@ RUN = TrackedRun("somewhere")
 
 @dataclasses.dataclass
 class Noting(Tracker, Writer):
-    """Notes what it is asked to write; may fail or wait at a step."""
+    """A tracker that records its calls, and may fail or wait at a step."""
 
     fails_at: int = -1
     waits_at: int = -1
@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_is_said_once_and_the_others_go_on(failing):
     (line,) = said
     assert line.startswith("tracker Noting is disabled: ")
     assert line.endswith("; metrics.jsonl is complete") and "\n" not in line and "hunter2" not in line
-    assert len(other.calls) == 51  # and open, and close
+    assert len(other.calls) == 51  # Includes open and close.
 
 
 def test_a_tracker_that_is_stuck_does_not_hold_the_run_and_what_is_dropped_is_counted(monkeypatch):
@@ -121,7 +121,7 @@ def test_a_tracker_that_is_stuck_does_not_hold_the_run_and_what_is_dropped_is_co
     for step in range(2, 101):
         trackers.log_metrics(step, "train", {"loss": 1.0})
     trackers.close()
-    assert time.monotonic() - started < 5  # of which 0.2 are asked for: the rest is for a loaded machine
+    assert time.monotonic() - started < 5  # The limit is 0.2 s; the rest is for a busy machine.
     assert said[0] == "tracker Noting is slower than the run and drops entries; metrics.jsonl is complete"
     assert said[1].startswith("tracker Noting is disabled: it is stuck with 5 queued entries")
     assert said[2] == "tracker Noting dropped 94 entries; metrics.jsonl is complete"

@@ -1,4 +1,4 @@
-"""What may be secret does not leave the machine by a tracker."""
+"""Tests that trackers mask possible secrets before they leave the machine."""
 
 import random
 import string
@@ -61,7 +61,7 @@ HARMLESS = [
 def test_random_keys_of_aws_are_masked():
     rng, letters = random.Random(0), string.ascii_letters + string.digits + "+/"
     keys = ["".join(rng.choices(letters, k=40)) for _ in range(1000)]
-    assert sum(masked(f"key {key}") == "key ***" for key in keys) > 990  # a few have as little entropy as a text
+    assert sum(masked(f"key {key}") == "key ***" for key in keys) > 990  # A few have as little entropy as text.
 
 
 @pytest.mark.parametrize("text", HARMLESS)

@@ -1,4 +1,4 @@
-"""A run that resumes and rolls back is whole in each tracker, by the tracker's own reader; nothing secret is in it."""
+"""Tests that each tracker has a complete run after a resume and a rollback, by its own reader, without secrets."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ OF_EXTRAS = {"wandb": WandB(mode="offline"), "mlflow": MLflow()}
 
 
 def tracked(text, cache, steps: int):
-    """A run of which the batches of steps 13 to 15 make a spike, and that goes back to step 8 then."""
+    """Makes the config of a run in which the batches of steps 13 to 15 cause a spike and a rollback to step 8."""
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.mesh.data = 8
@@ -44,7 +44,7 @@ def tracked(text, cache, steps: int):
 
 @pytest.fixture(scope="module")
 def workdir(text, cache, tmp_path_factory) -> pathlib.Path:
-    """Eight steps; then on from step 6, of which the line of step 8 is written again; a rollback from 14 to 8; 20."""
+    """Trains 8 steps, resumes from step 6, which logs step 8 again, rolls back from 14 to 8, and ends at step 20."""
     folder = tmp_path_factory.mktemp("tracked") / "run"
     with pytest.MonkeyPatch.context() as patch:
         for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD"):
@@ -68,14 +68,15 @@ def test_metrics_jsonl_has_each_step_once(workdir):
 
 def test_tensorboard_has_each_step_once_as_metrics_jsonl_has_it(workdir):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for split in ("train", "valid"):  # which have one tag, and so one chart
+    for split in ("train", "valid"):  # Both have the same tag, and therefore one chart.
         events = accumulator.EventAccumulator(str(workdir / "events" / split)).Reload()
         found = [(event.step, np.float32(event.value)) for event in events.Scalars("loss")]
         assert found == [(line["step"], np.float32(line["loss"])) for line in lines(workdir, split)]
 
 
 def test_tensorboard_has_config_samples_and_hyperparameters(workdir):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")  # as its pages
+    # TensorBoard's pages read the events with this class.
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
     texts = accumulator.EventAccumulator(str(workdir / "events")).Reload()
     (config,) = texts.Tensors("config/text_summary")
     (samples,) = texts.Tensors("samples/text_summary")
@@ -88,7 +89,7 @@ def test_tensorboard_has_config_samples_and_hyperparameters(workdir):
 
 
 def wandb_runs(workdir) -> dict[str, list[dict]]:
-    """The history of each run, over the files of all starts, by the reader that comes with the client."""
+    """Returns the history of each run, from the files of all starts, with the reader of the W&B client."""
     pytest.importorskip("wandb")
     found: dict[str, list[dict]] = {}
     reader = "import sys; from wandb.cli.cli import cli; cli(['leet', 'inspect', '--json', sys.argv[1]])"
@@ -131,7 +132,7 @@ def test_nothing_secret_is_in_what_trackers_write(workdir):
     assert files and [str(path) for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
-# --- what cannot be reached ------------------------------------------------------------------------------------------
+# --- unreachable servers ---------------------------------------------------------------------------------------------
 
 
 def said_of(tracker, workdir) -> str:
@@ -152,7 +153,7 @@ print(said_of(WandB(mode="online"), sys.argv[1]))
 
 
 def online(folder, **more: str) -> str:
-    """What is said of W&B, in a process of its own, as the client remembers keys."""
+    """Returns the messages about W&B, from a separate process, because the client caches keys."""
     pytest.importorskip("wandb")
     env = {name: value for name, value in ENV.items() if name != "WANDB_API_KEY"} | {"HOME": str(folder)} | more
     args = [sys.executable, "-c", ONLINE, str(folder)]
@@ -220,7 +221,7 @@ def test_wandb_online_rewinds_where_the_server_may_and_else_begins_another_run(t
     assert Here.config["rollback"]["not_rewound_as"] == "CommError: rewind is not enabled"
 
 
-# --- what is not asked for -------------------------------------------------------------------------------------------
+# --- without trackers ------------------------------------------------------------------------------------------------
 
 PLAIN = """
 import sys
