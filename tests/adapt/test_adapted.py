@@ -1,4 +1,4 @@
-"""A model under tuning: what it starts as, what it merges to, how it trains, in every family."""
+"""Tests models with parameter-efficient tuning in every family: initial values, merging, and training."""
 
 import dataclasses
 import functools
@@ -26,17 +26,17 @@ from tests.golden.case import Case, batch, weights
 from tests.support import tiny, written
 from tests.support.tiers import few
 
-ALL = (".*",)  # matrices
+ALL = (".*",)  # all matrices
 
 
 def noisy(tree):
-    """Parameters away from where they start."""
+    """Adds noise to all parameters."""
     keys = {path: jax.random.key(zlib.crc32(path.encode())) for path in flat(tree)}
     return nested({path: x + 0.1 * jax.random.normal(keys[path], x.shape) for path, x in flat(tree).items()})
 
 
 def logits_of(model, arrays):
-    """The function of parameters that gives the logits of the real tokens of a batch; compiled."""
+    """Returns the compiled function from parameters to the logits of the non-padding tokens of a batch."""
     real = arrays["segment_ids"] > 0
 
     def logits(variables):
@@ -50,7 +50,7 @@ def config_of(name):
 
 
 def adapted(name, tuning, **compute):
-    """The model of a case under a tuning, its parameters as it starts, and those that stay."""
+    """Returns the model of a case with a tuning, its initial trained parameters, and its frozen parameters."""
     model = Adapted(models.build(config_of(name), Compute(**compute)), tuning, train_heads=False)
     params = weights(config_of(name))
     return model, model.start(params, jax.random.key(0)), model.frozen(params)
@@ -68,10 +68,10 @@ def test_matrices_of_a_part_that_is_registered_later_have_rules_for_their_update
         del PARTITION_RULES[rules:]
 
 
-# ALBERT shares its layers, T5 has cross-attention and a gated feed-forward without biases, LLaMA groups of keys;
-# DeBERTa's mask decoder runs its last layer twice, and its maps of queries and keys read its positions too. The others
-# are all kinds of mixtures of experts: with experts that all tokens pass through, with biases, with layers in turns,
-# with a feed-forward behind the experts.
+# ALBERT shares its layers. T5 has cross-attention and a gated feed-forward without biases. LLaMA has grouped keys.
+# DeBERTa's mask decoder runs its last layer twice, and its projections of queries and keys also read its positions.
+# The others cover all kinds of mixtures of experts: with shared experts for all tokens, with biases, with alternating
+# layers, and with a feed-forward after the experts.
 MERGED = {
     "bert_masked_lm": IA3(),
     "albert": LoRA(rank=3, targets=ALL),
@@ -99,7 +99,7 @@ def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     arrays = batch(CASES.get(name) or Case(config_of(name), family=None))
     tuned, plain = logits_of(model, arrays), logits_of(model.model, arrays)
     before = plain({"params": weights(config_of(name))})
-    # the same products, and of DoRA a division by what was multiplied
+    # The products are the same, except that DoRA multiplies and divides by the same norm.
     np.testing.assert_allclose(tuned({"params": start, **frozen}), before, atol=1e-4, rtol=0)
     trained = noisy(start)
     after = tuned({"params": trained, **frozen})
@@ -138,7 +138,7 @@ def test_layers_that_lie_one_by_one_have_their_updates():
 
 
 def in_front(ids, arrays, side):
-    """A batch whose rows begin with these tokens, as ones of their text; those are not asked for."""
+    """Adds these tokens to the start of each row, as part of its text, but without targets."""
     rows, count = len(arrays[f"{side}tokens"]), len(ids)
     front = {"tokens": np.tile(ids, (rows, 1)), "segment_ids": np.ones((rows, count))}
     front["positions"] = np.tile(np.arange(count), (rows, 1))
@@ -149,7 +149,7 @@ def in_front(ids, arrays, side):
 
 
 def without_targets(arrays):
-    """A batch as `in_front` makes it: its targets have no column for the added tokens."""
+    """Removes the targets, because a batch of `in_front` has no targets for the added tokens."""
     return {name: x for name, x in arrays.items() if name not in ("targets", "loss_weights")}
 
 
@@ -181,7 +181,7 @@ def test_the_lengths_of_rows_include_the_virtual_tokens(name, tuning):
 
 
 def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
-    """Of a causal model, whose first tokens see none of the others; keys are turned by their positions."""
+    """The first tokens of a causal model attend to no later token, and their keys are rotated by their positions."""
     model, start, frozen = adapted("llama3", PrefixTuning(len(IDS)))
     arrays, params = batch(CASES["llama3"]), weights(CASES["llama3"].config)
     longer, plain = without_targets(in_front(IDS, arrays, "")), model.model
@@ -218,7 +218,7 @@ def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions(name):
 
 @pytest.mark.slow
 def test_an_update_is_the_same_on_one_device_and_on_eight():
-    """In micro-batches, with blocks made again for the backward, on a mesh that splits the matrices."""
+    """Checks micro-batches with rematerialized blocks, on a mesh that shards the matrices."""
     case, updated = CASES["bert_masked_lm"], []
     rows = {name: np.concatenate([x, x, x[:2]]) for name, x in batch(case).items()}
     config = dataclasses.replace(case.config, vocab_size=100, dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -242,7 +242,7 @@ def test_an_update_is_the_same_on_one_device_and_on_eight():
 
 
 def test_the_merged_update_is_alpha_over_the_rank_times_the_product():
-    """Hu et al. 2021, section 4.1; a scale by the square root of the rank would be 4 here, and is 2."""
+    """Checks Hu et al. 2021, section 4.1: the scale is 2; division by the square root of the rank would give 4."""
     tuning = LoRA(rank=4, alpha=8.0, targets=("mlp/down",))
     model, start, frozen = adapted("gpt2", tuning)
     trained, kernels = flat(noisy(start)), flat(weights(config_of("gpt2")))
@@ -254,8 +254,10 @@ def test_the_merged_update_is_alpha_over_the_rank_times_the_product():
 
 @pytest.mark.slow
 def test_no_gradient_passes_through_the_norm_of_dora():
-    """Liu et al. 2024, section 4.3: the norm counts as a constant, so the direction gets m / ‖V‖ of the gradient of the
-    merged kernel."""
+    """Checks Liu et al. 2024, section 4.3.
+
+    The norm counts as a constant, so the gradient of the direction is m / ‖V‖ times the gradient of the merged kernel.
+    """
     tuning, path = LoRA(rank=4, targets=("mlp/down",), dora=True), "decoder/blocks/mlp/down"
     model, start, frozen = adapted("gpt2", tuning)
     arrays, trained = batch(CASES["gpt2"]), noisy(start)
@@ -267,7 +269,7 @@ def test_no_gradient_passes_through_the_norm_of_dora():
     values = flat(trained)
     a, b, m = (values[f"{path}/{name}"] for name in ("lora_a", "lora_b", "magnitude"))
     direction = flat(weights(config_of("gpt2")))[f"{path}/kernel"] + tuning.scale * np.einsum("lir,lro->lio", a, b)
-    norm = np.linalg.norm(direction, axis=1)  # over the inputs, of each output
+    norm = np.linalg.norm(direction, axis=1)  # over the inputs, for each output
     of_direction = of_kernel * (m / norm)[:, None]
     expected = {
         "lora_a": tuning.scale * np.einsum("lio,lro->lir", of_direction, b),
@@ -275,13 +277,13 @@ def test_no_gradient_passes_through_the_norm_of_dora():
         "magnitude": (of_kernel * direction).sum(axis=1) / norm,
     }
     for name, gradient in expected.items():
-        largest = np.abs(gradient).max()  # float32 sums of two orders
+        largest = np.abs(gradient).max()  # float32 sums in another order
         np.testing.assert_allclose(of_update[f"{path}/{name}"], gradient, atol=1e-4 * largest, rtol=0, err_msg=name)
 
 
 @pytest.mark.slow
 def test_dropout_is_of_what_an_update_reads_and_of_training_alone():
-    """Hu et al. 2021 leave W x as it is; a model that answers drops nothing."""
+    """Dropout (Hu et al. 2021) leaves W x unchanged, and is inactive in inference."""
     config = dataclasses.replace(config_of("gpt2"), dropout_rate=0.0, attention_dropout_rate=0.0)
     arrays, key = batch(CASES["gpt2"]), jax.random.key(0)
 
@@ -296,13 +298,13 @@ def test_dropout_is_of_what_an_update_reads_and_of_training_alone():
     np.testing.assert_array_equal(logits(0.5, training=False, of=noisy), whole)
     one, other = (logits(0.5, training=True, of=noisy, seed=seed) for seed in (0, 1))
     assert np.abs(one - whole).max() > 0.1 and np.abs(one - other).max() > 0.1
-    # the update is zero at the start, whatever it reads; 1e-5: two programs round apart
+    # The initial update is zero for any input; 1e-5: the two programs round differently.
     np.testing.assert_allclose(logits(0.5, training=True), logits(0.0, training=False), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
 def test_vectors_of_outputs_are_merged_into_their_biases_too():
-    """(x W + b) * v is x (W v) + b v; of what `down` reads it is (x * v) W + b."""
+    """Checks (x W + b) * v = x (W v) + b v; `down` scales its input instead, (x * v) W + b."""
     rng, key, down = np.random.RandomState(0), "s/blocks/self_attention/key", "s/blocks/mlp/down"
     params = {f"{key}/kernel": (1, 3, 2, 4), f"{key}/bias": (1, 2, 4), f"{key}/ia3": (1, 2, 4)}
     params |= {f"{down}/kernel": (1, 5, 3), f"{down}/bias": (1, 3), f"{down}/ia3": (1, 5)}

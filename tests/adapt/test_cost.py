@@ -1,4 +1,4 @@
-"""The matmuls of an update with a tuning, worked out by hand; tests/planning/test_products.py compares with XLA."""
+"""Tests the matmuls of a tuning update against counts by hand; tests/planning/test_products.py compares with XLA."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_an_update_without_tuning_is_full():
 
 @pytest.mark.parametrize("tuning", [IA3(), BitFit()])
 def test_vectors_cost_no_gradient_of_a_matrix(tuning):
-    """Two matmuls per matrix; all of attention, whose products have no parameters."""
+    """Each matrix has two matmuls; attention has all, because its products have no parameters."""
     config = tiny.get_config("gpt").model
     blocks, head = other_flops(config, INPUTS, INPUTS)
     pairs = 6 * 2 * INPUTS**2 * config.num_layers * config.num_heads * config.dim_per_head
@@ -36,7 +36,7 @@ def test_vectors_cost_no_gradient_of_a_matrix(tuning):
 def test_lora_adds_three_matmuls_for_each_of_its_matrices():
     config = tiny.get_config("gpt").model
     width = config.num_heads * config.dim_per_head
-    added = config.num_layers * 3 * 2 * 4 * (config.d_model + width)  # per token, of rank 4
+    added = config.num_layers * 3 * 2 * 4 * (config.d_model + width)  # per token, with rank 4
     extra = flops_of("gpt", LoRA(rank=4, targets=("query",)), INPUTS) - flops_of("gpt", BitFit(), INPUTS)
     assert extra == ROWS * INPUTS * added
 

@@ -1,4 +1,4 @@
-"""The ways of tuning: what each trains, how that is split and decays, and what a user can get wrong."""
+"""Tests the tuning methods: the trained parameters, their sharding and weight decay, and users' mistakes."""
 
 import jax
 import numpy as np
@@ -34,12 +34,12 @@ from tests.support import tables, tiny
 
 
 def trained(preset, tuning, train_heads=False):
-    """The shapes of what is trained of a preset."""
+    """Returns the shapes of the trained parameters of a preset."""
     model = Adapted(build(zoo.preset(preset), Compute()), tuning, train_heads)
     return jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), tables.params(preset))
 
 
-# --- what is trained -------------------------------------------------------------------------------------------------
+# --- trained parameters ----------------------------------------------------------------------------------------------
 
 
 def test_low_rank_updates_are_of_the_matrices_that_are_named():
@@ -90,7 +90,7 @@ def test_heads_alone_and_beside_what_is_tuned():
     assert {path.split("/")[0] for path in flat(trained("bert_base", IA3(), True))} == heads | {"encoder"}
 
 
-# --- where it lies ---------------------------------------------------------------------------------------------------
+# --- sharding and weight decay ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preset", ("bert_base", "t5_base", "llama3_8b"))
@@ -231,7 +231,7 @@ def test_targets_that_are_longer_than_their_inputs_have_room_behind_a_prefix():
 
 @pytest.mark.parametrize(("family", "room"), (("bert", 17), ("t5", 17), ("gpt", 28)))
 def test_a_prefix_is_within_the_window_of_local_layers(family, room):
-    """What the mask shows to the last token of the longest row: all of the prefix, and not of a longer row."""
+    """The mask lets the last token of the longest row attend to the whole prefix; in a longer row it does not."""
     experiment = tiny.get_config(family)
     model, data = experiment.model, experiment.data
     experiment.tuning, experiment.checkpoint.init_from = PrefixTuning(4), "runs/base"
@@ -244,14 +244,14 @@ def test_a_prefix_is_within_the_window_of_local_layers(family, room):
     data.sequence_length = room + 1
     with pytest.raises(UserError, match=f"config.model.window has room for {room}: .* to at most {room}"):
         validate(experiment, files=False)
-    experiment.tuning = PromptTuning(4)  # which layers without a window show to all
+    experiment.tuning = PromptTuning(4)  # layers without a window show the prompt to all tokens
     validate(experiment, files=False)
 
 
 def test_a_prefix_is_within_the_narrower_of_two_windows():
     model = tiny.get_config("t5").model
     model.layer_pattern, model.window = ("local",), 10
-    for window, room in ((20, 10 - 4), (30, 10 - 4), (12, 6 + 1 - 4)):  # an encoder sees half on each side
+    for window, room in ((20, 10 - 4), (30, 10 - 4), (12, 6 + 1 - 4)):  # An encoder's window has half on each side.
         model.encoder_window = window
         assert PrefixTuning(4).limits(model)["window"] == room
 
@@ -259,7 +259,7 @@ def test_a_prefix_is_within_the_narrower_of_two_windows():
 @pytest.mark.parametrize("tuning", (PromptTuning(4), PrefixTuning(4)))
 @pytest.mark.parametrize("task", (MultipleChoice(choices=2), Retrieval()))
 def test_a_prompt_is_not_for_rows_of_several_texts_of_which_one_would_see_it(task, tuning):
-    """Each is a segment of its row, and the mask hides from it the virtual tokens, which are of the first."""
+    """Each text is a segment of its row. The virtual tokens are in the first one, so the mask hides them elsewhere."""
     experiment = tiny.get_config("bert")
     experiment.objective, experiment.data.source = task, JsonLines(path="records.jsonl")
     experiment.tuning, experiment.checkpoint.init_from = tuning, "runs/base"
@@ -297,17 +297,17 @@ def test_an_update_starts_at_zero_with_directions_of_its_own():
 
 
 def test_prefixes_start_near_zero_and_apart():
-    """As the embeddings of a model do: of a standard deviation of 0.02."""
+    """The standard deviation is 0.02, as for the embeddings of a model."""
     for hidden, name in ((0, "prefix"), (16, "key")):
         made = PrefixTuning(length=30, hidden=hidden).added(weights(CASES["llama3"].config), jax.random.key(0))
         values = [np.asarray(x) for path, x in made.items() if path.endswith(name)]
         assert values and not any(np.array_equal(values[0], other) for other in values[1:])
         for x in values:
-            np.testing.assert_allclose([x.mean(), x.std()], [0, 0.02], atol=0.002)  # of some thousand numbers
+            np.testing.assert_allclose([x.mean(), x.std()], [0, 0.02], atol=0.002)  # some thousand numbers each
 
 
 def test_a_config_is_checked_before_the_devices_are_asked_for(monkeypatch):
-    """Processes that are to join may not have looked at theirs."""
+    """Distributed processes must not query their devices before they have joined."""
     monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("asked for devices"))
     experiment = tiny.get_config("bert")
     experiment.tuning, experiment.checkpoint.init_from = LoRA(rank=2), "runs/base"
