@@ -1,4 +1,4 @@
-"""Random numbers, and distances of distributions in NumPy."""
+"""Helpers: random numbers, and distances of distributions in NumPy."""
 
 import numpy as np
 
@@ -15,5 +15,5 @@ def softmax(x):
 
 
 def kl(teacher, student):
-    """Of probabilities, over the last axis."""
+    """Computes the KL divergence of probabilities, over the last axis."""
     return (teacher * np.log(teacher / student)).sum(-1)

@@ -1,4 +1,4 @@
-"""Each distance of a student from its teacher is that of its paper, in NumPy."""
+"""Compares each distance between student and teacher with its paper's formula in NumPy."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_logits_of_attention_where_a_query_sees_a_key():
     masked = [np.where(seen, x, np.float32(FORBIDDEN)) for x in (a, b)]
     wanted = [((a - b)[..., t, : t + 1] ** 2).mean(-1).mean((1, 2)) for t in range(T)]
     np.testing.assert_allclose(distances.attention_squares(*masked), np.stack(wanted, -1), rtol=1e-5)
-    # Keys that one of the two does not see are left out.
+    # The distance excludes keys that one of the two models masks.
     assert np.isfinite(distances.attention_squares(masked[0], b)).all()
 
 

@@ -1,4 +1,4 @@
-"""Whatever keeps a student from learning of a teacher is said in one line, with the field to set."""
+"""Tests that each mistake in a distillation is a one-line error that names the field to set."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def changed(part, **values):
         setattr(part, name, value)
 
 
-# What is changed -> what the line says
+# The change -> the error.
 MISTAKES = {
     "a temperature of 0": (lambda e: changed(e.distill, temperature=0.0), "temperature is 0.0, it must be above 0"),
     "a layer without its weight": (
@@ -91,7 +91,7 @@ def test_a_mistake_of_the_config_is_told_in_one_line(mistake):
     assert line in str(told.value) and "\n" not in str(told.value)
 
 
-# Of the distillation, of the teacher -> what the line says
+# The changes of the distillation and of the teacher -> the error.
 TEACHERS = {
     "another family": ({}, {"family": "decoder"}, "has family 'decoder', config.model.family is 'encoder'"),
     "another vocabulary": ({}, {"vocab_size": 600}, "has 600 ids, config.model.vocab_size is 512: set it"),
@@ -124,7 +124,7 @@ def test_a_teacher_that_does_not_fit_is_told_in_one_line(mistake):
     assert line in found
 
 
-# The same, of a student with two stacks and a teacher whose decoder is narrower.
+# The same for a student with two stacks and a teacher with a narrower decoder.
 NARROW = {
     "one map for two widths": (
         {"hidden": 1.0},

@@ -1,4 +1,4 @@
-"""A student beside its teacher: what is taken out of both, what is compared, how it trains."""
+"""Tests a student with its teacher: the states read from both, the losses, and the training."""
 
 import dataclasses
 
@@ -45,14 +45,15 @@ def flat(tree):
     return dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
 
 
-# --- what is taken out of a model ------------------------------------------------------------------------------------
+# --- the states of a model -------------------------------------------------------------------------------------------
 
 
-# A bias, in two stacks; groups of keys, turned, a cap, some layers with a window; norms of queries and keys; one layer
+# T5 1.1 has a bias in two stacks. Gemma 2 has grouped, rotated keys, a softcap, and a window in some layers. Qwen3 has
+# norms of queries and keys. ALBERT shares one layer.
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", ("t5_1_1", "gemma2", "qwen3", "albert"))
 def test_logits_are_those_that_attention_takes_its_softmax_of(name):
-    """What the softmax of them weighs of the values is what the map after attention reads."""
+    """The values weighted by the softmax of the logits are the input of the output projection."""
     model = models.build(config_of(name), Compute(attention="xla"))
 
     def read_by_out(call, args, kwargs, context):
@@ -76,13 +77,13 @@ def test_logits_are_those_that_attention_takes_its_softmax_of(name):
         np.testing.assert_allclose(seen.reshape(-1), wanted.reshape(-1), atol=2e-5)
 
 
-# --- what is compared ------------------------------------------------------------------------------------------------
+# --- losses ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["t5_1_1", "t5gemma_9b_2b"])
 def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_teacher(name):
-    """In both stacks of an encoder-decoder, also where they have other widths and heads."""
+    """Checks both stacks of an encoder-decoder, also with different widths and heads."""
     model = models.build(config_of(name), Compute(attention="xla"))
     distilled, arrays, params = Distilled(model, model, ALL, 7), batch(CASES[name]), weights(model.config)
 
@@ -120,7 +121,7 @@ KINDS = {
 @pytest.mark.first(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_validation_has_the_loss_that_an_update_trains(kind):
-    """Over two batches: the terms of `by_numpy`, each a mean over its predictions or tokens, with the weights."""
+    """Compares the metrics of two batches with `by_numpy`: means over predictions or tokens, and weighted sums."""
     config, distillation = config_of("bert_masked_lm"), KINDS[kind]
     model = models.build(config, Compute(attention="xla"))
     arrays, params = batch(CASES["bert_masked_lm"]), weights(config)
@@ -144,7 +145,7 @@ def test_a_validation_has_the_loss_that_an_update_trains(kind):
 
 
 def by_numpy(model, distillation, params, teacher, arrays):
-    """The terms of a distillation and their weighted sums, from the outputs and states of two models."""
+    """Computes the terms of a distillation and their weighted sums, from the outputs and states of two models."""
     found = []
     for values in (params, teacher):
         outputs, (stack,) = states.run_with_states(model, values, arrays, vectors=True, logits=True, deterministic=True)
@@ -199,7 +200,7 @@ def by_numpy(model, distillation, params, teacher, arrays):
 
 @pytest.mark.slow
 def test_an_update_is_the_same_on_one_device_and_on_eight():
-    """In micro-batches, of rows that differ in their targets and tokens, with maps to a wider teacher."""
+    """Checks micro-batches whose rows differ in their targets and tokens, with projections to a wider teacher."""
     case, updated = CASES["bert_masked_lm"], []
     rows = {name: np.concatenate([x, x, x[:2]]) for name, x in batch(case).items()}
     ours = config_of("bert_masked_lm", vocab_size=100)

@@ -1,4 +1,4 @@
-"""Soft targets of each head are the divergence of its softened answers, in NumPy."""
+"""Compares the soft-target loss of each head with the KL divergence of its softened predictions in NumPy."""
 
 import itertools
 
@@ -61,7 +61,7 @@ def test_soft_targets_of_a_chain_are_marginals_of_its_softened_tags():
         logits, between, start, end = drawn(B, T, 2), drawn(2, 2), drawn(2), drawn(2)
         return TaggerOutput(jnp.asarray(logits), chain.Transitions(*map(jnp.asarray, (between, start, end))), None)
 
-    def marginals(said, row, words):  # by the sum over all tags there can be
+    def marginals(said, row, words):  # by a sum over all tag sequences
         logits, (between, start, end) = np.asarray(said.logits), map(np.asarray, said.transitions)
         chances = np.zeros((words, 2))
         for tags in itertools.product(range(2), repeat=words):
@@ -88,7 +88,7 @@ def test_soft_targets_of_passages_between_vectors_of_other_widths():
     batch = {"texts": jnp.array([3, 3, 0])}
     ours, theirs = drawn(B, 3, 4), drawn(B, 3, 6)
 
-    def chances(vectors):  # of two queries, the passages of their two rows
+    def chances(vectors):  # two queries, each with the passages of both rows
         scores = np.einsum("bd,cpd->bcp", vectors[:2, 0], vectors[:2, 1:]) / 0.5
         return softmax(scores.reshape(2, -1) / 2)
 
@@ -100,7 +100,7 @@ def test_soft_targets_of_passages_between_vectors_of_other_widths():
 
 def test_each_head_of_a_task_has_soft_targets():
     assert HEADS.keys() - soft_targets.SOFT_TARGETS.keys() == {
-        "replaced",  # of ELECTRA's pretraining, as the others are of ELMo's and of DeepSeek-V3's
+        "replaced",  # These heads are for the pretraining of ELECTRA, ELMo and DeepSeek-V3.
         "backward_lm",
         "multi_token",
     }
