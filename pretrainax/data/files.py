@@ -1,6 +1,7 @@
 """Finds the files of data sources, computes their fingerprints, opens archives, and splits large files at line ends."""
 
 import codecs
+import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -13,7 +14,7 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional, Union, cast
 
 import numpy as np
@@ -71,12 +72,20 @@ def find_files(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
         matches = [f for f in matches if f.lower().endswith(endings)]
     if not matches:
         expected_endings = " or ".join(ending for ending in endings if not is_archive(ending))
-        names = f"{expected_endings} file below the folder" if pattern != path else "such file"
+        names = f"{expected_endings} file below the folder{_hint(path, found)}" if pattern != path else "such file"
         raise UserError(f"{source.config_path}.{field} is {path!r}: no {names}")
     if split != "train" or source.valid_path is None:
         return matches
     held_out = {os.path.realpath(file) for file in find_files(source, "valid", endings)}
     return [file for file in matches if os.path.realpath(file) not in held_out] or matches
+
+
+def _hint(folder: str, found: Sequence[str]) -> str:
+    """Suggests how to read a folder whose files `found` have other endings than a source expects."""
+    if reader := Choice.reader_of(folder):
+        return f"; {reader}(path={folder!r}) reads its files"
+    endings = collections.Counter(os.path.splitext(file)[1] for file in found).most_common(1)
+    return f"; to read other files, set a glob: {os.path.join(folder, '**', f'*{endings[0][0]}')!r}" if endings else ""
 
 
 def path_problems(source: Any) -> Iterator[str]:

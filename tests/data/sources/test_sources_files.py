@@ -85,8 +85,22 @@ def test_text_that_is_not_utf8_names_file_and_line(tmp_path):
 
 
 def test_text_folder_without_text_says_so(tmp_path):
-    with pytest.raises(UserError, match=r"config\.data\.source\.path is .*: no \.txt file below the folder"):
+    with pytest.raises(UserError, match=r"config\.data\.source\.path is .*: no \.txt file below the folder$"):
         TextFiles(str(tmp_path)).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [("a.md", "to read other files, set a glob: '{}/**/*.md'"), ("a.csv", "Csv(path='{}') reads its files")],
+)
+def test_a_folder_of_other_files_says_how_to_read_them(name, hint, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / name).write_text("text\na\n")
+    with pytest.raises(UserError) as caught:
+        TextFiles(str(tmp_path)).fingerprint()
+    assert str(caught.value).endswith(f"no .txt file below the folder; {hint.format(tmp_path)}")
+    if "glob" in hint:
+        assert len(TextFiles(f"{tmp_path}/**/*.md").shards("train")) == 1
 
 
 def test_text_glob_without_match_says_so(tmp_path):
