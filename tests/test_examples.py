@@ -165,3 +165,21 @@ def test_a_page_is_short_and_its_links_and_pictures_exist(name):
 def test_the_table_of_stories_has_each_folder():
     rows = re.findall(r"^\| .*\]\((\w+)/README\.md\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == STORIES
+
+
+def test_pairs_of_sentences_are_made_of_a_folder_of_markdown_books(tmp_path):
+    """As a reader has it who clones the collection that the page names."""
+    command = [sys.executable, str(EXAMPLES / "sentence_encoder" / "prepare.py"), "books", "pairs"]
+    (tmp_path / "books" / "author").mkdir(parents=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "no pairs for train in books: it must contain train*.jsonl.gz, or books */*.md\n"
+    for book in range(200):
+        sentences = [f"This is sentence {i} of book {book} by an author of long sentences." for i in range(20)]
+        (tmp_path / "books" / "author" / f"{book}.md").write_text(" ".join(sentences))
+    subprocess.run(command, cwd=tmp_path, check=True)
+    books = {}
+    for split in ("train", "valid", "test"):
+        lines = (tmp_path / "pairs" / f"{split}.jsonl").read_text().splitlines()
+        books[split] = {json.loads(line)["query"].split(" of book ")[1] for line in lines}
+    assert sum(map(len, books.values())) == len(set.union(*books.values())) == 200

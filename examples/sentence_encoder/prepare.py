@@ -7,8 +7,10 @@ import glob
 import gzip
 import json
 import os
+import pathlib
 import re
 import sys
+import zlib
 from collections.abc import Iterator
 
 PAIRS = {"train": 20_000, "valid": 500, "test": 1_000}  # the most pairs of each split
@@ -28,14 +30,24 @@ def pairs(text: str) -> Iterator[dict]:
             position = 0
 
 
+def documents(books: str, split: str) -> Iterator[str]:
+    """Yields the texts of a split: of BOOKS/{split}*.jsonl.gz, and of the books BOOKS/*/*.md that a hash selects."""
+    for name in sorted(glob.glob(os.path.join(books, f"{split}*.jsonl.gz"))):
+        with gzip.open(name, "rt") as file:
+            yield from (json.loads(line)["text"] for line in file)
+    for book in sorted(pathlib.Path(books).glob("*/*.md")):
+        percent = zlib.crc32(book.name.encode()) % 100
+        if split == ("valid" if percent < 5 else "test" if percent < 15 else "train"):
+            yield book.read_text()
+
+
 def main(books: str, folder: str) -> None:
-    """Writes FOLDER/{train,valid,test}.jsonl from BOOKS/{train,valid,test}*.jsonl.gz; no book is in two splits."""
+    """Writes FOLDER/{train,valid,test}.jsonl from the books in the folder BOOKS; no book is in two splits."""
     os.makedirs(folder, exist_ok=True)
     for split, most in PAIRS.items():
-        found = []
-        for name in sorted(glob.glob(os.path.join(books, f"{split}*.jsonl.gz"))):
-            with gzip.open(name, "rt") as file:
-                found += [pair for line in file for pair in pairs(json.loads(line)["text"])]
+        found = [pair for text in documents(books, split) for pair in pairs(text)]
+        if not found:
+            sys.exit(f"no pairs for {split} in {books}: it must contain {split}*.jsonl.gz, or books */*.md")
         count = min(len(found), most)
         rows = [found[i * len(found) // count] for i in range(count)]  # evenly over all documents
         with open(os.path.join(folder, f"{split}.jsonl"), "w") as file:
