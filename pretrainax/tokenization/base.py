@@ -321,3 +321,9 @@ def unknown_share(counts: np.ndarray, tokenizer: Tokenizer) -> float:
       counts: number of occurrences of each id, [V].
     """
     return int(counts[tokenizer.unknown_ids].sum()) / max(int(counts.sum()), 1)
+
+
+def check_no_run(directory: str) -> None:
+    """Raises UserError if `directory` is the folder of a run, whose tokenizer is in a folder below it."""
+    if os.path.exists(os.path.join(directory, "tokenizer", DESCRIPTION)):
+        raise UserError(f"{directory} is the folder of a run: give {os.path.join(directory, 'tokenizer')}")

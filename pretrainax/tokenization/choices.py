@@ -9,7 +9,7 @@ from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.files.paths import is_hub, is_url
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import local_path
-from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
+from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, check_no_run, load_tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
@@ -66,6 +66,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
             if type(tokenizer) is not self.kind:
                 raise UserError(f"config.tokenizer.path={self.path} is not a {type(self).__name__} tokenizer")
             return tokenizer
+        check_no_run(path)
         file = os.path.join(path, self.kind.file) if os.path.isdir(path) else path
         try:
             return self._read(read_bytes(file))

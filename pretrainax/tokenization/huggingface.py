@@ -29,7 +29,7 @@ from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.files.regular_files import read_bytes
 from pretrainax.storage.places import local_path
-from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
+from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, check_no_run, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.directory_settings import decoder_start, left_sides, read_json, tokenizer_class
 from pretrainax.tokenization.frames import RowFrame, SpecialTokenFrame, probe_frame
@@ -106,6 +106,7 @@ def tokenizer_file(directory: str) -> str:
             return name
     if tokenizer_class(directory) == "ByT5":
         return "tokenizer_config.json"
+    check_no_run(directory)
     shifted_file = "sentencepiece.bpe.model"  # XLM-R, mBART, CamemBERT
     has_shifted = os.path.exists(os.path.join(directory, shifted_file))
     reason = f"; the ids in {shifted_file} differ from the ids of the model" * has_shifted

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece, Words
+from pretrainax.tokenization import BPE, ByteBPE, Characters, PretrainedTokenizer, Unigram, WordPiece, Words
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -329,6 +329,13 @@ def test_path_of_another_kind_is_refused(tmp_path):
     trained("bpe").save(str(tmp_path))
     with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is not a Unigram tokenizer"):
         Unigram(path=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("config", [ByteBPE, PretrainedTokenizer])
+def test_the_path_of_a_run_names_the_folder_of_its_tokenizer(config, tmp_path):
+    trained("bpe").save(str(tmp_path / "run" / "tokenizer"))
+    with pytest.raises(UserError, match=f"{tmp_path}/run is the folder of a run: give {tmp_path}/run/tokenizer$"):
+        config(path=str(tmp_path / "run")).load()
 
 
 @pytest.mark.parametrize("config", [Unigram, BPE, WordPiece, ByteBPE], ids=lambda c: c.__name__)
