@@ -55,17 +55,17 @@ def meaning(name: str, names: Collection[str] = ()) -> str:
     return ", of ".join(filter(None, (declared(name, names).meaning, name.partition("/")[2])))
 
 
-def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
+def summarize(sums: Mapping[str, Sequence], without_targets: float = 0.0) -> dict[str, float]:
     """Computes a line of metrics.jsonl from {name: (sum, count)}: the means, and metrics derived from the means.
 
-    A metric with count 0 is omitted, except the loss, which is then 0, because every line has a loss. The loss of a
-    task is its "label_loss". A task has no token metrics, such as the perplexity.
+    A metric with count 0 is omitted, except the loss, which is then `without_targets`: every line has a loss. The loss
+    of a task is its "label_loss". A task has no token metrics, such as the perplexity.
     """
     has_tokens = "label_loss" not in sums
     balance = expert_balance.balance_metrics(sums)
     sums = {name.removeprefix("label_"): x for name, x in sums.items() if not name.startswith(BY_LAYER)}
     means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
-    loss = means.get("loss", 0.0)
+    loss = means.get("loss", without_targets)
     metrics = {"loss": loss, **(metrics_from_loss(loss) if has_tokens else {})}
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]

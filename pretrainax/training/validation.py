@@ -87,7 +87,8 @@ class Validation:
                 self.observe(number, batch, values)
         sums = jax.device_get(sums)
         parts = with_halves(parts, self.experiment.evaluate.halves)
-        return summarize(add_up(sums)) | summarize_parts(parts, sums)
+        # the loss without targets is NaN, so that it is not the best
+        return summarize(add_up(sums), np.nan) | summarize_parts(parts, sums)
 
     def predict(self, params: Params) -> tuple[dict[str, float], PyTree, list[Note]]:
         """Computes the metrics and outputs of a task head for the n records of one validation, in order.
@@ -100,6 +101,6 @@ class Validation:
         (stream,) = self.valid_batches.streams
         count = min(len(outputs) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
         all_outputs = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *outputs)
-        metrics = summarize(add_up(sums))
+        metrics = summarize(add_up(sums), np.nan)
         metrics |= summarize_parts(with_halves([()] * len(sums), self.experiment.evaluate.halves), sums)
         return metrics, all_outputs, [stream.note(n) for n in range(count)]

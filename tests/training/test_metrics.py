@@ -249,6 +249,7 @@ def test_a_batch_without_targets_has_figures_of_nothing():
     heads = ("accuracy", "text_loss", "pair_loss", "pair_accuracy", "replaced_loss", "replaced_recall", "bits_per_byte")
     nothing = {name: (0.0, 0.0) for name in ("loss", *heads)}
     assert summarize(nothing) == {"loss": 0, "perplexity": 1, "bits_per_token": 0, "loss_tokens": 0}
+    assert math.isnan(summarize(nothing, math.nan)["perplexity"])
     assert summarize_parts([("source=web",)], [nothing]) == {"loss_tokens/source=web": 0}
     asked = nothing | {"loss": (6.0, 3.0), "replaced_loss": (1.0, 8.0), "replaced_precision": (0.0, 0.0)}
     assert summarize(asked).keys() == summarize(nothing).keys() | {"replaced_loss", "replaced_fraction"}

@@ -202,6 +202,14 @@ def test_the_pooled_figures_are_those_of_the_same_rows(mixture):
     assert found["loss_tokens"] == expected["loss_tokens"]
 
 
+def test_a_validation_without_targets_has_no_loss_so_that_it_is_not_the_best(mixture, monkeypatch):
+    run, params = mixture
+    step = run.validation.eval_step
+    monkeypatch.setattr(run.validation, "eval_step", lambda *of: (jax.tree.map(np.zeros_like, step(*of)[0]), None))
+    found = validated(run, params)
+    assert found["loss_tokens"] == 0 and all(math.isnan(found[name]) for name in ("loss", "perplexity"))
+
+
 def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
     """The test repeats each validation row eight times in a separate batch, so the counts are eight times larger."""
     run, params = mixture
