@@ -82,7 +82,7 @@ class Sizes(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Returns the error of `difference` that the seeds show; 0 with one seed, or if a model diverged.
+        """Returns the relative error of `difference` that the seeds show; 0 with one seed, or if a model diverged.
 
         It is the simultaneous interval (Bonferroni) of the mean logs of all widths, with one variance for all.
         """
@@ -91,7 +91,8 @@ class Sizes(NamedTuple):
         if seeds == 1 or not np.all(np.isfinite(values) & (values > 0)):
             return 0.0
         variance = float(np.mean(np.var(np.log(values), axis=1, ddof=1)))
-        return float(stats.t.ppf(1 - _LEVEL / 2 / widths, widths * (seeds - 1))) * math.sqrt(variance / seeds)
+        quantile = float(stats.t.ppf(1 - _LEVEL / 2 / widths, widths * (seeds - 1)))
+        return float(np.expm1(quantile * math.sqrt(variance / seeds)))
 
     def values(self) -> JsonObject:
         """Returns the values that `inspect --json` prints."""

@@ -110,6 +110,19 @@ def test_noise_alone_is_hardly_ever_called_a_dependence_on_the_width(seeds):
     assert verdicts.count("not known") / 400 > 0.3
 
 
+def test_large_noise_is_hardly_ever_called_a_dependence_with_as_many_seeds_as_a_verdict_takes():
+    """The sizes of seeds differ by a factor of e. If the error were that of the logs, 26 % would be called NOT FLAT."""
+    rng, verdicts = np.random.default_rng(0), []
+    for _ in range(300):
+        sizes = planted((64, 128, 256, 512), 0.0, 1.0, coordinates.MOST_SEEDS, rng).by_seed
+        of_seeds = (
+            coordinates.Sizes("block", "change", False, (64, 128, 256, 512), tuple(x[:seeds] for x in sizes)).verdict
+            for seeds in range(coordinates.SEEDS, coordinates.MOST_SEEDS + 1)
+        )
+        verdicts.append(next((verdict for verdict in of_seeds if verdict != "not known"), "not known"))
+    assert verdicts.count("NOT FLAT") / 300 <= 0.05 + 3 * 0.0126  # standard errors
+
+
 def test_a_dependence_is_found_as_soon_as_it_exceeds_the_noise():
     rng = np.random.default_rng(0)
     assert planted((64, 128, 256), 0.5, 0.02, 2, rng).verdict == "NOT FLAT"
