@@ -1,4 +1,4 @@
-"""Starts of another family or shape, taken as a run takes them."""
+"""Loads starts of another family or shape, as a run loads them."""
 
 import pathlib
 import zlib
@@ -18,23 +18,23 @@ from pretrainax.sharding.rules import tree_shardings
 
 
 def planned(start: pathlib.Path, model: ModelConfig, *adaptations: Adaptation, fresh_heads=False) -> ConversionPlan:
-    """How a run or a directory becomes a model."""
+    """Returns the plan that converts a run or a directory to a model."""
     return adapted_start(find_origin(str(start)), model, adaptations, fresh_heads)
 
 
 def read(start: pathlib.Path, adapted: ConversionPlan, mesh=None):
-    """The parameters that become those of the model, as they are there."""
+    """Loads the parameters of the start that the model uses, with their stored values."""
     abstract = placed_start(models.abstract_params(adapted.model), mesh or _one_device())
     return load_start(find_origin(str(start)), adapted.model, abstract, zeros_of(abstract))
 
 
 def noise(path: str, shape) -> np.ndarray:
-    """What stands for parameters that are drawn anew: large enough to show."""
+    """Returns values for newly initialized parameters, large enough to reveal a wrong placement."""
     return np.random.RandomState(zlib.crc32(path.encode())).standard_normal(shape).astype(np.float32)
 
 
 def taken(start: pathlib.Path, model: ModelConfig, *adaptations: Adaptation, fresh_heads=False, mesh=None):
-    """The parameters of the model; those that are drawn are `noise`."""
+    """Returns the parameters of the model; `noise` replaces the newly initialized ones."""
     adapted, mesh = planned(start, model, *adaptations, fresh_heads=fresh_heads), mesh or _one_device()
     shapes = models.abstract_params(model)
     shardings = tree_shardings(mesh, shapes)

@@ -1,4 +1,4 @@
-"""Inputs of attention, its results with gradients: what its tests share."""
+"""The inputs of the attention tests, and functions that compute attention and its gradients."""
 
 import dataclasses
 
@@ -15,12 +15,12 @@ def segments(*rows):
     return jnp.asarray(rows, jnp.int32)
 
 
-# two documents in a row, and padding
+# Two documents in a row, followed by padding.
 PACKED = dict(query_segment_ids=segments([1, 1, 1, 2, 2, 0]), key_segment_ids=segments([1, 1, 1, 2, 2, 0]))
 
 
 def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float32):
-    """q [B, T, H, K], k and v [B, S, G, K], bias [1, H, T, S] or None."""
+    """Returns q [B, T, H, K], k and v [B, S, G, K], and a bias [1, H, T, S] or None."""
     rng = np.random.default_rng(0)
     shapes = (batch, t, heads, width), (batch, s, key_heads, width), (batch, s, key_heads, width)
     q, k, v = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
@@ -42,13 +42,13 @@ def output_and_gradients(args, mask, implementation="xla", **options):
 
 
 def assert_close(got, expected, atol):
-    """Trees of the same shapes and dtypes, within `atol` and a ten-millionth of what is expected."""
+    """Asserts equal structure, shapes and dtypes, and values within `atol` and a relative error of 1e-7."""
     chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
     chex.assert_trees_all_close(got, expected, atol=atol, rtol=1e-7)
 
 
 def packed_ids(batch, length):
-    """Two documents and padding in a row, of other lengths in each row."""
+    """Returns segment IDs of two documents and padding in each row; the lengths differ between rows."""
     rows = np.zeros((batch, length), np.int32)
     for i in range(batch):
         rows[i, : length // 3 + i] = 1
@@ -72,5 +72,5 @@ USUAL = AttentionSpec(
 
 
 def choose(requested, platform, **other):
-    """What is chosen for a causal attention over 512 tokens, but for what is `other`."""
+    """Returns the backend for causal attention over 512 tokens; `other` replaces fields of `USUAL`."""
     return choose_backend(requested, platform, dataclasses.replace(USUAL, **other))

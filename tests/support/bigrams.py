@@ -1,4 +1,4 @@
-"""Models that are tables, for tests of what lets models write: logits follow from the last token, or the last two."""
+"""Defines models that are tables, for tests of generation: logits depend on the last token, or the last two tokens."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass
 class Bigrams:
-    """The parameters are the logits [V, V] of the next token after each; the state is the last token of each row."""
+    """A model whose parameters are logits [V, V] of the next token; its state is the last token of each row."""
 
     params: jax.Array | None = None
 
@@ -26,18 +26,19 @@ class Bigrams:
 
 @dataclasses.dataclass
 class Trigrams(Bigrams):
-    """The parameters are the logits [V, V, V] after each pair of tokens; the state is what the next step cannot see."""
+    """A model whose parameters are the logits [V, V, V] after two tokens; its state is the older token."""
 
     def start(self, params, batch, room):
         _, last = super().start(params[0], batch, room)
-        return params[last, last], last  # as if the last token of the prompt stood there twice
+        # The logits of the first step assume that the last token of the prompt occurs twice.
+        return params[last, last], last
 
     def step(self, params, state, tokens):
         return params[state, tokens], tokens
 
 
 def prompts_of(*rows):
-    """A batch of rows of tokens, padded on the right."""
+    """Returns a batch of rows of tokens, padded on the right."""
     length = max(map(len, rows))
     padded = [[*row, *[0] * (length - len(row))] for row in rows]
     real = [[1] * len(row) + [0] * (length - len(row)) for row in rows]

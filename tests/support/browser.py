@@ -13,11 +13,11 @@ import pytest
 
 
 class Page(NamedTuple):
-    """What a browser has made of a page."""
+    """The result of loading a page in a browser."""
 
     requests: list[str]  # URLs
-    errors: list[str]  # of the console, of the log and of scripts
-    value: dict  # result of the given expression
+    errors: list[str]  # errors of the console, the log and scripts
+    value: dict  # result of the expression
     screenshot: bytes  # PNG of the window
 
 
@@ -31,14 +31,15 @@ class Browser:
         (read, to_browser), (from_browser, write) = os.pipe(), os.pipe()
         flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --remote-debugging-pipe".split()
 
-        def place() -> None:  # Chromium reads from 3 and writes to 4
+        def place() -> None:  # Chromium reads from file descriptor 3 and writes to 4
             ends = os.dup(read), os.dup(write)  # either may be 3 or 4
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
         command = [program, *flags, f"--user-data-dir={folder}"]
         self._process = subprocess.Popen(command, pass_fds=(3, 4), preexec_fn=place, stderr=subprocess.DEVNULL)
-        self._watchdog = threading.Timer(120, self._process.kill)  # seconds; a hanging browser fails the test
+        # Kills a browser that hangs for 120 seconds, so that the test fails.
+        self._watchdog = threading.Timer(120, self._process.kill)
         self._watchdog.start()
         os.close(read)
         os.close(write)
@@ -84,7 +85,7 @@ class Browser:
         return answer["result"]
 
     def _receive(self) -> dict:
-        """Reads a message; keeps it if it is an event."""
+        """Reads a message, and saves it if it is an event."""
         content = bytearray()
         while (byte := self._in.read(1)) != b"\0":
             assert byte, "Chromium ended"

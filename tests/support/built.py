@@ -1,4 +1,4 @@
-"""Runs that are built on data that is prepared, as the commands build them."""
+"""Builds runs on prepared data, as the commands do."""
 
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.runs.answer_writer import AnswerWriter, check_answers

@@ -1,7 +1,7 @@
-"""A Markov chain over words, whose conditional entropies are known, and models of each family that know it.
+"""A Markov chain over words with known conditional entropies, and models of each family that compute it exactly.
 
-The models are exact: their answers are the chain's own probabilities, by sums over all ways from one word to another.
-They stand where a trained model does, so that what is made of their answers is the code that scores trained ones.
+The models return the exact probabilities of the chain, as sums over all paths from one word to another. They replace
+trained models, so that the tests run the code that scores trained models.
 """
 
 import dataclasses
@@ -22,13 +22,14 @@ from pretrainax.tokenization.base import Tokenizer
 from tests.support.tiny import get_config
 
 WORDS = ("ka", "lo", "mi", "tu", "se", "ro")
-# The next word is one of three with these chances; the columns add up to 1 too, so that all words are as frequent.
+# The next word is one of three, with these probabilities. The columns add up to 1 too, so all words are equally
+# frequent.
 TRANSITIONS = sum(share * np.roll(np.eye(len(WORDS)), shift, axis=1) for share, shift in ((0.6, 1), (0.3, 2), (0.1, 4)))
-LONGEST = 40  # words of a span; longer ones do not come up
+LONGEST = 40  # maximum number of words of a span; longer spans do not occur
 
 
 def text_of(rng: np.random.Generator, count: int) -> str:
-    """Draws a text of so many words."""
+    """Draws a text of `count` words."""
     steps = rng.choice((1, 2, 4), size=count, p=(0.6, 0.3, 0.1))
     return " ".join(WORDS[i] for i in steps.cumsum() % len(WORDS))
 
@@ -44,15 +45,18 @@ def states(text: str) -> list[int]:
 
 @functools.cache
 def ways(steps: int, doubt: float = 0.0) -> np.ndarray:
-    """The chance to be at a word so many steps after another, [W, W]; who doubts thinks that some go anywhere."""
+    """Returns the probability of each word `steps` words after another, [W, W].
+
+    Each step is uniform over all words with probability `doubt`.
+    """
     return np.linalg.matrix_power((1 - doubt) * TRANSITIONS + doubt / len(WORDS), steps)
 
 
-# --- what a span costs who knows the chain ----------------------------------------------------------------------------
+# --- bits of a span for a model that knows the chain ------------------------------------------------------------------
 
 
 def path(*words: int) -> float:
-    """The chance of words after the first of them."""
+    """Returns the probability of the words after the first one."""
     return float(np.prod([TRANSITIONS[a, b] for a, b in zip(words, words[1:], strict=False)]))
 
 
@@ -61,13 +65,16 @@ def bits_given_left(left: str, span: str) -> float:
 
 
 def bits_given_both(left: str, span: str, right: str) -> float:
-    """The number of words is known too."""
+    """Returns the bits of a span, given both neighbors and the number of words."""
     a, s, b = states(left)[-1], states(span), states(right)[0]
     return -np.log2(path(a, *s, b) / ways(len(s) + 1)[a, b])
 
 
 def bits_with_end(left: str, span: str, right: str) -> float:
-    """The number of words is told with the span: it is geometric, each word being the last one with a chance."""
+    """Returns the bits of a span and its number of words.
+
+    The number is geometric, because each word is the last one with probability `STOP`.
+    """
     a, s, b = states(left)[-1], states(span), states(right)[0]
     law = [STOP * (1 - STOP) ** (k - 1) for k in range(1, LONGEST + 1)]
     return -np.log2(
@@ -76,10 +83,11 @@ def bits_with_end(left: str, span: str, right: str) -> float:
 
 
 def entropy(family: str, words: int) -> float:
-    """Returns the bits of a span of so many words that nobody can spare on average, given what a family is given.
+    """Returns the expected number of bits of a span of `words` words, given the context that a family sees.
 
-    Of words a, s1, …, sk, b: H(s | a) is k steps, H(s | a, b) = H(s, b | a) - H(b | a); and where the number of words
-    is told with them, that of geometric numbers is added, and b is what stands behind any number of words.
+    Let a be the word before the span, s1, …, sk the span, and b the word after it. H(s | a) is k times the entropy of a
+    step. H(s | a, b) = H(s, b | a) - H(b | a). If the number of words is coded too, the entropy of the geometric
+    distribution is added, and b follows after any number of words.
     """
     step, law = _entropy(TRANSITIONS[0]), np.array([STOP * (1 - STOP) ** (k - 1) for k in range(1, LONGEST + 1)])
     if family == "decoder":
@@ -98,12 +106,12 @@ def _entropy(chances: np.ndarray) -> float:
 # --- models that know the chain ---------------------------------------------------------------------------------------
 
 
-STOP = 0.5  # the chance that a word is the last of a span, by which the models below expect its end
+STOP = 0.5  # probability that a word is the last one of a span; the models below use it to predict the end of the span
 
 
 @functools.cache
 def tokenizer_of(family: str) -> Tokenizer:
-    """A tokenizer in which each word with the space before it is one id."""
+    """Returns a tokenizer that encodes each word, with the space before it, as one id."""
     kinds = {
         "decoder": ByteBPE(vocab_size=269, num_sentinels=3),
         "encoder": WordPiece(vocab_size=33),
@@ -114,11 +122,11 @@ def tokenizer_of(family: str) -> Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Knowing:
-    """Stands for a model whose answers are the chain's probabilities."""
+    """A model whose predictions are the probabilities of the chain."""
 
     family: str
     tokenizer: Tokenizer
-    doubt: float  # how much of each step it believes to be to any word
+    doubt: float  # probability with which the model takes each step for uniform
 
     def apply(self, variables, batch, *, deterministic, rngs=None) -> Outputs:
         logits = getattr(self, self.family)(batch)  # [B, N, V]
@@ -126,19 +134,19 @@ class Knowing:
 
     @functools.cached_property
     def ids(self) -> np.ndarray:
-        """The id of each word behind another, [W]."""
+        """The id of each word after another word, [W]."""
         return np.array([self.tokenizer.encode(f"ka {word}")[-1] for word in WORDS])
 
     @functools.cached_property
     def words(self) -> np.ndarray:
-        """The word of each id, [V]; 0 for those that are none."""
+        """The word of each id, [V]; 0 for ids that are not words."""
         words = np.zeros(self.tokenizer.vocabulary.size, np.int32)
         for word, text in enumerate(WORDS):
             words[self.tokenizer.encode(text)[0]] = words[self.ids[word]] = word
         return words
 
     def logits(self, chances: jax.Array, end: int | None = None) -> jax.Array:
-        """[..., W] chances of the words, or [..., W + 1] of them and the end, as logits [..., V]."""
+        """Converts probabilities of words [..., W], or of words and the end [..., W + 1], to logits [..., V]."""
         ids = self.ids if end is None else np.append(self.ids, end)
         nothing = jnp.full((*chances.shape[:-1], self.tokenizer.vocabulary.size), -1e4)
         return nothing.at[..., ids].set(jnp.log(jnp.maximum(chances, 1e-30)))
@@ -159,14 +167,15 @@ class Knowing:
         hole = (source == self.tokenizer.vocabulary.sentinels[0]).argmax(axis=1, keepdims=True)
         before, after = (jnp.asarray(self.words)[jnp.take_along_axis(source, hole + d, axis=1)] for d in (-1, 1))
         place = jnp.arange(said.shape[1])[None]
-        count = jnp.clip(place - 1, 0, LONGEST - 1)  # words of the span that are said; the sentinel comes first
+        # Number of words of the span before this token; the sentinel comes first.
+        count = jnp.clip(place - 1, 0, LONGEST - 1)
         chances = jnp.asarray(filling(self.doubt))[count, after, jnp.where(count > 0, said, before)]  # [B, T, W + 1]
         return self.logits(chances, end=self.tokenizer.vocabulary.sentinels[1])
 
 
 @functools.cache
 def filling(doubt: float) -> np.ndarray:
-    """The chances of the next word of a span, and of its end, [words said, word after, last word, W + 1]."""
+    """Returns probabilities of the next word of a span and of its end, [words so far, word after, last word, W + 1]."""
     count = len(WORDS)
     chances = np.zeros((LONGEST, count, count, count + 1))
     for said in range(LONGEST):
@@ -181,7 +190,7 @@ def filling(doubt: float) -> np.ndarray:
 
 @functools.cache
 def knowing(family: str, doubt: float = 0.0) -> LoadedModel:
-    """A model that is asked like a trained one."""
+    """Returns a `LoadedModel` that computes the chain exactly."""
     experiment = get_config({"decoder": "gpt", "encoder": "bert", "encoder_decoder": "t5"}[family])
     experiment.data.sequence_length = 64
     tokenizer = tokenizer_of(family)

@@ -1,4 +1,4 @@
-"""A small state that is saved and restored."""
+"""Saves and restores a small state."""
 
 import flax.struct
 import jax
@@ -18,7 +18,7 @@ class State:
 
 
 def make_state(step: int, devices: int = 8, width: int = 8) -> State:
-    """Random parameters split over `devices`, with random moments of AdamW; others for each step."""
+    """Returns random parameters, sharded over `devices`, with random moments of AdamW; the values depend on `step`."""
     mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
     split, whole = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec())
     rng = np.random.default_rng(step)

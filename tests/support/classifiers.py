@@ -1,4 +1,4 @@
-"""Small models with the head of a task: Hugging Face directories of them."""
+"""Defines small models with a task head, and names the labels in their Hugging Face directories."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ CLASSIFY = Classify(num_labels=3, kind="single")
 
 
 def with_head(name: str, head: HeadConfig = CLASSIFY) -> Case:
-    """A case of the zoo with the head of its class of transformers, of the kind and with the numbers of `head`."""
+    """Returns a case of the zoo with the head of the matching class of transformers, of the kind and size of `head`."""
     case = CASES[name]
     found = case.family.huggingface.classifier_of(head)
     asked = {field: value for field, value in vars(head).items() if field in ("num_labels", "kind")}
@@ -23,7 +23,7 @@ def with_head(name: str, head: HeadConfig = CLASSIFY) -> Case:
 
 
 def named_labels(directory: pathlib.Path, *names: str) -> None:
-    """Names the labels of a Hugging Face directory."""
+    """Writes the names of the labels to a Hugging Face directory."""
     described = json.loads((directory / "config.json").read_text())
     described["id2label"] = {str(i): name for i, name in enumerate(names)}
     (directory / "config.json").write_text(json.dumps(described))

@@ -7,7 +7,7 @@ from pretrainax.config.reference import docstring_of
 from tests.support.runs import ROOT
 
 DOCS = ROOT / "docs"
-# The pages whose Python blocks form one session, in the order of the session
+# The Python blocks of these pages form one session, in this order.
 USE_PAGES = "load hub logits generate fill embed label-records score compare-families tasks".split()
 
 

@@ -1,4 +1,4 @@
-"""What transformers computes with an export, beside the model that was exported."""
+"""Compares the outputs of transformers for an export with the outputs of the exported model."""
 
 import json
 import pathlib
@@ -20,14 +20,14 @@ from tests.support.huggingface_weights import write_tokenizer
 
 
 def write_workdir(workdir: pathlib.Path, config, params, pad_id: int = 0) -> None:
-    """A workdir with these parameters, and a tokenizer of letters."""
+    """Writes a workdir with these parameters, and with a tokenizer of letters."""
     workdir.mkdir()
     write_tokenizer(workdir, pad_id)
     write_run(workdir, config, params, read_tokenizer(str(workdir)))
 
 
 def write_run(workdir: pathlib.Path, config, params, tokenizer) -> None:
-    """A workdir with these parameters and this tokenizer."""
+    """Writes a workdir with these parameters and this tokenizer."""
     tokenizer.save(str(workdir / "tokenizer"))
     by_path = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
     write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
@@ -42,8 +42,10 @@ def our_logits(config, params, arrays) -> np.ndarray:
 
 
 def assert_all_taken(info, directory: pathlib.Path) -> None:
-    """Each tensor of a directory has a place in the class, and each of the class is there, but for parts that nothing
-    reads (BigBird's pooler); info: of `from_pretrained`."""
+    """Asserts that the tensors of a directory and the weights of its class in transformers match.
+
+    Weights that nothing reads, as BigBird's pooler, may be missing. `info` is the loading info of `from_pretrained`.
+    """
     family, _ = described_model(json.loads((directory / "config.json").read_text()))
     unread = re.compile("|".join((*family.ignored, "(?!)")))
     missing = [name for name in info["missing_keys"] if not unread.fullmatch(name)]
@@ -51,14 +53,15 @@ def assert_all_taken(info, directory: pathlib.Path) -> None:
 
 
 def assert_transformers_computes_the_same(directory: pathlib.Path, config, params, pad_id: int = 0) -> None:
-    """The class that config.json names takes every tensor, and gives our logits."""
+    """Asserts that the class in config.json loads every tensor and computes the same logits as our model."""
     import torch
     import transformers
 
     from tests.golden.make import forward
 
     (name,) = json.loads((directory / "config.json").read_text())["architectures"]
-    experts = {} if config.experts is None else {"experts_implementation": "eager"}  # for any width
+    # The eager implementation supports any width.
+    experts = {} if config.experts is None else {"experts_implementation": "eager"}
     theirs, info = getattr(transformers, name).from_pretrained(
         directory, output_loading_info=True, attn_implementation="eager", dtype=torch.float32, **experts
     )
@@ -69,4 +72,4 @@ def assert_transformers_computes_the_same(directory: pathlib.Path, config, param
         expected = forward(case, theirs.eval(), arrays)["logits"].numpy()
     real = arrays["segment_ids"] > 0
     got = our_logits(config, params, arrays)
-    np.testing.assert_allclose(got[real], expected[real], atol=2e-4, rtol=0)  # as all parity tests
+    np.testing.assert_allclose(got[real], expected[real], atol=2e-4, rtol=0)  # the tolerance of all parity tests

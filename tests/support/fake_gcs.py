@@ -1,7 +1,7 @@
-"""A server of Cloud Storage's JSON API on this machine, as fsspec's client asks for it, with faults on demand.
+"""A local server of the JSON API of Cloud Storage, for fsspec's client, with faults on demand.
 
-`python -m tests.support.fake_gcs [--delay=0.02]` serves gs://bucket, each answer after so many seconds, and prints what
-makes other processes find it there.
+`python -m tests.support.fake_gcs [--delay=0.02]` serves gs://bucket and delays each response by this number of seconds.
+It prints the environment variables with which other processes find the server.
 """
 
 import argparse
@@ -25,10 +25,10 @@ _OBJECTS = re.compile(r"(?:/upload)?/storage/v1/b/([^/]+)/o/?")
 
 
 class FakeGcs(http.server.ThreadingHTTPServer):
-    """Holds buckets; `faults` are answers that the next requests get, each a status."""
+    """A server that stores buckets; the next requests get the statuses in `faults` as responses."""
 
     daemon_threads = True
-    request_queue_size = 1024  # of connections; what is beyond asks again a second later
+    request_queue_size = 1024  # connections; a client beyond this limit retries a second later
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -46,12 +46,12 @@ class FakeGcs(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_) -> None:
-        """Says nothing of a client that was killed."""
+        """Ignores the connection errors of killed clients."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(*_)
 
     def put(self, key: str, content: bytes, match: Optional[str]) -> Optional[dict]:
-        """Returns the metadata of an object that was written; None where its generation is not the wanted one."""
+        """Writes an object and returns its metadata, or None if its generation differs from `match`."""
         with self.lock:
             there = self.objects.get(key)
             if match is not None and match != (there[1]["generation"] if there else "0"):
@@ -95,7 +95,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(status, {"error": {"code": status, "message": message}})
 
     def _begin(self) -> Optional[tuple[str, dict[str, str], bytes]]:
-        """Returns path, query and body of a request, unless a fault has answered it."""
+        """Returns path, query and body of a request, or None if a fault was the response."""
         body = body_of(self)
         server = self.server
         server.requests += 1
@@ -201,8 +201,8 @@ def serving() -> contextlib.AbstractContextManager[FakeGcs]:
 
 
 def environment(url: str) -> dict[str, str]:
-    """Returns by which variables fsspec finds a server at gs://."""
-    # gcsfs asks what kind of bucket it is by gRPC, at an address that cannot be set
+    """Returns the environment variables with which fsspec finds a server at gs://."""
+    # gcsfs queries the type of the bucket by gRPC, at an address that cannot be set.
     return {"FSSPEC_GS_ENDPOINT_URL": url, "FSSPEC_GS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
 
 

@@ -1,4 +1,4 @@
-"""A server of the Hugging Face Hub's API on this machine, as huggingface_hub and datasets ask for it, with faults."""
+"""A local server of the Hugging Face Hub's API, for huggingface_hub and datasets, with faults on demand."""
 
 import base64
 import contextlib
@@ -20,25 +20,26 @@ from pretrainax.storage import hub
 from tests.support.http_servers import body_of, running
 
 _KINDS = {"models": "", "datasets": "datasets/"}
-_LARGE = re.compile(r"\.(safetensors|bin|model|png)$|tokenizer\.json$")  # what .gitattributes gives to Git LFS
+# Files that .gitattributes assigns to Git LFS.
+_LARGE = re.compile(r"\.(safetensors|bin|model|png)$|tokenizer\.json$")
 
 
 def _sha(content: bytes) -> str:
-    """Names a regular file as git does."""
+    """Returns the hash by which git names a regular file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class Repository:
-    """Files by their names, of each commit; branches and tags name commits."""
+    """The files of each commit by name; branches and tags are names of commits."""
 
     def __init__(self):
         self.commits: dict[str, dict[str, bytes]] = {}
         self.references: dict[str, str] = {}
         self.gated = self.private = False
-        self.listed: dict[str, int] = {}  # sizes that the listing has, where they are not those of the files
+        self.listed: dict[str, int] = {}  # sizes in the listing, if they differ from the sizes of the files
 
     def commit(self, files: Mapping[str, bytes], reference: str = "main") -> str:
-        """Adds a commit of these files alone, and returns its name."""
+        """Adds a commit of only these files, and returns its name."""
         name = hashlib.sha1(repr((sorted(files.items()), len(self.commits))).encode()).hexdigest()
         self.commits[name] = dict(files)
         self.references[reference] = name
@@ -49,7 +50,7 @@ class Repository:
 
 
 class FakeHub(http.server.ThreadingHTTPServer):
-    """Holds repositories; `faults` are answers that the next requests of a path get: (pattern, status, headers)."""
+    """A server of repositories; `faults` are responses to the next requests of a path: (pattern, status, headers)."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -57,14 +58,14 @@ class FakeHub(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Repository] = {}  # "org/name", "datasets/org/name"
-        self.objects: dict[str, bytes] = {}  # what LFS holds, by SHA-256
+        self.objects: dict[str, bytes] = {}  # the content of LFS, by SHA-256
         self.faults: list[tuple[str, int, dict[str, str]]] = []
-        self.breaks: list[int] = []  # after how many bytes the next downloads break off
-        self.stops: dict[str, int] = {}  # after how many bytes of a file nothing more comes
-        self.stopped = False  # a client waits for such a file
-        self.xet: dict[str, bytes] = {}  # what is offered by Xet, by SHA-256
+        self.breaks: list[int] = []  # numbers of bytes after which the next downloads break off
+        self.stops: dict[str, int] = {}  # number of bytes of a file after which the server sends nothing more
+        self.stopped = False  # whether a client waits for a file in `stops`
+        self.xet: dict[str, bytes] = {}  # the content that Xet offers, by SHA-256
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers
-        self.tokens: set[str] = {"hf_known"}  # of users who may do all
+        self.tokens: set[str] = {"hf_known"}  # tokens of users with all permissions
         self.lock = threading.Lock()
 
     @property
@@ -79,7 +80,7 @@ class FakeHub(http.server.ThreadingHTTPServer):
         return [path for method, path, _ in self.requests if method == "GET" and "/resolve/" in path]
 
     def handle_error(self, *_) -> None:
-        """Says nothing of a client that has gone."""
+        """Ignores the connection errors of clients that have disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(*_)
 
@@ -105,7 +106,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(status, {"error": message}, {"X-Error-Code": code, "X-Error-Message": message})
 
     def _begin(self) -> Optional[tuple[str, dict[str, str], bytes]]:
-        """Returns path, query and body of a request, unless a fault has answered it."""
+        """Returns path, query and body of a request, or None if a fault was the response."""
         body = body_of(self)
         path, _, query = self.path.partition("?")
         path = urllib.parse.unquote(path)
@@ -116,7 +117,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.server.faults.remove(found)
         if found:
             _, status, headers = found
-            if status == 0:  # no answer until the client has gone
+            if status == 0:  # no response until the client has disconnected
                 time.sleep(float(headers["seconds"]))
             else:
                 self._answer(status, {"error": "a fault that the test has asked for"}, headers)
@@ -128,13 +129,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
 
     def _repository(self, name: str, is_listing: bool = False) -> Optional[Repository]:
-        """Returns a repository that the client may read; else answers as the hub does."""
+        """Returns a repository that the client may read, or None after an error response as the hub sends it."""
         repository = self.server.repositories.get(name)
         if self._token is not None and self._token not in self.server.tokens:
             message = "Invalid credentials in Authorization header"
             self._answer(401, {"error": message}, {"X-Error-Message": message})
         elif repository is None or (repository.private and self._token is None):
-            if self._token is None:  # who has not logged in is told neither
+            if self._token is None:  # the hub does not tell a client without login whether the repository exists
                 self._answer(401, {"error": "Invalid username or password."})
             else:
                 self._error(404, "RepoNotFound", "Repository not found")
@@ -220,14 +221,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command == "GET" and (stop := self.server.stops.get(file)) is not None:
             self._begin_of(content, stop, headers)
             self.server.stopped = True
-            self.rfile.read(1)  # until the client has gone
+            self.rfile.read(1)  # until the client has disconnected
         elif self.command == "GET" and self.server.breaks and (stop := self.server.breaks.pop(0)) < len(content):
             self._begin_of(content, stop, headers)
         else:
             self._answer(200, content, headers)
 
     def _begin_of(self, content: bytes, stop: int, headers: dict[str, str]) -> None:
-        """Answers with the first bytes of a content alone."""
+        """Sends only the first bytes of the content."""
         self.send_response(200)
         for key, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(key, value)
@@ -310,26 +311,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def serving() -> contextlib.AbstractContextManager[FakeHub]:
-    """Serves a hub without any repository."""
+    """Serves a hub without repositories."""
     return running(FakeHub())
 
 
 @pytest.fixture
 def hub_server(monkeypatch, tmp_path):
-    """A hub that the client of this process asks, and an empty cache."""
+    """Serves a hub to the client of this process, with an empty cache."""
     with serving() as server:
         template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # which this hub does not offer
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # this hub does not offer Xet
         monkeypatch.delenv("HF_TOKEN", raising=False)
         forget(monkeypatch)
         yield server
 
 
 def forget(monkeypatch) -> None:
-    """Is another process, which knows of no model yet."""
+    """Clears the caches of this process, so that it behaves like a new process."""
     monkeypatch.setattr(hub, "_models", {})
     monkeypatch.setattr(hub, "_folders", {})

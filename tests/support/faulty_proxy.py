@@ -1,4 +1,4 @@
-"""A proxy before a server of a store on this machine, which answers some requests with a fault instead."""
+"""A proxy for a local server of a store, which responds to some requests with a fault."""
 
 import contextlib
 import http.client
@@ -13,8 +13,8 @@ from typing import Optional
 from tests.support.fake_gcs import FakeGcs
 from tests.support.http_servers import body_of, running
 
-DROPPED = 0  # instead of a status: the connection is closed without an answer
-_OWN = {"connection", "transfer-encoding", "content-length", "host"}  # of each connection
+DROPPED = 0  # in place of a status: the proxy closes the connection without a response
+_OWN = {"connection", "transfer-encoding", "content-length", "host"}  # headers that belong to one connection
 _BODY = (
     '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>',
     '{{"error": {{"code": {status}, "message": "{code}: {message}"}}}}',
@@ -24,24 +24,24 @@ _CODES |= {404: "NoSuchKey", 412: "PreconditionFailed", 500: "InternalError"}
 
 
 class FaultyProxy(http.server.ThreadingHTTPServer):
-    """Passes requests on; `fault` says of each method whether it is answered by a status instead, or DROPPED."""
+    """Forwards requests; `fault` maps a method to None, to the status of an error response, or to DROPPED."""
 
     daemon_threads = True
-    request_queue_size = 1024  # of connections; what is beyond asks again a second later
+    request_queue_size = 1024  # connections; a client beyond this limit retries a second later
 
     def __init__(self, upstream: str, is_xml: bool):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream, self.is_xml = urllib.parse.urlparse(upstream).netloc, is_xml
-        self.faults = 0  # that were answered
-        self.gcs: Optional[FakeGcs] = None  # the server behind it, where it is that one of ours
+        self.faults = 0  # number of faults sent as responses
+        self.gcs: Optional[FakeGcs] = None  # the server behind the proxy, if it is a `FakeGcs`
         self.mend()
 
     def mend(self) -> None:
-        """Passes all on as it is, from now on."""
+        """Forwards all further requests unchanged."""
         self.fault: Callable[[str], Optional[int]] = lambda method: None
-        self.delay = 0.0  # seconds before an answer, at most
-        self.changed: Callable[[bytes], bytes] = lambda body: body  # what comes in place of an answer's body
-        # bytes by which the length that an answer gives is more than that of its body; below 0, the body is cut
+        self.delay = 0.0  # maximum number of seconds before a response
+        self.changed: Callable[[bytes], bytes] = lambda body: body  # replaces the body of a response
+        # Number of bytes by which the stated length of a response exceeds its body. If it is negative, the body is cut.
         self.longer: Callable[[int], int] = lambda size: 0
 
     @property
@@ -49,7 +49,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_) -> None:
-        """Says nothing of a client that was killed."""
+        """Ignores the connection errors of killed clients."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(*_)
 
@@ -102,5 +102,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def before(upstream: str, is_xml: bool) -> contextlib.AbstractContextManager[FaultyProxy]:
-    """Serves a proxy before the server at a URL; is_xml: its errors are those of S3, and not of Cloud Storage."""
+    """Serves a proxy for the server at a URL; its errors have the format of S3 if `is_xml`, else of Cloud Storage."""
     return running(FaultyProxy(upstream, is_xml))

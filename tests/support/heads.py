@@ -1,4 +1,4 @@
-"""Heads of tasks beside transformers' classes: both sides of a comparison."""
+"""Computes the two sides of comparisons between task heads and transformers' classes."""
 
 import re
 
@@ -19,7 +19,7 @@ EOS = 2
 
 
 def oracle(case: Case):
-    """The class of transformers for a case with a head, with the same weights."""
+    """Returns the class of transformers for a case with a head, with the same weights."""
     import torch
     import transformers
 
@@ -38,14 +38,14 @@ def oracle(case: Case):
 
 
 def gradients_of(model, case: Case):
-    """Those of all parameters after a backward, as ours."""
+    """Returns the gradients of all parameters after a backward, as a tree of our parameters."""
     named = model.named_parameters(remove_duplicate=False)
     found = {name: p.grad.numpy() for name, p in named if p.grad is not None}
     return from_huggingface(case.family.huggingface.names(case.config), found, case.config)
 
 
 def ours_of(case: Case, arrays: dict[str, np.ndarray]):
-    """The logits of our head, its loss, and the gradients."""
+    """Returns the logits of our head, its loss, and the gradients."""
     model, arrays = models.build(case.config, Compute()), jax.tree.map(jnp.asarray, arrays)
     (head,) = heads_of(case.config)
 
@@ -62,5 +62,5 @@ def ours_of(case: Case, arrays: dict[str, np.ndarray]):
 def assert_same_gradients(ours, theirs) -> None:
     whole = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(theirs)))
     for path, a, b in zip(parameter_names(ours), *map(jax.tree.leaves, (ours, theirs)), strict=True):
-        # of a key's bias the gradient is exactly 0 on paper, and rounding in both programs
+        # The gradient of a key's bias is exactly 0 in theory. In both programs, only rounding errors are left of it.
         assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-4 * whole), path

@@ -1,4 +1,4 @@
-"""What the servers of the tests have in common: a thread that serves, and bodies that come in chunks."""
+"""Shared code of the servers of the tests: a server thread, and chunked request bodies."""
 
 import contextlib
 import http.server
@@ -11,7 +11,7 @@ Server = TypeVar("Server", bound=http.server.HTTPServer)
 
 @contextlib.contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """Yields a server that answers until the end."""
+    """Yields a server that runs until the context ends."""
     with server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
@@ -19,7 +19,7 @@ def running(server: Server) -> Iterator[Server]:
 
 
 def body_of(request: http.server.BaseHTTPRequestHandler) -> bytes:
-    """Reads the body of a request, of a known length or in chunks (RFC 9112, section 7.1)."""
+    """Reads the body of a request, of known length or chunked (RFC 9112, section 7.1)."""
     if request.headers.get("Transfer-Encoding") != "chunked":
         return request.rfile.read(int(request.headers.get("Content-Length") or 0))
     pieces = []

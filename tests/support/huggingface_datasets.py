@@ -1,4 +1,4 @@
-"""The package `datasets` without a network."""
+"""Makes the package `datasets` work without a network."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def without_network(patch: pytest.MonkeyPatch, cache: pathlib.Path) -> None:
-    """Gives `datasets` a cache of its own, and never lets it ask the hub."""
+    """Gives `datasets` a separate cache, and forbids requests to the hub."""
     patch.setenv("HF_HUB_OFFLINE", "1")
     patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

@@ -1,4 +1,4 @@
-"""Hugging Face directories with small tokenizers of every kind, and transformers as the oracle for them."""
+"""Writes Hugging Face directories with small tokenizers of every kind; transformers is the reference."""
 
 import functools
 import io
@@ -39,7 +39,7 @@ NASTY = [
 
 @functools.cache
 def lines() -> list[str]:
-    """Words of a made-up language, some Python and some Chinese."""
+    """Returns words of a made-up language, some Python code and some Chinese."""
     rng = random.Random(0)
     words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(1, 7))) for _ in range(400)]
     prose = [" ".join(rng.choices(words, k=9)).capitalize() + ".\n" for _ in range(600)]
@@ -51,7 +51,7 @@ TEXTS = [*NASTY, *lines()[::7], "".join(lines()[600:650])]
 
 
 def directory(path: pathlib.Path, **files) -> str:
-    """Files by name ("__" for "."), given as bytes, text or what becomes JSON."""
+    """Writes files by name ("__" replaces "."); the content is bytes, a string, or an object that is stored as JSON."""
     path.mkdir()
     for name, content in files.items():
         content = json.dumps(content) if isinstance(content, (dict, list)) else content
@@ -67,7 +67,7 @@ def pieces_of_words() -> str:
 
 @functools.cache
 def pieces_of_bytes(*special: str) -> dict:
-    """vocab.json and merges.txt."""
+    """Returns vocab.json and merges.txt of a byte-level BPE."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -96,7 +96,7 @@ def llama_spiece() -> bytes:
 
 
 def llama3() -> str:
-    """A tokenizer.json whose special pieces are in no vocabulary of its model."""
+    """Returns a tokenizer.json whose special pieces are not in the vocabulary of its model."""
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     pattern = tokenizers.Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -113,7 +113,7 @@ def llama3() -> str:
 
 
 def gpt_neox() -> str:
-    """A tokenizer.json of bytes with added tokens of two to eight spaces; GPT-NeoX has them for up to 24 spaces."""
+    """Returns a byte-level tokenizer.json with added tokens of 2 to 8 spaces; GPT-NeoX has up to 24 spaces."""
     files = pieces_of_bytes("<|endoftext|>", "<|padding|>")
     merges = [tuple(line.split(" ")) for line in files["merges__txt"].splitlines()[1:]]
     tokenizer = tokenizers.Tokenizer(models.BPE(files["vocab__json"], merges))
@@ -134,7 +134,7 @@ def gemma_spiece() -> bytes:
 
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 EXTRA = [f"<extra_id_{n}>" for n in range(100)]
-OLD = {  # as transformers 4 left them on the hub
+OLD = {  # as transformers 4 saved them on the hub
     "bert": lambda: {"vocab__txt": pieces_of_words(), "config__json": {"model_type": "bert"}},
     "bert_cased": lambda: {
         "vocab__txt": pieces_of_words(),
@@ -202,7 +202,7 @@ def scored_pieces(**options) -> list[tuple[str, float]]:
 
 
 def words_with_ends() -> dict:
-    """GPT-1's pieces: the last of a word ends in </w>."""
+    """Returns pieces like GPT-1's: the last piece of a word ends with </w>."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     options = {"special_tokens": ["<unk>"], "end_of_word_suffix": "</w>", "show_progress": False}
@@ -217,7 +217,7 @@ def qwen() -> dict:
     return {"vocab": files["vocab__json"], "merges": merges}
 
 
-MADE = {  # classes of transformers 5 for which a tokenizer.json is needed, and what makes them
+MADE = {  # classes of transformers 5 that need a tokenizer.json, and the functions that create it
     "qwen2": ("Qwen2Tokenizer", qwen),
     "gpt1": ("OpenAIGPTTokenizer", words_with_ends),
     "albert": (
@@ -233,24 +233,24 @@ MADE = {  # classes of transformers 5 for which a tokenizer.json is needed, and 
 }
 NEW = [*(name for name in OLD if name != "byt5"), *MADE]
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="huggingface")  # removed with this process
+_FOLDER = tempfile.TemporaryDirectory(prefix="huggingface")  # deleted when this process ends
 
 
 def auto(path):
-    """AutoTokenizer, the oracle."""
+    """Returns the AutoTokenizer of a path, which is the reference."""
     transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
     return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 @functools.cache
 def old(name: str) -> str:
-    """A directory of `OLD`."""
+    """Writes a directory of `OLD`."""
     return directory(pathlib.Path(_FOLDER.name) / name, **OLD[name]())
 
 
 @functools.cache
 def new(name: str) -> str:
-    """What transformers 5 makes of the old files, or of its own class."""
+    """Writes the directory that transformers 5 saves, from the old files or from its own class."""
     path = pathlib.Path(_FOLDER.name) / f"{name}-new"
     if name in OLD:
         auto(old(name)).save_pretrained(path)
@@ -265,14 +265,14 @@ def new(name: str) -> str:
 def same_ids(ours, theirs, texts=TEXTS, scores=None):
     for text, ids in zip(texts, theirs(texts, add_special_tokens=False).input_ids, strict=True):
         mine = ours.encode(text).tolist()
-        if mine != ids and scores is not None:  # SentencePiece rounds to float32, 2^-24 of the score of a whole text
+        if mine != ids and scores is not None:  # SentencePiece rounds to float32, 2^-24 of the score of a text
             assert sum(scores(mine)) == pytest.approx(sum(scores(ids)), rel=1e-6), text
             continue
         assert mine == ids, text
 
 
 def assert_places(tokenizer, text: str):
-    """`locate` has the ids of `encode`, in order, and every letter and digit is of a token."""
+    """Asserts that `locate` returns the ids of `encode` in order, and that a token covers each letter and digit."""
     ids, places = tokenizer.locate(text)
     np.testing.assert_array_equal(ids, tokenizer.encode(text))
     assert ids.dtype == places.dtype == np.int32 and places.shape == (len(ids), 2)
@@ -283,6 +283,6 @@ def assert_places(tokenizer, text: str):
 
 
 def unigram_scores(model: bytes):
-    """Scores of ids, by which two segmentations can be compared."""
+    """Returns a function that scores ids, so that tests can compare two segmentations."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return lambda ids: [processor.get_score(i) for i in ids]

@@ -1,4 +1,4 @@
-"""Hugging Face directories with the tiny models of tests/golden, as transformers would save them."""
+"""Writes Hugging Face directories with the tiny models of tests/golden, in the format of transformers."""
 
 import dataclasses
 import json
@@ -21,11 +21,11 @@ from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
 
-# DeBERTa as its authors pretrain it has no class in transformers that gives its logits.
+# transformers has no class that computes the logits of DeBERTa as its authors pretrain it.
 PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
 
 
-# What the tokenizers of transformers put around a text, and around a pair, by the kind of model.
+# The special tokens that the tokenizers of transformers add to a text and to a pair, by the kind of model.
 TEMPLATES = {
     "encoder": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
     "bart": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
@@ -35,9 +35,9 @@ TEMPLATES = {
 
 
 def write_tokenizer(directory, pad_id, sentinels=0, template=None):
-    """A letter a token; enough special ones for every objective, of sentinels as many as asked for.
+    """Writes a tokenizer with a token for each letter, the special tokens of all objectives, and `sentinels` sentinels.
 
-    It puts nothing around a text, or what a template of `TEMPLATES` says.
+    The tokenizer adds no special tokens to a text, unless `template` is a key of `TEMPLATES`.
     """
     special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
     numbered = [f"<extra_id_{n}>" for n in range(sentinels)]
@@ -59,13 +59,16 @@ def write_tokenizer(directory, pad_id, sentinels=0, template=None):
 
 
 def without_frame(tokenizer):
-    """The tokenizer as those that are trained here: the model's family says what stands around a text."""
+    """Removes the special tokens that the tokenizer adds, so that the model's family determines them.
+
+    Tokenizers trained by this package behave like that.
+    """
     tokenizer.vocabulary = dataclasses.replace(tokenizer.vocabulary, frame=None, decoder_start=None)
     return tokenizer
 
 
 def write_directory(directory, case="bert", dtype=np.float32):
-    """As transformers would save the tiny model of a case, which may be given by its name, without needing it."""
+    """Writes the tiny model of a case (a name or a `Case`) in the format of transformers, without transformers."""
     case, directory = CASES[case] if isinstance(case, str) else case, pathlib.Path(directory)
     directory.mkdir()
     family = case.family.huggingface
@@ -79,7 +82,7 @@ def write_directory(directory, case="bert", dtype=np.float32):
 
 
 def stored(directory):
-    """Every tensor of a directory's files."""
+    """Returns all tensors in the files of a directory."""
     tensors = {}
     for file in sorted(pathlib.Path(directory).glob("*.safetensors")):
         tensors |= safetensors.numpy.load_file(file)
@@ -101,7 +104,7 @@ def assert_same(a, b):
 
 
 def write_run(workdir, config, objective=None, pad_id=0, sentinels=0):
-    """A workdir as a run of `config` leaves it: config.json, tokenizer, a checkpoint of the weights of the cases."""
+    """Writes a workdir like a run of `config`: config.json, a tokenizer, a checkpoint of the case's weights."""
     tree = weights(config)
     by_path = dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
     workdir.mkdir()

@@ -1,4 +1,4 @@
-"""Lines of a run's metrics.jsonl, made up."""
+"""Writes example lines of a run's metrics.jsonl."""
 
 from pretrainax.training.metrics_writer import MetricsWriter
 

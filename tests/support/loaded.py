@@ -1,4 +1,4 @@
-"""The tiny models of tests/golden, ready to be asked: with their weights and a tokenizer of letters."""
+"""Loads the tiny models of tests/golden with their weights and a tokenizer of letters."""
 
 import functools
 import pathlib
@@ -20,12 +20,12 @@ from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support.huggingface_weights import without_frame, write_tokenizer
 
-SENTINELS = 10  # <extra_id_0> to <extra_id_9>, of models of two stacks
+SENTINELS = 10  # <extra_id_0> to <extra_id_9>, for encoder-decoders
 
 
 @functools.cache
 def loaded_case(name: str, **mesh: int) -> LoadedModel:
-    """The model of a case, on one device; or on as many of the eight as `mesh` says: `loaded_case("gpt2", tensor=2)`.
+    """Returns the model of a case, on one device or on the mesh of the given sizes: `loaded_case("gpt2", tensor=2)`.
 
     Its tokenizer has the letters a to z, space, full stop and comma; other characters are <unk>.
     """
@@ -47,7 +47,7 @@ def loaded_case(name: str, **mesh: int) -> LoadedModel:
 
 @functools.cache
 def letters(pad_id: int = 0, sentinels: int = 0) -> Tokenizer:
-    """A letter a token; see `write_tokenizer`."""
+    """Returns a tokenizer with a token for each letter; see `write_tokenizer`."""
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(pathlib.Path(directory), pad_id, sentinels)
         return without_frame(read_tokenizer(directory))

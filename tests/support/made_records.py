@@ -1,4 +1,4 @@
-"""Runs with metrics and records, without training, for the tests of `report`."""
+"""Creates runs with metrics and records, without training, for the tests of `report`."""
 
 from typing import Optional
 
@@ -11,7 +11,7 @@ import_built_in()  # declares the metrics
 
 
 def made_run(name: str, losses, tokens: int = 100, **valid) -> RunLines:
-    """A run with a training and a validation line per loss, every 10 steps."""
+    """Returns a run with a training line and a validation line for each loss, every 10 steps."""
     lines = []
     for i, loss in enumerate(losses, start=1):
         line = {"step": 10 * i, "loss": loss, "text_tokens": tokens * i, "seconds": float(i)}
@@ -22,11 +22,14 @@ def made_run(name: str, losses, tokens: int = 100, **valid) -> RunLines:
 def made_record(
     variant: str = "gpt", seed: int = 0, rate: float = 3e-3, corpora: Optional[str] = "c", **parts
 ) -> Record:
-    """The record of a run of `tiny`; `parts` replace properties: tokenizer="1,000 ids", validation_text="books"."""
+    """Returns the record of a run of `tiny`.
+
+    `parts` replaces properties: tokenizer="1,000 ids", validation_text="books".
+    """
     experiment = tiny.get_config(variant)
     experiment.train.seed, experiment.optimizer.learning_rate = seed, rate
     texts = {"objective": str(experiment.objective), "tokenizer": "400 ids", "validation text": "text", "filters": ""}
     texts |= {"rows": "rows of 32 tokens"} | {name.replace("_", " "): text for name, text in parts.items()}
     known = {name: Part(text, text) for name, text in ({"generator": ""} | texts).items()}
-    known = {name: known.get(name, Part(None, "")) for name in PARTS}  # the size follows from the metrics
+    known = {name: known.get(name, Part(None, "")) for name in PARTS}  # the metrics determine the size
     return Record(experiment, known, corpora and (corpora, texts["tokenizer"]))

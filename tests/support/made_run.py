@@ -1,4 +1,4 @@
-"""A run of a tiny GPT-2 with three checkpoints, for tests of whatever reads one; conftest.py files take it up."""
+"""A run of a tiny GPT-2 with three checkpoints, for tests that read a run; conftest.py files import its fixtures."""
 
 import shutil
 
@@ -12,17 +12,17 @@ from tests.golden.case import weights
 from tests.support.checkpoints import State
 from tests.support.huggingface_weights import write_run
 
-LOSSES = {10: 3.25, 20: 2.5, 30: 2.75}  # of the steps of `run`
+LOSSES = {10: 3.25, 20: 2.5, 30: 2.75}  # validation losses of the steps of `run`
 
 
 def weights_at(step: int):
-    """The parameters of a step of `run`: those of the case, scaled."""
+    """Returns the parameters of a step of `run`, which are the scaled parameters of the case."""
     return jax.tree.map(lambda x: x * (step / 7), weights(CASES["gpt2"].config))
 
 
 @pytest.fixture(scope="session")
 def made_run(tmp_path_factory):
-    """A run of the tiny GPT-2 with three checkpoints, of which that of step 20 is the best."""
+    """Writes a run of the tiny GPT-2 with three checkpoints; step 20 is the best one."""
     workdir = write_run(tmp_path_factory.mktemp("loaded") / "run", CASES["gpt2"].config)
     shutil.rmtree(workdir / "checkpoints")
     checkpoints = Checkpoints(str(workdir / "checkpoints"), keep=10)
@@ -37,5 +37,5 @@ def made_run(tmp_path_factory):
 
 @pytest.fixture
 def run(made_run, tmp_path):
-    """A copy of that run, to be damaged."""
+    """Returns a copy of `made_run` that a test may damage."""
     return shutil.copytree(made_run, tmp_path / "run")

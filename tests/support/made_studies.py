@@ -1,4 +1,4 @@
-"""Studies and findings that are made up, for tests of statistics and reports."""
+"""Creates studies and findings for tests of statistics and reports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Optional
@@ -43,7 +43,7 @@ def of_records(table: np.ndarray) -> Outcomes:
 
 
 def whole_study(seeds: int = 5) -> tuple[Study, Findings]:
-    """Returns a study of three arms with tuning, two measures, curves and baselines, whose first arm is better."""
+    """Returns a study of three arms with tuning, two measures, curves and baselines; its first arm is the best."""
     arms, rng = ("muon", "adamw", "lion"), np.random.default_rng(0)
     rates = (0.25, 0.5, 1.0, 2.0, 4.0)
     study = made_study(

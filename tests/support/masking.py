@@ -1,4 +1,4 @@
-"""What the tests of masking share: a tokenizer of numbers, and examples made with it."""
+"""Shared code of the masking tests: a tokenizer of numbers, and examples of it."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ of_each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: type(unit
 
 
 class Numbers:
-    """A tokenizer whose tokens are numbers; a multiple of 3 goes on with the word that another number began."""
+    """A tokenizer whose tokens are numbers; a multiple of 3 continues the word of the number before it."""
 
     vocabulary = VOCABULARY
     _ids = np.arange(VOCABULARY.size)
@@ -27,7 +27,7 @@ def text_of(tokens, progress=1.0):
 
 
 def example(objective, tokens, seed=0, progress=1.0):
-    """Of an objective that knows of words what `Numbers` does."""
+    """Returns an example of an objective that reads word boundaries from `Numbers`."""
     return objective.bind(Numbers).example(text_of(tokens, progress), np.random.default_rng(seed), VOCABULARY)
 
 
@@ -44,7 +44,7 @@ def statistics(objective, found):
 
 
 def first_with(objective, tokens, places, tokenizer=Numbers, vocabulary=VOCABULARY):
-    """The examples of many seeds that predict exactly these places of the row."""
+    """Yields the examples, over many seeds, that predict exactly these positions of the row."""
     bound, text = objective.bind(tokenizer), text_of(tokens)
     found = (bound.example(text, np.random.default_rng(seed), vocabulary) for seed in range(20_000))
     return (row for row in found if row["masked_positions"].tolist() == places)

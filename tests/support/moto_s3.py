@@ -1,4 +1,4 @@
-"""A server of S3's protocol on this machine, moto's, and what makes fsspec find it."""
+"""A local server of the S3 protocol (moto), and the settings with which fsspec finds it."""
 
 import contextlib
 import logging
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
-    """Yields the URL of a server that has the bucket `bucket`."""
+    """Yields the URL of a server with the bucket `bucket`."""
     import fsspec
     from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it tells of each request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs each request
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     try:
@@ -23,13 +23,13 @@ def serving() -> Iterator[str]:
 
 
 def settings(url: str) -> dict[str, object]:
-    """Returns what fsspec is configured by, to find a server at s3://."""
+    """Returns the settings of fsspec for a server at s3://."""
     keys = {"key": "test", "secret": "test"}
     return {"endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}, **keys}
 
 
 def client(url: str):
-    """Returns a client of the server that takes keys as they are, as fsspec's does not."""
+    """Returns a client of the server that uses keys unchanged, unlike the client of fsspec."""
     import botocore.session
 
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
@@ -37,6 +37,6 @@ def client(url: str):
 
 
 def environment(url: str) -> dict[str, str]:
-    """Returns by which variables it does in another process."""
+    """Returns the environment variables with which fsspec finds the server in another process."""
     keys = {"FSSPEC_S3_KEY": "test", "FSSPEC_S3_SECRET": "test", "AWS_DEFAULT_REGION": "us-east-1"}
     return {"FSSPEC_S3_ENDPOINT_URL": url, **keys}

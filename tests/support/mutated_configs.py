@@ -1,5 +1,8 @@
-"""config.json files as other programs might write them: released ones and bare ones, with keys removed, nulled,
-changed or spelled in another version's way."""
+"""Generates config.json files as other programs might write them.
+
+The files start from released and minimal configs. Mutations remove, null or change keys, or spell them as another
+version does.
+"""
 
 import copy
 import random
@@ -12,7 +15,7 @@ from pretrainax.interop.architectures import described_model
 from pretrainax.zoo.family import ConfigJson
 from tests.support.released import RELEASED, config_of
 
-# small sizes of what the tiny releases leave at its released size
+# Small sizes for keys that the tiny releases leave at the released size.
 _SMALL: ConfigJson = {"sliding_window": 4, "local_attention": 8, "window_size": 4, "attention_window": 4} | {
     "query_pre_attn_scalar": 8
 }
@@ -33,7 +36,7 @@ _STRINGS = {
 }
 _ACTIVATIONS = "afn", "activation", "activation_function", "dense_act_fn", "hidden_activation", "pooler_hidden_act"
 _STRINGS |= dict.fromkeys((*_ACTIVATIONS, "classifier_activation", "conv_act"), _STRINGS["hidden_act"])
-_ABSENT: ConfigJson = {  # keys that a file may have, and most have not
+_ABSENT: ConfigJson = {  # optional keys that most files do not have
     **{"num_experts": 5, "num_local_experts": 5, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"head_dim": 8, "num_key_value_heads": 2, "sliding_window": 6, "max_window_layers": 1},
     **{"use_sliding_window": True, "use_cache": False},
@@ -48,13 +51,13 @@ _ABSENT: ConfigJson = {  # keys that a file may have, and most have not
 
 
 class Mutated(NamedTuple):
-    name: str  # of the release
-    changes: tuple[str, ...]  # what was done to it
+    name: str  # name of the release
+    changes: tuple[str, ...]  # the applied mutations
     json: ConfigJson
 
 
 def bases(name: str) -> dict[str, ConfigJson]:
-    """The release at a test's size, a file of nothing but sizes, and what their class writes of the release."""
+    """Returns the release at test size, a file with only its sizes, and the file that their class writes."""
     released = config_of(name, tiny=True)
     released |= {key: value for key, value in _SMALL.items() if type(released.get(key)) is int}
     keep = {"model_type", "architectures", *RELEASED[name].tiny, "layer_types", "no_rope_layers"}
@@ -63,7 +66,7 @@ def bases(name: str) -> dict[str, ConfigJson]:
 
 
 def mutated(count: int, seed: int = 0) -> Iterator[Mutated]:
-    """`count` files, equally many of each release, whose random changes `seed` determines."""
+    """Yields `count` files, with random changes by `seed`, and with equal numbers of each release."""
     rng, names = random.Random(seed), list(RELEASED)
     known = {name: bases(name) for name in names}
     for i in range(count):
@@ -76,7 +79,7 @@ def mutated(count: int, seed: int = 0) -> Iterator[Mutated]:
 
 
 def _mutate(json: ConfigJson, rng: random.Random) -> str:
-    """Changes a file in place, and says how."""
+    """Changes a file in place, and returns a description of the change."""
     rotary = any(key.startswith("rope_") for key in json) or json["model_type"] in _ROTARY
     if rotary and rng.random() < 0.5:
         return _mutate_positions(json, rng)
@@ -116,7 +119,7 @@ def _mutate_key(json: ConfigJson, rng: random.Random) -> str:
 
 
 def other_value(key: str, value: Any, rng: random.Random) -> Any:
-    """Another value of the same type."""
+    """Returns another value of the same type."""
     if key in _STRINGS:
         return rng.choice(_STRINGS[key])
     if isinstance(value, bool):
@@ -131,7 +134,7 @@ def other_value(key: str, value: Any, rng: random.Random) -> Any:
 
 
 def _mutate_positions(json: ConfigJson, rng: random.Random) -> str:
-    """Spells the positions anew: a scaling or none, in one version's keys or the other's, or in both."""
+    """Rewrites the positions with a random scaling or none, in the keys of either version or of both."""
     kind = rng.choice(("default", "linear", "llama3", "yarn", "yarn", "yarn", "longrope", "dynamic", "su"))
     planes = _planes(json)
     factors = {"short_factor": [1.0 + i / 8 for i in range(planes)], "long_factor": [2.0] * planes}
@@ -198,7 +201,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(case: Mutated) -> Outcome:
-    """Compares what we read of a file with what we read of their class's view of it."""
+    """Compares our config of a file with our config of the file that their class writes."""
     try:
         ours: ModelConfig | UserError = described_model(copy.deepcopy(case.json))[1]
     except UserError as e:
@@ -223,7 +226,10 @@ def outcome(case: Mutated) -> Outcome:
 
 
 def _without_nulls(case: Mutated, ours: ModelConfig, refusal: Exception) -> Outcome:
-    """Their class refuses a file that we read; only a null may be the reason, of a key that has no meaning to us."""
+    """Classifies a file that their class rejects and we accept.
+
+    The only valid reason is a null for a key that has no meaning for us.
+    """
     rest = _without_idle_nulls(case.json, ours)
     try:
         read_of_theirs = comparable(described_model(their_config(rest))[1])
@@ -234,7 +240,7 @@ def _without_nulls(case: Mutated, ours: ModelConfig, refusal: Exception) -> Outc
 
 
 def _without_idle_nulls(json: ConfigJson, config: ModelConfig) -> ConfigJson:
-    """A copy of a file without the nulls that change nothing of what we read."""
+    """Returns a copy of a file without the nulls that do not affect our config."""
     rest = copy.deepcopy(json)
     for part in (rest, *(rest[key] for key in ("encoder", "decoder") if isinstance(rest.get(key), dict))):
         for key in [key for key, value in part.items() if value is None]:

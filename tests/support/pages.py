@@ -1,10 +1,10 @@
-"""Reads pages of HTML."""
+"""Parses HTML pages."""
 
 import html.parser
 
 
 class Tags(html.parser.HTMLParser):
-    """The tags of a page, the values of their attributes, and its text."""
+    """A parser that collects the tags of a page, the values of their attributes, and the text."""
 
     def __init__(self, text):
         super().__init__()

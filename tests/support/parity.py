@@ -1,4 +1,4 @@
-"""Our models on the weights and batches of tests/golden, and their distance from transformers, or what is written."""
+"""Runs our models on the weights and batches of tests/golden, and measures the difference to the references."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ RECORD = Path(pretrainax.__file__).parent / "zoo" / "parity.json"
 
 @functools.cache
 def ours(name: str) -> dict[str, np.ndarray]:
-    """The same keys as `tests.golden.make.reference`, and "output <side>", the hidden state after the last norm."""
+    """Returns the keys of `tests.golden.make.reference`, and "output <side>", the hidden state after the last norm."""
     case = (ALL | written.OF_ELMO)[name]
     config, arrays = case.config, batch(case)
     model = models.build(config, Compute())
@@ -50,11 +50,11 @@ def ours(name: str) -> dict[str, np.ndarray]:
 
 
 def differences(name: str, reference: dict[str, np.ndarray]) -> dict[str, float]:
-    """The largest difference of each kind: {"logits", "hidden", "gradient", "loss"}.
+    """Returns the largest difference of each kind: {"logits", "hidden", "gradient", "loss"}.
 
-    Logits and hidden states: absolute, where tokens are real. Loss: relative. Gradients: the norm of the difference
-    over the norm of the parameter's gradient, or over 1e-4 of the whole gradient's, if that is more: the gradient of a
-    key's bias is exactly 0 on paper and what is left of float32's cancellation in both programs.
+    Logits and hidden states: absolute, at real tokens. Loss: relative. Gradients: the norm of the difference over the
+    norm of the parameter's gradient, or over 1e-4 of the norm of the whole gradient if that is larger. The gradient of
+    a key's bias is exactly 0 in theory, and the cancellation in float32 leaves rounding errors in both programs.
     """
     got, arrays = ours(name), batch((ALL | written.OF_ELMO)[name])
     tokens = arrays["segment_ids"] > 0
@@ -73,7 +73,7 @@ def differences(name: str, reference: dict[str, np.ndarray]) -> dict[str, float]
         if f"hidden {side}" in got:
             mine, theirs = got[f"hidden {side}"], reference[f"hidden {side}"]
             hidden += [largest(a, b, where) for a, b in zip(mine[:-1], theirs[:-1], strict=True)]
-            # transformers gives the last one before or after the last norm, as the family has it
+            # transformers returns the last hidden state before or after the last norm, depending on the family.
             hidden += [min(largest(x, theirs[-1], where) for x in (mine[-1], got[f"output {side}"]))]
     paths = [key for key in reference if key.startswith("gradient")]
     whole = np.sqrt(sum(np.sum(np.square(reference[key])) for key in paths))
@@ -85,8 +85,8 @@ def differences(name: str, reference: dict[str, np.ndarray]) -> dict[str, float]
 
 
 def check(found: dict[str, float]) -> None:
-    """Holds `differences` to the tolerances of all parity tests."""
-    # float32 sums in another order; hidden states reach 10 and logits 30 with weights as large as these
+    """Asserts the tolerances of all parity tests."""
+    # The float32 sums have another order. With weights as large as these, hidden states reach 10 and logits 30.
     assert found["logits"] <= 2e-4, found
     assert found["hidden"] <= 2e-4, found
     assert found["gradient"] <= 1e-3, found
@@ -94,7 +94,7 @@ def check(found: dict[str, float]) -> None:
 
 
 def write_differences(names: Iterable[str]) -> None:
-    """The largest of each family that these are of to its golden files, for `python -m pretrainax.zoo`."""
+    """Records the largest difference of each family in `names` for `python -m pretrainax.zoo`."""
     from tests.golden.make import golden
 
     largest: dict[str, dict[str, float]] = json.loads(RECORD.read_text())

@@ -1,8 +1,8 @@
-"""Runs of several processes in a bucket, each process with folders of its own, as hosts that share no disk.
+"""Runs of several processes with workdirs in a bucket; each process has separate local folders, like a host.
 
-`python -m tests.support.pod TEXT CACHE FSDP STEPS WORKDIR …` is one process of a group that the environment names: one
-run after the other, each as in `pretrainax.main`, but without the tables and samples of the end, which take as long as
-the steps of a tiny run.
+`python -m tests.support.pod TEXT CACHE FSDP STEPS WORKDIR …` is one process of a group, which the environment defines.
+It executes one run after the other, as `pretrainax.main` does. It omits the tables and samples at the end, because they
+take as long as the steps of a tiny run.
 """
 
 import copy
@@ -23,15 +23,20 @@ from tests.support import runs, several, tiny
 
 
 class Pod:
-    """Starts, kills and starts again the processes of a run; what it wrote is read from the bucket."""
+    """Starts, kills and restarts the processes of a run, and reads the output of the run from the bucket."""
 
     def __init__(self, folder: pathlib.Path, url: str):
-        """folder: of this machine, for what stands for the disks of hosts; url: in a bucket, where `text` is."""
+        """Initializes a pod.
+
+        Args:
+          folder: local folder that replaces the disks of the hosts.
+          url: folder in a bucket that contains `text`.
+        """
         self.folder, self.url = folder, url
         self.starts, self.processes = 0, []
 
     def start(self, *workdirs: str, count: int = 2, fsdp: int = 2, steps: int = 12) -> None:
-        """Starts `count` processes, with `fsdp` devices in all; what they say is in `said`."""
+        """Starts `count` processes with `fsdp` devices in total; `said` returns their output."""
         self.starts, port = self.starts + 1, several.free_port()
         texts = f"{self.url}/text/*.txt", f"{self.url}/cache"
         args = [*(sys.executable, "-m", "tests.support.pod"), *texts, str(fsdp), str(steps), *workdirs]
@@ -47,7 +52,7 @@ class Pod:
         return f"{self.url}/runs/{name}"
 
     def host(self, index: int) -> pathlib.Path:
-        """Returns what stands for the disk of a host."""
+        """Returns the folder that replaces the disk of a host."""
         return self.folder / f"host-{index}"
 
     def wipe(self, index: int) -> None:
@@ -57,19 +62,19 @@ class Pod:
         return (self.folder / f"log-{self.starts}-{index}").read_text()
 
     def finish(self) -> None:
-        """Waits for the end of all, which must be a good one."""
+        """Waits until all processes have ended, and asserts that all succeeded."""
         codes = [process.wait(300) for process in self.processes]
         assert not any(codes), "\n".join(self.said(i) for i in range(len(codes)))
 
     def kill(self, *indices: int) -> None:
-        """Kills some processes; the others must end by themselves."""
+        """Kills some processes, and waits until the others have ended as a consequence."""
         for index in indices:
             self.processes[index].send_signal(signal.SIGKILL)
         for process in self.processes:
             process.wait(60)
 
     def await_checkpoints(self, workdir: str, count: int) -> None:
-        """Waits until so many checkpoints of this start or those before are whole in the bucket."""
+        """Waits until the bucket has `count` complete checkpoints, of this start or of earlier ones."""
         until = time.monotonic() + 200
         while len(whole_steps(workdir)) < count:
             assert all(p.poll() is None for p in self.processes) and time.monotonic() < until, self.said()
@@ -83,7 +88,7 @@ def whole_steps(workdir: str) -> list[int]:
 
 
 def lines(workdir: str) -> list[dict]:
-    """Returns the lines of a run's metrics.jsonl in the bucket, without what a clock decides."""
+    """Returns the lines of a run's metrics.jsonl in the bucket, without timings."""
     store = Store(workdir)
     text = b"".join(store.read(name) for name in store.objects() if name.startswith("metrics.jsonl."))
     found = [json.loads(line) for line in text.splitlines()]
@@ -91,7 +96,7 @@ def lines(workdir: str) -> list[dict]:
 
 
 def train(text: str, cache: str, fsdp: str, steps: str, *workdirs: str) -> int:
-    """Makes the runs of a process; returns the worst exit code."""
+    """Executes the runs of a process, and returns the largest exit code."""
     experiment = tiny.get_config("gpt")
     experiment.data.source.path, experiment.data.cache_dir = text, cache
     experiment.mesh.fsdp, experiment.train.steps = int(fsdp), int(steps)

@@ -1,12 +1,12 @@
-"""Released models as their files are: config.json with every key it has, and the names of the tensors.
+"""Writes released models in their published format: config.json with all its keys, and the names of the tensors.
 
-config.json is tests/golden/released/NAME.json; a `Release` of `releases/` has the names, and the sizes at which a test
-writes such files. Names are written short: "#" is the number of a layer, {a,b} is a or b, and "!" is before one that is
-not there. They are not those that `save_pretrained` of today would give: bare ones, old ones of norms, copies of tied
-tensors, buffers, heads that a class leaves out.
+config.json is tests/golden/released/NAME.json. A `Release` of `releases/` has the names, and the sizes with which a
+test writes such files. The names are abbreviated: "#" is the number of a layer, {a,b} is a or b, and "!" marks a name
+that the file does not have. They differ from the names that `save_pretrained` writes today: names without prefix, old
+names of norms, copies of tied tensors, buffers, heads that a class omits.
 
-None of the files was at hand. Configs and names are those that public code, logs and documentation quote of them; names
-marked "by class" follow from what the class of that time registered, and saved.
+None of the files was available. Configs and names are quotes from public code, logs and documentation. The names marked
+"by class" follow from the tensors that the class of that time registered and saved.
 """
 
 import itertools
@@ -34,10 +34,10 @@ RELEASED = ENCODERS | DECODERS | ENCODER_DECODERS
 
 
 def names_of(release: Release, layers: int) -> list[str]:
-    """The names of all tensors of a file with so many layers."""
+    """Returns the names of all tensors of a file with `layers` layers."""
     names = []
     for short in release.names.split():
-        parts = [part.split(",") for part in re.split("[{}]", short)]  # every other one is a choice
+        parts = [part.split(",") for part in re.split("[{}]", short)]  # odd parts are choices
         assert all(len(part) == 1 for part in parts[::2]), short
         for spelled in map("".join, itertools.product(*parts)):
             names += [spelled.replace("#", str(i)) for i in range(layers)] if "#" in spelled else [spelled]
@@ -46,13 +46,13 @@ def names_of(release: Release, layers: int) -> list[str]:
 
 
 def config_of(name: str, tiny: bool = False) -> ConfigJson:
-    """config.json as it was released, or with the sizes of a test."""
+    """Returns the released config.json, with the sizes of a test if `tiny`."""
     released = json.loads((CONFIGS / f"{name}.json").read_text())
     return released | RELEASED[name].tiny if tiny else released
 
 
 def case_of(name: str) -> Case:
-    """What is in the file that a test writes."""
+    """Returns the case that matches the files of `write_release`."""
     release, config_json = RELEASED[name], config_of(name, tiny=True)
     family, config = described_model(config_json)
     (of_zoo,) = [x for x in zoo.FAMILIES if x.huggingface is family and release.preset.startswith(x.prefix)][:1]
@@ -60,7 +60,7 @@ def case_of(name: str) -> Case:
 
 
 def write_release(directory: pathlib.Path, name: str) -> Case:
-    """Writes config.json, tensors under their released names, and a tokenizer."""
+    """Writes config.json, tensors with their released names, and a tokenizer."""
     release, case = RELEASED[name], case_of(name)
     family, config = case.family.huggingface, case.config
     state = to_huggingface(family.names(config), weights(config))
@@ -78,9 +78,9 @@ def write_release(directory: pathlib.Path, name: str) -> Case:
 
 
 def _no_weight(name: str, config: ModelConfig) -> np.ndarray:
-    """What a file holds beside the weights of its class: buffers, and parts of other classes."""
+    """Returns a tensor that is not a weight of the class: a buffer, or a part of another class."""
     length = config.position.max_length or 20
-    if name.endswith("embed_positions.weight"):  # Marian's table, which it computes too
+    if name.endswith("embed_positions.weight"):  # Marian's table, which Marian can also compute
         angles = np.arange(length)[:, None] / 10_000 ** (np.arange(config.d_model // 2) * 2 / config.d_model)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
     buffers = {

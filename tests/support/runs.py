@@ -1,4 +1,4 @@
-"""The commands that the chaos scripts run, and what is left of one: all that must be equal between two runs."""
+"""The commands that the chaos scripts run, and the outputs that must be equal between two runs."""
 
 import argparse
 import contextlib
@@ -18,16 +18,17 @@ from collections.abc import Iterator, Sequence
 from typing import Optional
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What a clock decides; everything else in a line of metrics.jsonl is decided by the config.
+# Metrics that depend on a clock. The config determines everything else in a line of metrics.jsonl.
 TIMINGS = {"tokens_per_second", "padded_tokens_per_second", "step_seconds", "mfu", "mfu_executed", "data_wait_fraction"}
 TIMINGS |= {"compile_seconds"}
 TINY = "tests/support/tiny.py"
-# Compiles in a fifth of the time; whoever compares two runs runs both with it. jax 0.11 has no other emitters.
+# Compiles in a fifth of the time. A comparison of two runs uses these flags for both runs. jax 0.11 has only the fusion
+# emitters.
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if importlib.metadata.version("jax") < "0.11":
     FAST += " --xla_cpu_use_fusion_emitters=false"
-os.environ["JAX_PLATFORMS"] = "cpu"  # here too, where checkpoints are read
-# What one command has compiled the next one takes, and so does a second run of the tests.
+os.environ["JAX_PLATFORMS"] = "cpu"  # also in this process, which reads checkpoints
+# A later command, or a second run of the tests, reuses compiled programs.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
 ENV = os.environ | {"XLA_FLAGS": FAST}
 SAVING = "--config.checkpoint.every=2"
@@ -57,7 +58,7 @@ def run(args: list[str], env=None, timeout: float = 300, **kwargs) -> subprocess
 
 
 def hear_hangups() -> None:
-    """What is started from now on hears SIGHUP: nohup has it ignored, and so has libtpu, if a checkpoint was read."""
+    """Makes child processes react to SIGHUP; nohup disables it, and so does libtpu after a checkpoint was read."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -70,7 +71,7 @@ def start(args: list[str]) -> subprocess.Popen:
 
 
 def write_text(folder: pathlib.Path) -> pathlib.Path:
-    """A folder of text: sentences over 300 made-up words."""
+    """Writes a folder of text: sentences of 300 made-up words."""
     rng = random.Random(0)
     words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(2, 7))) for _ in range(300)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,12 +82,12 @@ def write_text(folder: pathlib.Path) -> pathlib.Path:
 
 
 class Whole:
-    """A run that nothing disturbed, what it was prepared from, and its export; found in `folder` where it is there."""
+    """An undisturbed run, its prepared data, and its export; existing results in `folder` are reused."""
 
     def __init__(self, config: str, folder: pathlib.Path):
         self.config, self.folder, self.text = config, folder, folder / "text"
         self.run, self.cache, self.export = (folder / name for name in ("run", "cache", "export"))
-        self.seconds: dict[str, float] = {}  # that each command took
+        self.seconds: dict[str, float] = {}  # duration of each command
         write_text(self.text)
         for what, made in (("prepare", self.cache), ("train", self.run), ("export", self.export)):
             if not made.exists():
@@ -96,7 +97,7 @@ class Whole:
                 self.seconds[what] = time.perf_counter() - started
 
     def command(self, what: str, folder: pathlib.Path) -> list[str]:
-        """The same of another folder; a training takes what has been prepared here."""
+        """Returns the same command for another folder; training reads the data that was prepared here."""
         if what == "prepare":
             return preparing(self.config, self.text, folder / "cache")
         return exporting(self.run, folder / "export") if what == "export" else self.training(folder / "run")
@@ -105,13 +106,13 @@ class Whole:
         return command(self.config, workdir, self.text, self.cache, SAVING, *flags)
 
     def ends_the_same(self, workdir: pathlib.Path, args: Optional[list[str]] = None, env=None) -> None:
-        """The command ends, and leaves in `workdir` what this run has left."""
+        """Asserts that the command succeeds, and that its run in `workdir` equals this run."""
         done = run(args or self.training(workdir), env)
         assert done.returncode == 0, done.stderr
         assert_same_run(workdir, self.run)
 
 
-# --- what is left ----------------------------------------------------------------------------------------------------
+# --- results of a run ------------------------------------------------------------------------------------------------
 
 
 def lines(workdir: pathlib.Path, split: str = "") -> list[dict]:
@@ -120,12 +121,12 @@ def lines(workdir: pathlib.Path, split: str = "") -> list[dict]:
 
 
 def steps(workdir: pathlib.Path) -> list[int]:
-    """Those that have a checkpoint."""
+    """Returns the steps that have a checkpoint."""
     return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
 
 
 def arrays(workdir: pathlib.Path) -> dict:
-    """Parameters, moments and step of the last checkpoint, by path."""
+    """Returns parameters, moments and step of the last checkpoint, by path."""
     import jax
     import numpy as np
     from orbax.checkpoint import v1 as ocp
@@ -133,28 +134,28 @@ def arrays(workdir: pathlib.Path) -> dict:
     from pretrainax.checkpoints.paths import exact_path
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Orbax: no shardings were given to restore into
+        warnings.simplefilter("ignore")  # Orbax: no shardings were given for the restored arrays
         state = ocp.load_checkpointables(exact_path(str(workdir / "checkpoints" / str(steps(workdir)[-1]))))
     found = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in found}
 
 
 def run_json(workdir: pathlib.Path) -> dict:
-    """The newest run.json, without the bytes of metrics.jsonl, which has times in it."""
+    """Returns the newest run.json, without the size of metrics.jsonl, because its timings vary."""
     found = json.loads((workdir / "checkpoints" / str(steps(workdir)[-1]) / "run.json").read_text())
     (found["extra"].get("metrics_file") or {}).pop("bytes", None)
     return found
 
 
 def files(folder: pathlib.Path) -> dict[str, str]:
-    """A digest of each file below a folder; of an archive of NumPy, of what is in it."""
+    """Returns a digest of each file below a folder; for a NumPy archive, a digest of its entries."""
     found = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(".lock"))
     return {str(p.relative_to(folder)): _digest(p) for p in found}
 
 
 def _digest(path: pathlib.Path) -> str:
     content = path.read_bytes()
-    if path.suffix == ".npz":  # whose entries carry the time
+    if path.suffix == ".npz":  # its entries contain the time
         import numpy as np
 
         with np.load(path) as entries:
@@ -163,8 +164,11 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def assert_same_run(got: pathlib.Path, whole: pathlib.Path) -> None:
-    """The last state bit for bit, the steps that are kept and nothing beside them, what the loop remembers, every line
-    but for its timings."""
+    """Asserts that two runs are equal.
+
+    The last state is equal bit by bit. Both runs have the same checkpoints and no other files, the same state of the
+    loop, and the same metrics except for timings.
+    """
     import numpy as np
 
     assert lines(got) == lines(whole)
@@ -179,7 +183,7 @@ def assert_same_run(got: pathlib.Path, whole: pathlib.Path) -> None:
 
 
 def valid_steps(workdir: pathlib.Path) -> list[int]:
-    """The steps whose every file is what their manifest says."""
+    """Returns the steps whose files all match their manifest."""
     from pretrainax.checkpoints import manifest
 
     folder = workdir / "checkpoints"
@@ -187,7 +191,7 @@ def valid_steps(workdir: pathlib.Path) -> list[int]:
 
 
 def last_line(process: subprocess.CompletedProcess) -> str:
-    """The line of an error; there must be no traceback."""
+    """Returns the last line of an error message, and asserts that there is no traceback."""
     assert "Traceback" not in process.stderr, process.stderr[-3000:]
     return process.stderr.strip().splitlines()[-1]
 
@@ -196,7 +200,7 @@ def last_line(process: subprocess.CompletedProcess) -> str:
 
 
 def parser(documentation: str) -> argparse.ArgumentParser:
-    """The flags of a script that compares with a `Whole`."""
+    """Returns the parser of a script that compares with a `Whole`."""
     made = argparse.ArgumentParser(description=documentation.splitlines()[0])
     made.add_argument("--config", default=f"{TINY}:gpt", help="one whose source has a path")
     made.add_argument("--whole", default="", help="folder that keeps the run to compare with")
@@ -205,7 +209,7 @@ def parser(documentation: str) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def trials(documentation: str, names: Sequence[str]) -> Iterator[tuple[list[str], Whole, pathlib.Path]]:
-    """Yields what --only names of all trials, the run to compare with, and an empty folder."""
+    """Yields the trials of --only (default: all), the run to compare with, and an empty folder."""
     flags = parser(documentation)
     flags.add_argument("--only", default=",".join(names))
     given = flags.parse_args()
@@ -215,7 +219,7 @@ def trials(documentation: str, names: Sequence[str]) -> Iterator[tuple[list[str]
 
 
 class Report:
-    """Prints a line for each thing tried, and counts them and what did not hold."""
+    """Prints a line for each trial, and counts the trials and the failures."""
 
     def __init__(self) -> None:
         self.tried, self.failed = 0, 0
@@ -235,10 +239,10 @@ class Report:
             self.tried += 1
 
     def sum_up(self) -> int:
-        """Prints the counts; returns the exit code."""
+        """Prints the counts, and returns the exit code."""
         print(f"{self.tried} tried, {self.tried - self.failed} survived")
         return int(self.failed > 0)
 
 
 class Skipped(Exception):
-    """What this machine does not allow."""
+    """Raised if this machine does not allow a trial."""

@@ -1,8 +1,8 @@
 """A run of tests/support/tiny.py in this process, or in each process of a group.
 
 `python -m tests.support.several '{"family": "gpt", "workdir": DIR, "text": DIR, "cache": DIR, "fsdp": 2}'` is one
-process of a group that the environment names, as `pretrainax.main` is. Beside what a run leaves, each process leaves
-the rows it has read: batches-<process>.npz.
+process of a group, which the environment defines, as for `pretrainax.main`. In addition to the files of a run, each
+process writes the rows that it has read: batches-<process>.npz.
 """
 
 import json
@@ -30,7 +30,7 @@ STEPS = 4
 
 
 class Rows(Callback):
-    """Keeps the rows of all batches of this process."""
+    """Collects the rows of all batches of this process."""
 
     def __init__(self):
         self.seen: dict[str, np.ndarray] = {}
@@ -40,7 +40,7 @@ class Rows(Callback):
 
 
 def run(family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: int = 1, profile_steps: str = "") -> int:
-    """`fsdp` devices share the parameters, the others are copies; `sequence` devices share each row."""
+    """Executes a run; `fsdp` devices share the parameters, others hold copies; `sequence` devices share each row."""
     experiment = tiny.get_config(family)
     experiment.data.source.path, experiment.data.cache_dir = text, cache
     experiment.mesh.fsdp, experiment.mesh.sequence = fsdp, sequence
@@ -48,14 +48,14 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int, sequence: i
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
     experiment.train.profile_steps = profile_steps
     rows = Rows()
-    with mock.patch.object(core, "finish"):  # its samples and pictures take as long as the steps
+    with mock.patch.object(core, "finish"):  # its samples and plots take as long as the steps
         code = train(experiment, workdir, callbacks=[rows, Profiles(ProfileRequest(), report.run_report)])
     np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows.seen)
     return code
 
 
 def environment(index: int, count: int, port: int, devices: int = 8) -> dict[str, str]:
-    """Of process `index` of `count` on this machine, with so many fake devices in all."""
+    """Returns the environment of process `index` of `count` on this machine, with `devices` fake devices in total."""
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -67,7 +67,7 @@ def environment(index: int, count: int, port: int, devices: int = 8) -> dict[str
 
 
 def alone(*arguments: str) -> subprocess.CompletedProcess:
-    """A process of Python that no other joins, with 2 fake devices."""
+    """Runs a single Python process with 2 fake devices."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count=2"}
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
 
@@ -79,7 +79,10 @@ def free_port() -> int:
 
 
 def start(count: int, *arguments: str, log: pathlib.Path) -> list[subprocess.Popen]:
-    """`count` processes of `python -m ARGUMENTS`, where <process> is the number of each; its lines: `log`-<process>."""
+    """Starts `count` processes of `python -m ARGUMENTS`, and logs each of them to `log`-<process>.
+
+    The number of a process replaces <process> in its arguments.
+    """
     port = free_port()
     return [
         subprocess.Popen(

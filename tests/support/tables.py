@@ -1,4 +1,4 @@
-"""Golden tables of the published presets: what decays, what is sharded how, and the optimizer's state with it.
+"""The golden tables of the published presets: weight decay, sharding, and optimizer state with its sharding.
 
 `python -m tests.support.tables` writes them.
 """
@@ -24,7 +24,7 @@ PRESETS = (
 )
 
 
-# Optimizers whose state is more than Adam's, and the presets that their tables are of.
+# Optimizers whose state is larger than Adam's, and the presets of their tables.
 OPTIMIZERS = {
     "adafactor": Adafactor(),
     "sm3": SM3(),
@@ -35,7 +35,7 @@ OPTIMIZED = ("gpt2_124m", "t5_base")
 
 
 def example_shapes(config, batch_size=8, length=16):
-    """A batch as the Batch table of the design describes it, small."""
+    """Returns the shapes of a small batch, as the table of batch fields in the design describes it."""
     names = ["tokens", "segment_ids", "positions", "targets", "loss_weights"]
     if config.family == "encoder":
         names += ["token_types", "masked_positions"]
@@ -80,7 +80,7 @@ def specs(preset):
 
 
 def state_specs(preset, name):
-    """As `specs`, of the optimizer's state."""
+    """Returns the lines of `specs` for the optimizer's state."""
     shapes = params(preset)
     chosen = OPTIMIZERS[name].build(lambda step: step, shapes)
     state, found = jax.eval_shape(chosen.init, shapes), opt_state_specs(chosen, shapes)

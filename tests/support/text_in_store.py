@@ -1,4 +1,4 @@
-"""A corpus in a store of this process, of which this machine has nothing."""
+"""A corpus in an in-memory store, without a local copy."""
 
 import json
 import pathlib
@@ -31,7 +31,7 @@ def lines(tmp_path):
 
 @pytest.fixture
 def another_machine(tmp_path, monkeypatch):
-    """Has this one forget what it has of any store."""
+    """Returns a function that makes this machine forget its local copies of any store."""
 
     def forget():
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{random.random()}"))
@@ -43,7 +43,7 @@ def another_machine(tmp_path, monkeypatch):
 
 
 def experiment(lines: pathlib.Path, cache: object, kind: str) -> Experiment:
-    """kind: "windows" of any text, or "sentences", of which some are drawn from other documents."""
+    """Returns an experiment; `kind`: "windows" of any text, or "sentences", some of which are from other documents."""
     sentences = kind == "sentences"
     family, types = ("encoder", 2) if sentences else ("decoder", 0)
     model = ModelConfig(family=family, vocab_size=512, num_token_types=types)

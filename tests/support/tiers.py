@@ -1,7 +1,8 @@
-"""The slow tier of the tests: what `make test` leaves to `make test-all`, case by case.
+"""The slow tier of the tests: the cases that `make test` leaves to `make test-all`.
 
-A test over all models always runs with a few that have every brick between them. Each model's logits, hidden states and
-gradients are held to the golden files in any case. A test over meshes runs with those that split the most axes.
+A test over all models always runs with a few models that together have every component. All models are compared with
+the golden files in any case: logits, hidden states and gradients. A test over meshes always runs with the meshes that
+split the most axes.
 """
 
 from collections.abc import Iterable
@@ -17,8 +18,10 @@ ALWAYS = {
 
 
 def few(cases: Iterable[Any], always: Iterable[Any] = ALWAYS) -> list[Any]:
-    """Returns cases for `pytest.mark.parametrize`, all but those of `always` in the slow tier; a tuple is of several
-    parameters."""
+    """Returns cases for `pytest.mark.parametrize`; the slow tier has all cases except for `always`.
+
+    A tuple is a case of several parameters.
+    """
     cases, always = list(cases), list(always)
     assert any(case in always for case in cases), f"none of {always} is among {cases}"
     slow = [pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=pytest.mark.slow) for x in cases]

@@ -1,5 +1,7 @@
-"""A config of each family, small enough to train in a test: `tests/support/tiny.py:t5`, `:bert`, `:gpt`, `:elmo`; and
-`:t5_narrow`, whose decoder has sizes of its own."""
+"""Defines a config of each family, small enough to train in a test.
+
+`tests/support/tiny.py:t5`, `:bert`, `:gpt`, `:elmo`; the decoder of `:t5_narrow` has different sizes than the encoder.
+"""
 
 from pretrainax.config import (
     CheckpointConfig,

@@ -1,4 +1,4 @@
-"""How often the steps of a run are traced: each trace is a compilation, which for a large model takes minutes."""
+"""Limits the number of traces of a step: each trace is a compilation, which takes minutes for a large model."""
 
 import chex
 import jax
@@ -7,7 +7,7 @@ from pretrainax.training import train_step
 
 
 class _LimitedJax:
-    """`jax`, whose `jit` refuses to trace a function more than `limit` times."""
+    """A replacement of `jax` whose `jit` raises if a function is traced more than `limit` times."""
 
     def __init__(self, limit: int):
         self._limit = limit
@@ -20,6 +20,6 @@ class _LimitedJax:
 
 
 def limit_traces(monkeypatch, limit: int = 1) -> None:
-    """Lets each function that `train_step` jits be traced `limit` times from now on, in all runs of a test together."""
+    """Limits the traces of each function that `train_step` jits to `limit`, over all further runs of a test."""
     chex.clear_trace_counter()
     monkeypatch.setattr(train_step, "jax", _LimitedJax(limit))

@@ -1,4 +1,4 @@
-"""Three updates of a tiny model: by the training step of this house, and by torch."""
+"""Computes three updates of a tiny model, by our training step and by torch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -28,12 +28,12 @@ CLIP = 1.0
 
 
 def updated(case: Case, copies: int = 1, accumulate: int = 1, **sizes: int) -> Any:
-    """Our parameters after three updates of the real training step.
+    """Returns our parameters after three updates of the real training step.
 
     Args:
-      copies: how often the rows of the batch are in it, one after the other.
-      accumulate: in how many micro-batches the gradient is taken.
-      sizes: of the mesh; none: one device.
+      copies: number of copies of the rows in the batch, one after the other.
+      accumulate: number of micro-batches of a gradient.
+      sizes: axes of the mesh; without sizes: one device.
     """
     mesh = make_mesh(MeshConfig(**{"data": 1} | sizes), jax.devices()[: int(np.prod(list(sizes.values()), dtype=int))])
     config = dataclasses.replace(case.config, dropout_rate=0.0, attention_dropout_rate=0.0)
@@ -53,7 +53,7 @@ def updated(case: Case, copies: int = 1, accumulate: int = 1, **sizes: int) -> A
 
 
 def update_torch(named: Mapping[str, Any], decayed: Mapping[str, bool], loss: Callable[[], Any]) -> None:
-    """Updates torch's parameters three times, in place; those of no name in `decayed` are left alone."""
+    """Updates torch's parameters three times, in place; parameters that are not in `decayed` stay unchanged."""
     import torch
 
     groups = [[p for n, p in named.items() if decayed.get(n) is d] for d in (True, False)]
@@ -72,7 +72,7 @@ def update_torch(named: Mapping[str, Any], decayed: Mapping[str, bool], loss: Ca
 
 
 def assert_updates_land_at(theirs: Mapping[str, np.ndarray], case: Case, **changes: int) -> None:
-    """Our parameters after three updates are those of torch, by path, and moved.
+    """Asserts that three updates move our parameters to the same values as torch's, by path.
 
     Args:
       changes: arguments of `updated`: the same rows on another mesh, or in micro-batches.
@@ -80,7 +80,8 @@ def assert_updates_land_at(theirs: Mapping[str, np.ndarray], case: Case, **chang
     start = weights(case.config)
     names = parameter_names(start)
     ours = dict(zip(names, jax.tree.leaves(updated(case, **changes)), strict=True))
-    # of steps of up to 3e-3: an epsilon of 1e-6 keeps Adam from blowing up gradients that are rounding alone
+    # Three steps change a parameter by up to 3e-3. An epsilon of 1e-6 keeps Adam from amplifying gradients that are
+    # only rounding errors.
     chex.assert_trees_all_close(ours, dict(theirs), atol=1e-4, rtol=0)
     moved = [np.abs(theirs[name] - x).max() for name, x in zip(names, jax.tree.leaves(start), strict=True)]
     assert max(moved) > STEPS * LEARNING_RATE / 2

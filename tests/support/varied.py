@@ -1,4 +1,4 @@
-"""Models that differ from a published one in one field."""
+"""Generates models that differ from a published model in one field."""
 
 import dataclasses
 import typing
@@ -22,12 +22,12 @@ from pretrainax.config import (
 from pretrainax.config.validation import model_problems
 from pretrainax.interop.architectures import ANY_EXPERIMENT
 
-# fields that no export depends on, and those whose values the tests vary by themselves
+# Fields that do not affect an export, and fields that the tests vary separately.
 _SKIPPED = {"family", "parts", "multi_token", "generator", "init_stddev", "dropout_rate", "attention_dropout_rate"}
 
 
 def variations(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
-    """Yields the changed field with its value, and the model; each is a valid config."""
+    """Yields the changed field with its value, and the model; all models are valid configs."""
     for path, value in _changes(config):
         *parents, name = path.split(".")
         changed = dataclasses.replace(config)
@@ -36,7 +36,7 @@ def variations(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
             changed = dataclasses.replace(config, **{parents[0]: part})
         else:
             changed = dataclasses.replace(config, **{name: value})
-        if "window" not in path:  # as the pattern asks
+        if "window" not in path:  # consistent with the layer pattern
             has_local = "local" in changed.layer_pattern
             changed.window = (changed.window or 4) if has_local else None
         if changed != config and not list(model_problems(dataclasses.replace(ANY_EXPERIMENT, model=changed))):
@@ -55,7 +55,7 @@ def _changes(config: ModelConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _others(field: str, hint: Any, value: Any, config: ModelConfig) -> list[Any]:
-    """Other values of a field, legal ones among them."""
+    """Returns other values of a field; some of them are valid."""
     rotated = config.position.rotated_dims(config.position_dim) if isinstance(config.position, RotaryPositions) else 8
     factors = tuple(1.0 + i / 8 for i in range(rotated // 2))
     special: dict[str, list[Any]] = {

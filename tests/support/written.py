@@ -1,9 +1,9 @@
-"""Models that transformers does not have, written in torch from their papers and released descriptions.
+"""Implements models that transformers lacks in torch, from their papers and released descriptions.
 
-Each is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the stream after each block of each
-stack); an encoder-decoder's is told the encoder's tokens [B, S] too. Rows are padded on the right by token 0, which a
-causal model does not see, and an encoder is not to see. `forward` and `reference` give what those of
-tests/golden/make.py do, of ELMo too.
+Each model is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the residual stream after each
+block of each stack). An encoder-decoder also takes the tokens [B, S] of the encoder. Token 0 pads the rows on the
+right. A causal model does not see the padding, and an encoder must mask it. `forward` and `reference` return the same
+keys as the functions in tests/golden/make.py, also for ELMo.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ CONFIGS = {
             deepseek.deepseek("moe_16b").experts, num_experts=5, top_k=3, d_ff=24, balance_weight=0.0
         ),
     ),
-    # Two turns of two layers in the encoder, one in the decoder.
+    # Two periods of two layers in the encoder, and one period in the decoder.
     "st_moe": dataclasses.replace(
         st_moe.st_moe("l"),
         **SIZES | {"num_layers": 4, "num_decoder_layers": 2},
@@ -52,7 +52,7 @@ CONFIGS = {
 
 
 def turned(x, theta):
-    """Queries or keys [B, T, H, K], planes (i, i + K/2) turned by position · theta^(-2i/K)."""
+    """Rotates queries or keys [B, T, H, K]: pairs (i, i + K/2) by the angle position · theta^(-2i/K)."""
     import torch
 
     half = x.shape[-1] // 2
@@ -64,7 +64,7 @@ def turned(x, theta):
 
 
 def attended(p, x, config, theta, cap=None, real=None):
-    """Attention of x [B, T, D] to all that is real [B, T], or a causal one; groups of heads share keys and values."""
+    """Computes grouped-query attention of x [B, T, D], to all tokens in real [B, T], or causal without real."""
     import torch
 
     q, k, v = (
@@ -80,7 +80,7 @@ def attended(p, x, config, theta, cap=None, real=None):
 
 
 def palm_forward(params, tokens):
-    """Chowdhery et al. 2022, section 2."""
+    """Computes PaLM (Chowdhery et al. 2022, section 2)."""
     import torch
 
     config = CONFIGS["palm"]
@@ -100,7 +100,7 @@ def palm_forward(params, tokens):
 
 
 def grok_forward(params, tokens):
-    """The released model.py: four norms a block, the experts' results weighted by the softmax over all."""
+    """Computes the released model.py: four norms per block; a softmax over all experts weights their outputs."""
     import torch
 
     config = CONFIGS["grok"]
@@ -132,7 +132,7 @@ def grok_forward(params, tokens):
 
 
 def deepseek_forward(params, tokens):
-    """Dai et al. 2024, section 3, equations 9 to 11: experts that all tokens pass through, and the best others."""
+    """Computes shared experts and the top-k routed experts (Dai et al. 2024, section 3, equations 9 to 11)."""
     import torch
 
     config = CONFIGS["deepseek"]
@@ -164,7 +164,7 @@ def deepseek_forward(params, tokens):
 
 
 def neobert_forward(params, tokens):
-    """Le Breton et al. 2025, section 3: a norm before each half of a block, SwiGLU, an output matrix with a bias."""
+    """Computes pre-norm blocks with SwiGLU, and an output matrix with a bias (Le Breton et al. 2025, section 3)."""
     import torch
 
     config, real = CONFIGS["neobert"], tokens != 0
@@ -184,8 +184,10 @@ def neobert_forward(params, tokens):
 
 
 def st_moe_forward(params, tokens, read):
-    """Zoph et al. 2022: the blocks of T5 1.1, of which every so many-th has experts, and a dense feed-forward after
-    them, as flaxformer's SparseEncoderLayer; no capacity."""
+    """Computes ST-MoE (Zoph et al. 2022): blocks of T5 1.1, some of which have experts; no capacity.
+
+    A dense feed-forward layer follows the experts, as in flaxformer's SparseEncoderLayer.
+    """
     import torch
 
     config, functional = CONFIGS["st_moe"], torch.nn.functional
@@ -236,8 +238,10 @@ def st_moe_forward(params, tokens, read):
 
 
 def bucket(distance, both_ways):
-    """Raffel et al. 2020, section 2.1: the number of the bias for a key so far behind a query; half of the numbers are
-    for single distances, the others for ever wider ranges of them up to the largest."""
+    """Returns the index of the bias for a key at this distance from a query (Raffel et al. 2020, section 2.1).
+
+    Half of the indices are for single distances. The others are for ranges of distances, which grow up to the maximum.
+    """
     position = CONFIGS["st_moe"].position
     count, offset = position.num_buckets, 0
     if both_ways:
@@ -251,7 +255,7 @@ def bucket(distance, both_ways):
 
 
 def turns(params, side, config):
-    """The parameters of each block of a stack whose last layer of each turn has experts, by their paths below it."""
+    """Returns the parameters of each block of a stack, by path; the last layer of each period has experts."""
     parts = [f"{side}/between/blocks/", f"{side}/blocks/"]
     plain, sparse = ({n.removeprefix(p): x for n, x in params.items() if n.startswith(p)} for p in parts)
     every, found = config.experts.every, []
@@ -263,7 +267,7 @@ def turns(params, side, config):
 
 
 def layers(params, config):
-    """The parameters of each block, by their paths below it; first those that have no experts, where the others do."""
+    """Returns the parameters of each block, by path in the block; blocks without experts, if any, come first."""
     found = []
     for part in (f"{config.family}/dense/blocks/", f"{config.family}/blocks/"):
         blocks = {name.removeprefix(part): x for name, x in params.items() if name.startswith(part)}
@@ -287,11 +291,11 @@ CASES = {
     "st_moe": Case(CONFIGS["st_moe"], st_moe.FAMILIES[0]),
     "elmo": Case(written_elmo.CONFIGS["elmo"], elmo.FAMILIES[0]),
 }
-OF_ELMO = {name: Case(config, elmo.FAMILIES[0]) for name, config in written_elmo.CONFIGS.items()}  # clipped otherwise
+OF_ELMO = {name: Case(config, elmo.FAMILIES[0]) for name, config in written_elmo.CONFIGS.items()}  # with other clipping
 
 
 def parameters(name):
-    """Those of a case as tensors to be trained, by our paths."""
+    """Returns the parameters of a case as trainable tensors, by our paths."""
     import torch
 
     tree = weights((CASES | OF_ELMO)[name].config)
@@ -300,7 +304,7 @@ def parameters(name):
 
 
 def forward(name, params):
-    """Tensors "logits", "hidden …" and "loss" of the batch of a case, with gradients."""
+    """Returns the tensors "logits", "hidden …" and "loss" of the batch of a case, with gradients."""
     import torch
 
     arrays = batch((CASES | OF_ELMO)[name])
@@ -314,7 +318,7 @@ def forward(name, params):
 
 
 def reference(name):
-    """What `forward` gives, as arrays, and "gradient <path>" of each parameter."""
+    """Returns the arrays of `forward`, and "gradient <path>" of each parameter."""
     params = parameters(name)
     found = forward(name, params)
     found["loss"].backward()

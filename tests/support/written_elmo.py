@@ -1,4 +1,4 @@
-"""ELMo as its paper and its released options say, in torch: no class of transformers computes it."""
+"""Implements ELMo in torch, from its paper and its released options, because transformers has no class for it."""
 
 import dataclasses
 
@@ -14,13 +14,13 @@ RECURRENT = dataclasses.replace(recurrent_of(elmo("original")), character_dim=5,
 CONFIG = dataclasses.replace(elmo("original"), **SIZES, parts=(RECURRENT,))
 CONFIGS = {
     "elmo": CONFIG,
-    "elmo_clipped": dataclasses.replace(CONFIG, parts=(dataclasses.replace(RECURRENT, clip=0.1),)),  # most are then
+    "elmo_clipped": dataclasses.replace(CONFIG, parts=(dataclasses.replace(RECURRENT, clip=0.1),)),  # clips most values
     "elmo_not_clipped": dataclasses.replace(CONFIG, parts=(dataclasses.replace(RECURRENT, clip=None),)),
 }
 
 
 def words_of(p, characters, config):
-    """Characters [T, C] -> vectors of words [T, D] (bilm-tf: _build_word_char_embeddings)."""
+    """Maps characters [T, C] to word vectors [T, D] (bilm-tf: _build_word_char_embeddings)."""
     import torch
 
     x = p["character_embedding/embedding"][characters].transpose(1, 2)  # [T, E, C]
@@ -38,7 +38,7 @@ def words_of(p, characters, config):
 
 
 def lstm(p, name, layer, xs, config):
-    """One LSTMCell of TensorFlow with a projection, over xs [T, D] in their order: gates i, j, f, o in one matrix."""
+    """Runs one LSTMCell of TensorFlow with a projection over xs [T, D]; one matrix has the gates i, j, f, o."""
     import torch
 
     def of(path):
@@ -58,7 +58,7 @@ def lstm(p, name, layer, xs, config):
 
 
 def reference(p, characters, config):
-    """One text [T, C] -> logits of both directions [T, V], and the stream after each layer, [L, T, 2 D]."""
+    """Maps one text [T, C] to logits of both directions [T, V], and the stream after each layer, [L, T, 2 D]."""
     import torch
 
     words = words_of(p, characters, config)
@@ -68,15 +68,17 @@ def reference(p, characters, config):
             x = layers[-1]
             y = lstm(p, name, layer, x if name == "forward" else x.flip(0), config)
             y = y if name == "forward" else y.flip(0)
-            layers.append(y + x if layer else y)  # skip connections, but from the characters to the first layer
+            layers.append(y + x if layer else y)  # skip connections, except from the characters to the first layer
     logits = [streams[name][-1] @ p["unembedding/kernel"] + p["unembedding/bias"] for name in DIRECTIONS]
     hidden = [torch.cat(pair, dim=1) for pair in zip(*streams.values(), strict=True)]
     return logits, hidden[1:]
 
 
 def forward(config, p, arrays):
-    """Tensors "logits" and "backward_logits" [B, T, V], "hidden recurrent" [L, B, T, 2 D], zeros in padding, and the
-    "loss" of a batch, the sum of the means of both directions."""
+    """Returns "logits" and "backward_logits" [B, T, V], "hidden recurrent" [L, B, T, 2 D] and the "loss" of a batch.
+
+    Hidden states are 0 at padding. The loss is the sum of the means of both directions.
+    """
     import torch
 
     rows, sums, counted = [], [torch.zeros(()), torch.zeros(())], [0, 0]

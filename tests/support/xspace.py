@@ -1,4 +1,4 @@
-"""Traces made by hand: an XSpace of planes, lines and events, encoded as protocol buffers are (xplane.proto)."""
+"""Encodes traces for tests: an XSpace of planes, lines and events, as protocol buffers (xplane.proto)."""
 
 from typing import NamedTuple, Union
 
@@ -7,7 +7,7 @@ Value = Union[int, str, bytes]
 
 class Event(NamedTuple):
     name: str
-    start: int  # nanoseconds, as is the next
+    start: int  # nanoseconds, like duration
     duration: int
     stats: dict[str, Value] = {}
 
@@ -16,7 +16,7 @@ Plane = tuple[str, dict[str, list[Event]]]  # name, and the events of each line
 
 
 def xspace(planes: list[Plane], programs: dict[str, bytes]) -> bytes:
-    """Returns the file. programs: "jit_step(7)" -> its serialized HloModuleProto."""
+    """Returns the content of the file; programs: "jit_step(7)" -> its serialized HloModuleProto."""
     return b"".join(field(1, plane(*one)) for one in planes) + field(1, metadata_plane(programs))
 
 
@@ -50,7 +50,7 @@ def of_stats(values: dict[str, Value], known: list[str]) -> bytes:
 
 
 def names(number: int, found: list[str]) -> bytes:
-    """The map of numbers to names, from 1."""
+    """Encodes the map from numbers, starting at 1, to names."""
     return b"".join(
         field(number, field(1, i) + field(2, field(1, i) + field(2, name))) for i, name in enumerate(found, 1)
     )

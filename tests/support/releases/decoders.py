@@ -1,8 +1,8 @@
-"""Releases of decoders."""
+"""Defines the releases of decoders."""
 
 from tests.support.releases.release import ENCODER_SIZES, LLAMA, LLAMA_BLOCK, LLAMA_SIZES, WB, Release, under
 
-EXPERTS = f"{LLAMA} !model.layers.#.mlp.{{gate,up,down}}_proj.weight"  # in the place of the MLP
+EXPERTS = f"{LLAMA} !model.layers.#.mlp.{{gate,up,down}}_proj.weight"  # experts replace the MLP
 ALL_BUT_FIRST = (
     "mlp.gate.weight mlp.experts.{0,1,2,3}.{gate,up,down}_proj.weight mlp.shared_experts.{gate,up,down}_proj.weight"
 )
@@ -53,7 +53,7 @@ DECODERS = {
         f"transformer.h.#.attn.attention.out_proj.{WB} transformer.h.#.{{ln_1,ln_2}}.{WB} "
         f"transformer.h.#.mlp.{{c_fc,c_proj}}.{WB} transformer.ln_f.{WB} lm_head.weight",
     ),
-    "llama": Release(  # meta-llama/Llama-2-7b-hf, whose index has the frequencies of each layer
+    "llama": Release(  # meta-llama/Llama-2-7b-hf; its index has the frequencies of each layer
         "llama2_7b",
         LLAMA_SIZES | {"num_key_value_heads": 4},
         f"{LLAMA} model.layers.#.self_attn.rotary_emb.inv_freq lm_head.weight",
@@ -82,7 +82,7 @@ DECODERS = {
     "qwen3": Release(  # Qwen/Qwen3-0.6B-Base
         "qwen3_0_6b",
         LLAMA_SIZES | {"head_dim": 8},
-        f"{LLAMA} model.layers.#.self_attn.{{q,k}}_norm.weight lm_head.weight",  # a copy: its table is tied
+        f"{LLAMA} model.layers.#.self_attn.{{q,k}}_norm.weight lm_head.weight",  # a copy of the tied table
     ),
     "qwen3-moe": Release(  # Qwen/Qwen3-30B-A3B-Base
         "qwen3_30b_a3b",
@@ -120,13 +120,14 @@ DECODERS = {
         LATENT_SIZES,
         f"{DEEPSEEK} model.layers.#.self_attn.{{q_proj,kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}}.weight",
     ),
-    "deepseek-v3": Release(  # deepseek-ai/DeepSeek-V3-Base as others have it in bfloat16, without quantization_config
+    "deepseek-v3": Release(  # deepseek-ai/DeepSeek-V3-Base as converted to bfloat16, without quantization_config
         "deepseek_v3",
         LATENT_SIZES | {"q_lora_rank": 14, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 1},
         f"{DEEPSEEK} model.layers.#.self_attn.{{q_a_proj,q_a_layernorm,q_b_proj}}.weight "
         "model.layers.#.self_attn.{kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}.weight "
         "model.layers.#.mlp.gate.e_score_correction_bias !model.layers.0.mlp.gate.e_score_correction_bias "
-        "model.layers.61.{eh_proj,enorm,hnorm,shared_head.norm}.weight",  # of the token after the next
+        # the module that predicts the token after the next one
+        "model.layers.61.{eh_proj,enorm,hnorm,shared_head.norm}.weight",
     ),
     "phi": Release(  # microsoft/phi-2
         "phi2",
@@ -157,7 +158,7 @@ DECODERS = {
         | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
         LLAMA,
     ),
-    "gpt-oss": Release(  # openai/gpt-oss-20b as others have it in bfloat16, without quantization_config
+    "gpt-oss": Release(  # openai/gpt-oss-20b as converted to bfloat16, without quantization_config
         "gpt_oss_20b",
         LLAMA_SIZES
         | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5, "num_hidden_layers": 3}

@@ -1,4 +1,4 @@
-"""Releases of encoder-decoders."""
+"""Defines the releases of encoder-decoders."""
 
 from tests.support.releases.release import LLAMA_SIZES, WB, Release, under
 
@@ -58,7 +58,7 @@ T5GEMMA_BLOCK = (
 )
 
 ENCODER_DECODERS = {
-    "t5": Release(  # google-t5/t5-small: with copies of the tied table, and a bias that nothing reads
+    "t5": Release(  # google-t5/t5-small; has copies of the tied table, and an unused bias
         "t5_v1_0_small",
         T5_SIZES | {"n_positions": 20, "relative_attention_num_buckets": 8},
         t5_names("DenseReluDense.{wi,wo}.weight")
@@ -75,7 +75,7 @@ ENCODER_DECODERS = {
         T5_SIZES | {"num_decoder_layers": 3, "relative_attention_num_buckets": 8},
         t5_names("DenseReluDense.{wi_0,wi_1,wo}.weight") + " {encoder,decoder}.embed_tokens.weight lm_head.weight",
     ),
-    "switch": Release(  # google/switch-base-8: with copies of the tied table; names by class
+    "switch": Release(  # google/switch-base-8; has copies of the tied table; names by class
         "switch_base_8",
         T5_SIZES
         | {"num_layers": 4, "num_decoder_layers": 4, "relative_attention_num_buckets": 8, "num_experts": 3}
@@ -90,7 +90,7 @@ ENCODER_DECODERS = {
             )
         ),
     ),
-    "t5gemma": Release(  # google/t5gemma-b-b-ul2, which is behind a licence: config.json and names by class
+    "t5gemma": Release(  # google/t5gemma-b-b-ul2, which needs a license; config.json and names by class
         "t5gemma_b_b",
         {"encoder": T5GEMMA_SIDE, "decoder": T5GEMMA_SIDE | {"cross_attention_hidden_size": 16, "is_decoder": True}}
         | {"vocab_size": 99},
@@ -103,15 +103,15 @@ ENCODER_DECODERS = {
             )
         ),
     ),
-    "bart": Release(  # facebook/bart-large: without its first "model.", and with fairseq's versions
+    "bart": Release(  # facebook/bart-large; lacks the first "model.", and has fairseq's versions
         "bart_large",
         BART_SIZES,
         "shared.weight {encoder,decoder}.version {encoder,decoder}.embed_tokens.weight "
         f"{{encoder,decoder}}.embed_positions.weight {{encoder,decoder}}.layernorm_embedding.{WB} {BART_STACKS}",
         base="model.",
     ),
-    # Helsinki-NLP/opus-mt-en-de, whose padding is its last id; names by class. final_logits_bias is zero here: Marian's
-    # own output bias, where a file has it there, is refused.
+    # Helsinki-NLP/opus-mt-en-de; its padding id is the last id; names by class. Here, final_logits_bias is zero. In
+    # other files, it is Marian's output bias, which the import rejects.
     "opus-mt": Release(
         "transformer_base",
         BART_SIZES | {"pad_token_id": 98, "decoder_start_token_id": 98, "bad_words_ids": [[98]]},

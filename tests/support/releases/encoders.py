@@ -1,4 +1,4 @@
-"""Releases of encoders."""
+"""Defines the releases of encoders."""
 
 from tests.support.releases.release import ENCODER_SIZES, LLAMA, LLAMA_SIZES, WB, Release, under
 
@@ -109,7 +109,7 @@ ENCODERS = {
         f"{ELECTRA_NAMES} generator_predictions.{{LayerNorm,dense}}.{WB} generator_lm_head.{WB}",
         changes={"generator": None, "masked_lm_head": True, "replaced_token_head": False},
     ),
-    "deberta-v3": Release(  # microsoft/deberta-v3-base, and the copies of other sizes beside it
+    "deberta-v3": Release(  # microsoft/deberta-v3-base, and its copies of other sizes
         "deberta_v3_base",
         ENCODER_SIZES | {"position_buckets": 4},
         " ".join(
@@ -135,7 +135,7 @@ ENCODERS = {
             (
                 "model.embeddings.{tok_embeddings,norm}.weight model.final_norm.weight",
                 "model.layers.#.{attn.Wo,attn.Wqkv,mlp.Wi,mlp.Wo,mlp_norm,attn_norm}.weight",
-                "!model.layers.0.attn_norm.weight",  # the norm of the embeddings is that
+                "!model.layers.0.attn_norm.weight",  # the norm of the embeddings replaces it
                 "head.dense.weight head.norm.weight decoder.bias",
             )
         ),

@@ -1,14 +1,14 @@
-"""Says what the release of a model is, and the names and sizes that several have in common."""
+"""Defines the description of a release, and names and sizes that several releases share."""
 
 from typing import Any, NamedTuple
 
 
 class Release(NamedTuple):
-    preset: str  # of the zoo, which the config is that of
-    tiny: dict[str, Any]  # in the place of its sizes
+    preset: str  # name of the preset in the zoo that equals the config
+    tiny: dict[str, Any]  # fields of config.json with the sizes of a test
     names: str
-    changes: dict[str, Any] = {}  # fields of the preset that this file leaves out
-    base: str = ""  # what this file's names lack in front: "bert."
+    changes: dict[str, Any] = {}  # fields of the preset that this file omits
+    base: str = ""  # prefix that the names in this file lack: "bert."
 
 
 WB = "{weight,bias}"

@@ -1,6 +1,6 @@
-"""Notes in the file URLS_TOUCHED each URL that a process takes for a file or a folder of this machine.
+"""Writes each URL that a process passes to a function for local files or folders to the file URLS_TOUCHED.
 
-Python imports it as it starts, where PYTHONPATH has this folder.
+Python imports this module at startup if PYTHONPATH contains this folder.
 """
 
 import os
@@ -25,7 +25,7 @@ def _heard(event: str, args: tuple) -> None:
 
 
 def _watched_stat(path, *args, **kwargs):
-    _note("stat", path)  # which os.path.exists and its like call, and which no audit hook is told of
+    _note("stat", path)  # os.path.exists and similar functions call it, without an audit event
     return _stat(path, *args, **kwargs)
 
 
