@@ -5,7 +5,7 @@ from tests.support.made_run import made_run, run  # noqa: F401
 
 @pytest.fixture
 def one_thread():
-    """Keeps torch to one thread: for matrices this small, several on a busy machine wait for each other."""
+    """Limits torch to one thread: with matrices this small, several threads on a busy machine wait for each other."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Beam search beside all texts that there are, of a model that is a table of bigrams."""
+"""Compares beam search with an enumeration of all sequences, for a model that is a table of bigrams."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ def search(batch, beams, penalty=1.0, limits=None, piece=1, rules=RULES, table=T
 
 
 def all_texts(last, penalty, limit):
-    """Every text that ends, or is as long as may be, best first: (score, tokens, log-probabilities)."""
+    """Returns all sequences that end or have the maximum length, best first: (score, tokens, log-probabilities)."""
     table, found = np.asarray(jax.nn.log_softmax(TABLE)), []
     for length in range(1, limit + 1):
         for tokens in itertools.product(range(SIZE), repeat=length):
@@ -41,14 +41,14 @@ def all_texts(last, penalty, limit):
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
 def test_with_room_for_all_texts_the_best_are_found_in_order(penalty):
-    """341 texts end, or have four tokens; as many beams leave nothing out."""
+    """341 sequences end or have four tokens, so 400 beams keep all of them."""
     batch = prompts_of([0, 1, 2], [3], [2, 0])
     found = search(batch, beams=400, penalty=penalty, limits=[4, 4, 3])
     for row, (last, limit) in enumerate([(2, 4), (3, 4), (0, 3)]):
         expected = all_texts(last, penalty, limit)
         assert (found.lengths[row] > 0).sum() == len(expected)
         np.testing.assert_allclose(found.scores[row, : len(expected)], [score for score, *_ in expected], rtol=1e-5)
-        texts = {}  # some are equally good
+        texts = {}  # some sequences have equal scores
         for place in range(len(expected)):
             length = found.lengths[row, place]
             tokens, log_probs = found.tokens[row, place, :length], found.log_probs[row, place, :length]
@@ -90,15 +90,18 @@ def test_what_rules_forbid_is_in_no_text():
         (
             {"repetition_penalty": 2.0},
             lambda x, said: 2.0 * x if said else x,
-        ),  # of log-probabilities, which are negative
+        ),  # log-probabilities are negative
         ({"frequency_penalty": 0.7}, lambda x, said: x - 0.7 * said),
     ],
 )
 def test_each_beam_remembers_what_it_has_said_itself_when_beams_change_places(rule, after):
-    """With room for all texts, each is worth what its own tokens make of it, whatever beam it was built in."""
+    """Each score must follow from the sequence's own tokens, even if beams changed places.
+
+    The beams have room for all sequences.
+    """
     found = search(prompts_of([0]), beams=400, rules=RULES._replace(**rule))
     table = np.asarray(jax.nn.log_softmax(TABLE), np.float64)
-    in_prompt = "repetition_penalty" in rule  # which counts what was read, too
+    in_prompt = "repetition_penalty" in rule  # this penalty also counts the tokens of the prompt
     count = int((found.lengths[0] > 0).sum())
     assert count == 341
     for place in range(count):
@@ -111,7 +114,7 @@ def test_each_beam_remembers_what_it_has_said_itself_when_beams_change_places(ru
 
 
 def written_down(last, table, beams, penalty, limit, early_stopping=False):
-    """Beam search as its module describes it, over lists; table [V, V, V]."""
+    """Implements beam search with lists, as its module describes it; table [V, V, V]."""
     table = np.asarray(jax.nn.log_softmax(table), np.float64)
     running, finished = [(0.0, ())], []
     for length in range(1, limit + 1):
@@ -141,7 +144,7 @@ def written_down(last, table, beams, penalty, limit, early_stopping=False):
     ],
 )
 def test_what_a_table_of_trigrams_writes_is_what_lists_write(beams, penalty, early_stopping):
-    """Each beam goes on from its own state, and a prompt is done neither too early nor too late."""
+    """Each beam continues from its own state, and a prompt ends neither too early nor too late."""
     begin = jax.jit(functools.partial(beam_search.begin, Trigrams(), beams=beams, room=6))
     go_on = jax.jit(functools.partial(beam_search.generate_chunk, Trigrams()))
     flags = {True: {"stops_when_full": True}, False: {}, "never": {"stops_at_best": True}}
@@ -170,7 +173,7 @@ def test_a_row_with_no_room_gets_no_text():
 
 @pytest.mark.slow
 def test_what_stands_behind_a_short_prompt_was_not_said():
-    """Rows are padded with token 0, which a penalty of what was read must leave as it is."""
+    """Rows are padded with token 0. A penalty on the tokens of the prompt must not apply to it."""
     rules, table = RULES._replace(repetition_penalty=3.0), TABLE.at[:, 0].add(3.0)
     alone, beside = (search(prompts_of([1], *more), beams=3, rules=rules, table=table) for more in ([], [[2, 3, 1]]))
     np.testing.assert_array_equal(beside.tokens[0], alone.tokens[0])

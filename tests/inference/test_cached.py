@@ -1,4 +1,4 @@
-"""Steps that keep what they read give the logits of the whole text, for every model that writes."""
+"""Cached steps give the logits of the whole text, for every model that generates."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ from tests.support.tiny import get_config
 
 WRITERS = [name for name, case in CASES.items() if case.config.family != "encoder"]
 SIZES = dict(vocab_size=100, num_layers=3, d_model=16, d_ff=32, num_heads=4)
-# What no model of the zoo has at once: local layers beside global ones, and positions that are not rotated.
+# A combination that no model of the zoo has: local and global layers, and positions that are not rotary.
 DECODER = ModelConfig(
     position=LearnedPositions(32), layer_pattern=("local", "global"), window=4, num_kv_heads=2, **SIZES
 )
@@ -43,7 +43,7 @@ ENCODER_DECODER = dataclasses.replace(
     **dict(family="encoder_decoder", position=RelativePositionBuckets(8, 10), qk_norm=True, num_decoder_layers=2),
     **dict(separate_embeddings=True, decoder=DecoderSizes(d_model=24, d_ff=40, num_heads=6, num_kv_heads=2)),
 )
-# Experts in every second layer, and a feed-forward behind them (ST-MoE).
+# Experts in every second layer, followed by a feed-forward layer (ST-MoE).
 TURNS = dataclasses.replace(
     ENCODER_DECODER, num_layers=4, experts=MixtureOfExperts(num_experts=3, every=2, dense_after=24)
 )
@@ -58,17 +58,17 @@ def loaded(config, **mesh):
 
 
 def stepped(model, texts, prompts):
-    """The logits after each prompt and after each token that follows it in its text: [B, steps + 1, V].
+    """Returns the logits after each prompt and after each token that follows it in its text: [B, steps + 1, V].
 
-    Before each step the rows change places: in step n, row r is the text (r + n) mod B.
+    The rows change places before each step: in step n, row r is the text (r + n) mod B.
 
     Args:
-      texts: whole ones, as a batch.
-      prompts: tokens of each, [B]; as many steps are made in all rows as the first has left.
+      texts: complete rows, as a batch.
+      prompts: number of tokens of each prompt, [B]. The first text determines the number of steps of all rows.
     """
     real, rows = (texts["segment_ids"] > 0).sum(1), len(prompts)
     steps = int(real[0] - prompts[0])
-    of_prompt = np.arange(prompts.max() + 1)[None] < prompts[:, None]  # one of padding for all
+    of_prompt = np.arange(prompts.max() + 1)[None] < prompts[:, None]  # one position of padding in each row
     given = {name: x if "encoder" in name else x[:, : of_prompt.shape[1]] for name, x in texts.items()}
     given |= {name: np.where(of_prompt, given[name], 0) for name in ("tokens", "segment_ids")}
     following = np.take_along_axis(texts["tokens"], prompts[:, None] + np.arange(steps), axis=1)
@@ -82,7 +82,7 @@ def stepped(model, texts, prompts):
             return state, logits
 
         first, state = cached.start(params, batch, steps)
-        return first, jax.lax.scan(step, state, tokens)[1]  # which holds that no shape changes
+        return first, jax.lax.scan(step, state, tokens)[1]  # the scan requires constant shapes
 
     with jax.set_mesh(model.mesh), jax.default_matmul_precision("highest"):
         first, others = run(cached.params, given, turned)
@@ -92,20 +92,20 @@ def stepped(model, texts, prompts):
 
 
 def places(logits, prompts, steps):
-    """Of logits of whole texts those after each prompt and each of the steps."""
+    """Returns the logits of complete rows after each prompt and after each step."""
     return np.take_along_axis(logits, (prompts[:, None] - 1 + np.arange(steps + 1))[:, :, None], axis=1)
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", few(WRITERS))
 def test_each_step_has_the_logits_of_the_whole_text_in_transformers(name):
-    case, steps = CASES[name], 4  # which leaves the shortest text one token to begin with; windows are 4 too
+    case, steps = CASES[name], 4  # the shortest text begins with one token; windows have 4 tokens too
     prompts = np.array(LENGTHS) - steps
     expected = places(golden(name)["logits"], prompts, steps)
     found, same = stepped(loaded(case.config), batch(case), prompts), np.ones((len(prompts), steps + 1), bool)
     if isinstance(scaling := getattr(case.config.position, "scaling", None), LongRopeScaling):
-        # Up to the original length, a text has other factors than the longer whole text, so other logits. There,
-        # test_generate_is_argmax.py compares with a pass over the text so far.
+        # Up to the original length, LongRoPE scales a text with other factors than the longer whole text, so its logits
+        # differ. test_generate_is_argmax.py compares these with a pass over the text so far.
         is_long = prompts[:, None] + np.arange(steps + 1) > scaling.original_length
         same = is_long == (np.array(LENGTHS) > scaling.original_length)[:, None]
         assert same.any()
@@ -114,7 +114,7 @@ def test_each_step_has_the_logits_of_the_whole_text_in_transformers(name):
 
 # --- rows, windows, prefixes -----------------------------------------------------------------------------------------
 
-PROMPTS, STEPS = np.array([6, 3, 1, 5]), 9  # shorter and longer than the window, which is passed twice
+PROMPTS, STEPS = np.array([6, 3, 1, 5]), 9  # shorter and longer than the window; each text passes the window twice
 
 
 def texts(config, prompts=PROMPTS, prefix=False):
@@ -157,7 +157,7 @@ def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
 @pytest.mark.parametrize("name", few(["palm", "grok", "deepseek", "st_moe"], ["palm", "grok"]))
 def test_each_step_of_a_model_that_transformers_lacks_has_the_logits_of_the_whole_text(name):
     config = dataclasses.replace(written.CONFIGS[name], vocab_size=100)
-    if config.experts is not None:  # with room for all: else what is dropped depends on the other tokens
+    if config.experts is not None:  # no capacity limit: dropped tokens would depend on the other tokens
         config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
     got = stepped(loaded(config), texts(config), PROMPTS)
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
@@ -169,7 +169,7 @@ def long_rope(config, original_length, planes=2):
 
 
 def prefixes(config, arrays, prompts):
-    """The logits after each prompt and each step, of a forward pass over the tokens so far alone: [B, steps + 1, V]."""
+    """Returns logits after each prompt and step, from forward passes over only the tokens so far: [B, steps + 1, V]."""
     model, found = loaded(config), []
     run = jax.jit(lambda batch: model.model.apply({"params": model.params}, batch, deterministic=True))
     for step in range(STEPS + 1):
@@ -208,12 +208,13 @@ def test_a_row_that_outgrows_the_old_context_is_turned_again_and_no_other_row_is
     config = long_rope(config, original_length)
     arrays = texts(config, prefix=prefix)
     expected = prefixes(config, arrays, PROMPTS)
-    assert np.abs(expected - prefixes(long_rope(config, 31), arrays, PROMPTS)).max() > 0.1  # never long
+    # A scaling that never switches to its long factors gives other logits.
+    assert np.abs(expected - prefixes(long_rope(config, 31), arrays, PROMPTS)).max() > 0.1
     np.testing.assert_allclose(stepped(loaded(config, **mesh), arrays, PROMPTS), expected, atol=1e-4)
 
 
 def test_only_the_last_segment_of_a_row_counts():
-    """Behind another segment a text is long after as many tokens of its own as alone."""
+    """Tokens of an earlier segment do not count towards the length at which LongRoPE changes its factors."""
     config, before = long_rope(DECODER, 8), {"tokens": [7, 8, 9], "segment_ids": [1, 1, 1], "positions": [0, 1, 2]}
     arrays = texts(config)
     behind = arrays | {"segment_ids": 2 * arrays["segment_ids"]}
@@ -268,7 +269,7 @@ def test_one_row_becomes_two_that_go_different_ways(config):
     np.testing.assert_allclose(logits, expected[:, end:].swapaxes(0, 1), atol=1e-4)
 
 
-# --- what it costs, and what is refused ------------------------------------------------------------------------------
+# --- costs and errors ------------------------------------------------------------------------------------------------
 
 
 def test_a_step_copies_no_ring_and_turns_no_matrix():

@@ -1,4 +1,4 @@
-"""Strings that are never written, however tokens meet in them: beside trying all texts of a few tokens."""
+"""Banned strings never occur across tokens; the reference tries all sequences of a few tokens."""
 
 import importlib.util
 import itertools
@@ -29,7 +29,7 @@ def test_no_text_has_a_banned_string_and_every_other_text_is_allowed(banned):
 
 
 def _parted(tokens):
-    """The runs of tokens between special ones."""
+    """Returns the sequences of tokens between special tokens."""
     return [list(run) for is_special, run in itertools.groupby(tokens, lambda i: i == SPECIAL) if not is_special]
 
 
@@ -70,7 +70,7 @@ needs_outlines = pytest.mark.skipif(not importlib.util.find_spec("outlines_core"
 @needs_outlines
 @pytest.mark.parametrize("pattern", ["(ab)*c?", "a(bc)?", "a|a[^c]*c", "é+|b.", "abc{1,2}"])
 def test_texts_that_end_are_those_that_match(pattern):
-    """Each text of two tokens ends if it matches, and goes on if more may make it match."""
+    """A text of two tokens ends if it matches, and continues if a longer text may match."""
     automaton = matching(pattern, PIECES, {SPECIAL}, ROWS, [SPECIAL])
     moves = np.asarray(automaton.moves)
     for tokens in itertools.product(range(1, len(PIECES)), repeat=2):

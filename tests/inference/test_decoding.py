@@ -1,4 +1,4 @@
-"""Prompts in, texts out: with a model that says the alphabet, and with real ones on one device and on eight."""
+"""Tests generation from prompts to text, with a model of the alphabet, and with real models on 1 and 8 devices."""
 
 import dataclasses
 import re
@@ -22,18 +22,18 @@ from pretrainax.tokenization.tokenizer_json import library_tokenizer
 from tests.support.bigrams import Bigrams
 from tests.support.loaded import loaded_case
 
-LIKELY = 5.0  # logit of the next letter; 0: of any other token
+LIKELY = 5.0  # logit of the next letter; 0 for all other tokens
 CONTEXT = 60
 
 
 @pytest.fixture(scope="module")
 def alphabet():
-    """Goes on with the alphabet, to z and the end. Its context is 60 tokens; of 99 ids 36 are of the vocabulary."""
+    """Continues with the alphabet, to z and the end. Its context is 60 tokens; the vocabulary has 36 of the 99 ids."""
     loaded = loaded_case("gpt2")
     ids = [int(loaded.tokenizer.encode(letter)[0]) for letter in string.ascii_lowercase]
     table = np.zeros((99, 99), np.float32)
     table[ids, [*ids[1:], loaded.tokenizer.vocabulary.eos]] = LIKELY
-    table[:, 90] = LIKELY + 1  # past the vocabulary
+    table[:, 90] = LIKELY + 1  # outside the vocabulary
     model = dataclasses.replace(loaded.experiment.model, position=LearnedPositions(CONTEXT))
     loaded = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, model=model))
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +47,8 @@ def test_a_text_goes_on_to_its_length_its_end_or_the_context(alphabet):
     assert (by_length.text, by_length.ended) == ("cdefg", "length")
     assert (by_end.text, by_end.ended) == ("wxyz", "eos") and by_end.ids[-1] == alphabet.tokenizer.vocabulary.eos
     assert (by_context.text, by_context.ended) == ("bc", "context")
-    chance = LIKELY - np.log(97 + np.exp(LIKELY) + np.exp(LIKELY + 1))  # all that the model says counts
+    # The softmax includes ids outside the vocabulary.
+    chance = LIKELY - np.log(97 + np.exp(LIKELY) + np.exp(LIKELY + 1))
     for text in (by_length, by_end, by_context):
         np.testing.assert_allclose(text.log_probs, [chance] * len(text.ids), rtol=1e-5)
 
@@ -57,7 +58,7 @@ def test_each_chunk_of_tokens_is_progress(alphabet, monkeypatch, beams):
     calls = []
     monkeypatch.setitem(vars(alphabet), "progress", lambda: calls.append(1))
     generate(alphabet, ["ab"], Sampling(max_new_tokens=5, num_beams=beams))
-    assert len(calls) == 2  # the prompt, and one chunk
+    assert len(calls) == 2  # one call for the prompt, and one for a chunk of tokens
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -96,7 +97,7 @@ def test_a_special_token_is_a_stop_string_of_beams_as_of_one_text(alphabet):
 
 @pytest.mark.parametrize("prompt", ["한국말", "ab한국", "a한é국é"])
 def test_a_text_is_decoded_after_whole_characters_of_its_prompt(prompt):
-    """A tokenizer with byte pieces decodes adjacent bytes together, and all of them to U+FFFD if one is not valid."""
+    """A tokenizer with byte pieces decodes adjacent bytes together; one invalid byte makes all of them U+FFFD."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b"]
     library = tokenizers.Tokenizer(
         models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
@@ -111,7 +112,7 @@ def test_a_text_is_decoded_after_whole_characters_of_its_prompt(prompt):
 
 
 def test_a_text_of_bart_omits_the_tokens_around_its_target():
-    """A decoder of BART begins each text with <s>, or with the [CLS] of its tokenizer."""
+    """A BART decoder begins each text with <s>, or with the [CLS] of its tokenizer."""
     bart = loaded_case("bart")
     bos, cls = bart.tokenizer.vocabulary.bos, bart.tokenizer.vocabulary.cls
     for first in (bos, cls):
@@ -122,7 +123,7 @@ def test_a_text_of_bart_omits_the_tokens_around_its_target():
     assert text.ids == (bos,) * 3 and text.text == ""
 
 
-@pytest.mark.parametrize("beams, blocked", [(1, "c"), (2, "")])  # beam search finds no text that ends
+@pytest.mark.parametrize("beams, blocked", [(1, "c"), (2, "")])  # beam search finds no complete text
 def test_a_text_without_an_allowed_token_is_blocked(alphabet, beams, blocked):
     eos, options = alphabet.tokenizer.vocabulary.eos, {"max_new_tokens": 5, "num_beams": beams}
     sampling = Sampling(
@@ -138,7 +139,7 @@ def test_lengths_count_the_prompt_where_they_are_asked_to(alphabet):
     def texts(**options):
         return [(x.text, x.ended) for x in generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=9, **options))]
 
-    assert texts(max_length=6) == [("cde", "length"), ("wxyz", "length")]  # with <s> and the prompt
+    assert texts(max_length=6) == [("cde", "length"), ("wxyz", "length")]  # including <s> and the prompt
     assert texts(min_new_tokens=6)[1][0][:4] == "wxyz" and len(texts(min_new_tokens=6)[1][0]) >= 6
     forced = alphabet.tokenizer.vocabulary.eos
     assert texts(forced_eos_token_id=(forced,)) == [("cdefghij", "length"), ("wxyz", "eos")]
@@ -174,7 +175,7 @@ def test_what_is_asked_for_is_all_that_is_said(alphabet):
 
 
 def test_special_tokens_of_a_tokenizer_json_match_no_string(alphabet):
-    """<|turn|> is not a special piece: no regular expression allows it, and no banned string is part of it."""
+    """<|turn|> is not a special piece: no regular expression allows it, and no banned string matches a part of it."""
     letters = alphabet.tokenizer
     library = library_tokenizer(letters)
     library.add_special_tokens(["<|turn|>"])
@@ -193,11 +194,12 @@ def test_special_tokens_of_a_tokenizer_json_match_no_string(alphabet):
 def test_times_are_added_up(alphabet):
     rates = Rates()
     generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=8), rates=rates)
-    assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 7 + 4)  # with a <s> before each
+    assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 7 + 4)  # with <s> before each prompt
     assert rates.prefill_seconds > 0 and rates.step_seconds > 0
     rates = Rates()
     generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=8, num_beams=2), rates=rates)
-    assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 2 * 7)  # of the running texts, one a prompt
+    # Each step counts one token per prompt.
+    assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 2 * 7)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_what_cannot_be_done_is_one_line(name, prompts, options, message):
 
 @pytest.mark.slow
 def test_eight_devices_write_what_one_does():
-    prompts = ["the cat", "a", "no dog here, "]  # which eight do not divide
+    prompts = ["the cat", "a", "no dog here, "]  # their number is not a multiple of eight
     for sampling in (Sampling(max_new_tokens=6), Sampling(max_new_tokens=6, num_beams=2)):
         with jax.default_matmul_precision("highest"):
             one = generate(loaded_case("gpt2"), prompts, sampling)

@@ -1,4 +1,4 @@
-"""Texts become vectors: those of transformers' hidden states, whatever else is in the batch."""
+"""Embeddings equal the pooled hidden states of transformers, and do not depend on the other inputs of the batch."""
 
 import dataclasses
 import json
@@ -24,8 +24,8 @@ from tests.support.huggingface_weights import write_directory
 from tests.support.loaded import loaded_case
 
 HIDDEN = ["bert", "roberta", "albert", "modernbert", "deberta_v3", "electra_small", "gpt2", "llama2", "bart", "t5_1_1"]
-TEXTS = ["a cat sat", "b", "the cat sat there.", "dog"]  # a letter is a token
-CLOSE = 1e-5  # float32 sums in another order, of numbers of about 1
+TEXTS = ["a cat sat", "b", "the cat sat there.", "dog"]  # each letter is a token
+CLOSE = 1e-5  # float32 sums in another order, of values of about 1
 
 
 def embedded_alone(name: str, row: list[int], pooling="mean") -> np.ndarray:
@@ -39,7 +39,7 @@ def test_hidden_states_are_those_of_transformers(name):
     side = "decoder" if CASES[name].config.family == "decoder" else "encoder"
     real = arrays["encoder_segment_ids" if "encoder_tokens" in arrays else "segment_ids"] > 0
     hidden = np.asarray(loaded_case(name).run(last_hidden, arrays))
-    # as in tests/zoo/test_parity.py: float32 sums in another order
+    # As in tests/zoo/test_parity.py: the float32 sums have another order.
     np.testing.assert_allclose(hidden[real], golden[f"hidden {side}"][-1][real], atol=2e-4, rtol=0)
 
 
@@ -117,7 +117,8 @@ def test_a_limit_below_the_special_tokens_is_named(truncate):
         framed_rows(loaded_case("bert"), ["a cat"], truncate, limit=1)
     (row,) = framed_rows(loaded_case("bert"), ["a cat"], truncate=True, limit=2)
     assert len(row) == 2
-    assert embed(loaded_case("t5_1_1"), ["a" * 40]).shape == (1, 16)  # buckets of distance set no limit
+    # Relative position buckets do not limit the length.
+    assert embed(loaded_case("t5_1_1"), ["a" * 40]).shape == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_a_text_without_tokens_is_refused_where_nothing_stands_before_it():
     run = dataclasses.replace(model.experiment, data=data, objective=CausalLM(mask_documents=True))
     with pytest.raises(UserError, match=r"texts\[1\] is '', which has no tokens"):
         embed(dataclasses.replace(model, experiment=run), ["a", ""])
-    vocabulary = model.tokenizer.vocabulary  # of an import the text begins with <s>
+    vocabulary = model.tokenizer.vocabulary  # an imported model begins the text with <s>
     np.testing.assert_allclose(embed(model, [""])[0], embedded_alone("gpt2", [vocabulary.bos]), atol=CLOSE, rtol=0)
 
 
@@ -195,7 +196,7 @@ def test_a_model_of_sentence_transformers_has_its_vectors(name, pooling, names, 
     ],
 )
 def test_a_model_of_sentence_transformers_reads_as_much_of_a_text_as_there(file, content, tmp_path):
-    """The maximum length may be smaller than the model's, and texts may be converted to lower case."""
+    """The maximum length may be smaller than the model's, and inputs may be converted to lower case."""
     theirs = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
     directory = write_directory(tmp_path / "model")
     write_modules(directory, {"embedding_dimension": 16, "pooling_mode": "mean"})
@@ -210,7 +211,8 @@ def test_a_model_of_sentence_transformers_reads_as_much_of_a_text_as_there(file,
             UserError, match=r"texts\[0\] is 17 tokens, .* reads at most 4 and 2 special ones: shorten it, or"
         ):
             model.embed(texts)
-        assert not np.allclose(model.embed(texts, "mean")[0], expected[0], atol=2e-4, rtol=0)  # of the whole text
+        # This call reads the whole text.
+        assert not np.allclose(model.embed(texts, "mean")[0], expected[0], atol=2e-4, rtol=0)
 
 
 def test_a_saved_model_of_sentence_transformers_needs_no_pretraining_heads(tmp_path):

@@ -1,4 +1,4 @@
-"""Masks are filled in: as by transformers' pipeline, one after the other or at once, in whole words."""
+"""Tests the filling of masks: as in transformers' pipeline, one by one or all at once, and with whole words."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ TEXT = ["the cat sat on the mat and the dog walked in the park, (a walk).", "a q
 
 
 def with_config(name: str, **changes: Any):
-    """The loaded model of a case with some fields changed, and drawn parameters."""
+    """Returns the loaded model of a case with changed fields and random parameters."""
     loaded = loaded_case(name)
     tokenizer = changes.pop("tokenizer", loaded.tokenizer)
     config = dataclasses.replace(loaded.experiment.model, **changes)
@@ -70,15 +70,15 @@ def test_candidates_are_those_of_the_fill_mask_pipeline(name, rows_without_token
             is_text = lambda i: i not in tokenizer.special_pieces and i < tokenizer.vocabulary.size  # noqa: E731
             wanted = [hole for hole in holes if is_text(hole["token"])][:20]
             probabilities = [candidate.probability for candidate in candidates]
-            # float32 sums in another order, and then a softmax
+            # The float32 sums have another order, and a softmax follows.
             np.testing.assert_allclose(probabilities, [hole["score"] for hole in wanted], rtol=1e-4)
             for candidate, hole in zip(candidates, wanted, strict=True):
                 assert spelled[hole["token"]].decode("utf-8", "replace").strip() in candidate.text
 
 
-# --- in which order ---------------------------------------------------------------------------------------------------
+# --- order of filling ------------------------------------------------------------------------------------------------
 
-LETTERS = "ab[MASK]d e[MASK]g"  # a letter is a token
+LETTERS = "ab[MASK]d e[MASK]g"  # each letter is a token
 
 
 def test_the_most_certain_mask_is_filled_first_and_the_others_asked_again():
@@ -96,7 +96,7 @@ def test_the_most_certain_mask_is_filled_first_and_the_others_asked_again():
     assert other == pytest.approx([c.probability for c in again.holes[0]], rel=1e-4)
     assert other != pytest.approx([c.probability for c in at_once.holes[1 - surest]], rel=1e-4)
     assert one_by_one.text == again.text
-    assert fill(loaded, LETTERS, top=3) == one_by_one  # which is the default
+    assert fill(loaded, LETTERS, top=3) == one_by_one  # the default
 
 
 def test_from_left_to_right_a_mask_is_asked_about_with_those_before_it_filled_in():
@@ -119,7 +119,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "we", "walk", "##ing", "
 
 
 class Says:
-    """A model that guesses a mask from the token before it, as `after` says. It has more rows than pieces."""
+    """A model that predicts a mask from the token before it, with logits from `after`. It has more rows than pieces."""
 
     def __init__(self, config, after: dict[str, dict[str, float]]):
         self.config, rows = config, len(PIECES) + 3

@@ -1,4 +1,4 @@
-"""Holes are filled with text of any length: what a plain forward pass over every filling finds most likely."""
+"""Tests filling holes with text of any length; the reference is plain forward passes over all fillings."""
 
 import dataclasses
 
@@ -30,12 +30,12 @@ TRAINED = {
     "decoder_only": ("gpt2", DecoderOnly(), 3),
 }
 KINDS = pytest.mark.parametrize("kind", TRAINED)
-TEXT = "a [MASK]b c"  # a letter is a token
-ALL = {"top": 29, "max_new_tokens": 1}  # as many beams as letters: nothing is overlooked
+TEXT = "a [MASK]b c"  # each letter is a token
+ALL = {"top": 29, "max_new_tokens": 1}  # as many beams as letters, so the search considers all fillings
 
 
 def trained(name, objective, sentinels=3):
-    """The loaded model of a case as if it were trained by an objective."""
+    """Returns the loaded model of a case as if an objective had trained it."""
     loaded = loaded_case(name)
     experiment = dataclasses.replace(loaded.experiment, objective=objective)
     pad_id = loaded.tokenizer.vocabulary.pad
@@ -48,7 +48,7 @@ def models():
 
 
 def asked(kind: str, loaded) -> tuple[list[int], list[int], int]:
-    """What is read of TEXT as the paper has it: by the encoder, by the decoder before the span; and the span's end."""
+    """Returns the tokens for TEXT by the papers: encoder input, decoder input before the span, end of the span."""
     v, (before, after) = loaded.tokenizer.vocabulary, (loaded.tokenizer.encode(x).tolist() for x in ("a ", "b c"))
     x, y, z = v.sentinels[:3] or (None, None, None)
     return {
@@ -60,7 +60,7 @@ def asked(kind: str, loaded) -> tuple[list[int], list[int], int]:
 
 
 def logs_after(loaded, read: list[int], rows: list[list[int]], prefix: int = 0) -> np.ndarray:
-    """Log-probabilities after each token of each row, [B, T, V]."""
+    """Returns the log-probabilities after each token of each row, [B, T, V]."""
 
     def side(rows, name=""):
         tokens = np.array(rows, np.int32)
@@ -89,7 +89,7 @@ def test_the_candidates_are_the_likeliest_of_all_fillings(kind, models):
     found = filled.holes[0]
     best = sorted(wanted, key=wanted.__getitem__, reverse=True)
     for text, candidate in zip(best[:5], found, strict=False):
-        # two sums in float32; a space alone is shown as nothing
+        # Two sums in float32. The text of a space alone is empty.
         assert (candidate.text, candidate.probability) == (text.strip(), pytest.approx(np.exp(wanted[text]), rel=1e-3))
     assert filled.text == TEXT.replace("[MASK]", best[0])
     probabilities = [candidate.probability for candidate in found]
@@ -116,7 +116,7 @@ def test_a_hole_is_filled_given_those_before_it(kind, models):
 
 
 def question(loaded, text: str, *spans: str):
-    """What the model reads for the hole after these spans, and the end of that."""
+    """Returns the model's input for the hole after these spans, and the token that ends the span."""
     encode = loaded.tokenizer.encode
     example, end = _prompt_builder(loaded, Holes(loaded.tokenizer, text))([encode(span).tolist() for span in spans])
     return {name: x.tolist() for name, x in example.items()}, end

@@ -1,8 +1,8 @@
 """`generate` = the argmax of an uncached forward pass = transformers' `generate`, from the same directory.
 
-The cases are all families with a decoder times all scalings of rotary positions. The prompts end before, at and after
-each edge of the buckets to which batches are padded, and the old context of a scaling is passed before, during and
-after the prompt, or never.
+The cases are all families with a decoder times all scalings of rotary positions. Prompts end before, at and after each
+length to which batches are padded. Their tokens pass the old context of a scaling in the prompt, in the generated text,
+or never.
 """
 
 import dataclasses
@@ -35,10 +35,11 @@ from tests.golden.case import needs_transformers, shrunk
 from tests.support.huggingface_weights import write_directory
 from tests.support.tiers import few
 
-CONTEXT, OLD, NEW = 80, 20, 9  # tokens of the context, of the old context, and to be generated
-# Tokens of the prompts in each batch. Buckets are 16, 32, 64 and 80; a prompt of 12 or 20 tokens grows to 21 and 29.
+CONTEXT, OLD, NEW = 80, 20, 9  # numbers of tokens: context, old context, generated text
+# Numbers of tokens of the prompts in each batch. Batches are padded to 16, 32, 64 or 80 tokens. A prompt of 12 or 20
+# tokens grows to 21 or 29.
 BATCHES = ((1, 7, 12, 15, 16), (1, 2, 16, 17, 20, 21, 31, 32), (3, 33, 63, 64, 65, 76, 79))
-TIE = 2e-5  # logits are of the order of 1, and float32 programs that add in another order differ by up to 1e-5
+TIE = 2e-5  # logits are about 1; float32 programs that sum in another order differ by up to 1e-5
 DECODERS = {name: case for name, case in CASES.items() if case.config.family != "encoder"} | {
     family.prefix + "shrunk": shrunk(family)
     for family in zoo.FAMILIES
@@ -48,7 +49,7 @@ SCALINGS = "none", "linear", "yarn", "llama3", "longrope"
 
 
 def scaling_of(kind, pairs):
-    """A scaling from an old context of 20 to one of 80 tokens, for heads with so many rotated pairs."""
+    """Returns a scaling from an old context of 20 tokens to one of 80, for heads with `pairs` rotated pairs."""
     if kind == "linear":
         return LinearScaling(CONTEXT / OLD)
     if kind == "yarn":
@@ -62,7 +63,7 @@ def scaling_of(kind, pairs):
 
 
 def scaled(name, kind=None):
-    """A case with a context of 80 tokens and a scaling of the rotary positions; None: positions as they are."""
+    """Returns a case with a context of 80 tokens and a scaling of the rotary positions; None keeps the positions."""
     case = DECODERS[name]
     position = case.config.position
     if position.max_length is not None:
@@ -78,13 +79,13 @@ def is_rotary(name):
 
 
 def written(directory, name, kind=None):
-    """Writes a directory, and loads it by `load`."""
+    """Writes a directory, and loads it with `load`."""
     write_directory(directory, scaled(name, kind))
     return load(directory, "float32", make_mesh(MeshConfig(data=1), jax.devices()[:1]))
 
 
 def prompt_of(loaded, count, seed=0):
-    """A text of random letters that the model reads as so many tokens, which are at least those of one letter."""
+    """Returns random letters that the model encodes as `count` tokens, or one letter if that needs more tokens."""
     fewest = tokens_of(read_prompt("a", loaded.experiment, loaded.tokenizer))
     seed = zlib.crc32(f"{count} {seed}".encode())
     letters = np.random.default_rng(seed).choice(list("abcdefghijklmnopqrstuvwxyz .,"), max(count - fewest, 0) + 1)
@@ -95,14 +96,14 @@ def prompt_of(loaded, count, seed=0):
 
 
 def extended(example, ids):
-    """An example whose decoder has also read some ids."""
+    """Returns an example whose decoder has also read `ids`."""
     tokens = np.concatenate([example["tokens"], np.array(ids, np.int32)])
     count = np.arange(len(tokens), dtype=np.int32)
     return {**example, "tokens": tokens, "positions": count, "segment_ids": np.ones_like(count)}
 
 
 def uncached(loaded, pairs):
-    """The logits of tokens that may be generated, after each prompt with each beginning of its text: [N, V] each."""
+    """Returns the logits of allowed tokens, after each prompt with each prefix of its generated text: [N, V] each."""
     rows = [[extended(example, ids[: min(n, len(ids) - 1)])] for example, ids in pairs for n in range(NEW)]
     arrays = collate(rows, Lengths(CONTEXT, CONTEXT, CONTEXT), 0)
     with jax.default_matmul_precision("highest"):
@@ -123,15 +124,15 @@ def transformers_of(directory):
     config = transformers.AutoConfig.from_pretrained(directory)
     cls = transformers.AutoModelForSeq2SeqLM if config.model_type in two else transformers.AutoModelForCausalLM
     model = cls.from_pretrained(directory, dtype="float32", attn_implementation="eager").eval()
-    model.generation_config.forced_eos_token_id = None  # of BART alone, at the most tokens that were asked for
+    model.generation_config.forced_eos_token_id = None  # BART only: it would force the end at the maximum length
     return model
 
 
 def theirs(model, loaded, example, most=NEW, **options):
-    """What transformers writes after one prompt.
+    """Returns the text that transformers generates after one prompt.
 
-    Without a cache for LongRoPE in classes other than Phi-3, as no other class computes the keys again, and for Switch
-    with a deeper decoder, whose cache has the layers of the encoder.
+    Two kinds of models run without a cache. LongRoPE in classes other than Phi-3: only Phi-3 computes the keys again.
+    Switch with a deeper decoder: its cache has only as many layers as the encoder.
     """
     import torch
     import transformers
@@ -161,10 +162,10 @@ def _has_cache(model, config):
 
 
 def agree(loaded, model):
-    """Compares all batches of prompts; returns the numbers of texts, of tokens, and of texts with a tie.
+    """Compares all batches of prompts; returns the numbers of prompts, of generated tokens, and of prompts with a tie.
 
     Args:
-      model: of transformers; None: transformers has no such class.
+      model: a model of transformers, or None if transformers has no such class.
     """
     outcomes, texts, tokens, ties = [], 0, 0, 0
     for batch in BATCHES:
@@ -178,7 +179,7 @@ def agree(loaded, model):
         assert len(ids) == min(NEW, NEW if is_encoder_decoder(example) else room) or ids[-1] in loaded.end_tokens
         missing = logits.max(-1) - logits[np.arange(len(ids)), ids]
         assert missing.max() <= TIE, f"{tokens_of(example)} tokens: {missing}, {ids} instead of {logits.argmax(-1)}"
-        (row,) = [ids] if model is None else theirs(model, loaded, example, len(ids))  # none writes past the context
+        (row,) = [ids] if model is None else theirs(model, loaded, example, len(ids))  # no text exceeds the context
         if row != ids:
             at = next(n for n, (a, b) in enumerate(zip(row, ids, strict=True)) if a != b)
             gap = logits[at, ids[at]] - logits[at, row[at]]
@@ -191,10 +192,11 @@ def agree(loaded, model):
 
 PHI3 = "phi3", "phi3_5", "phi4", "phi4_mini"
 NOT_IN_TRANSFORMERS = {
-    *((name, kind) for name in PHI3 for kind in ("linear", "yarn", "llama3")),  # its class has no scaling but LongRoPE,
-    ("phi4", "longrope"),  # and that for heads of d_model / num_heads
+    # The class of Phi-3 has only the LongRoPE scaling, and only for heads of d_model / num_heads.
+    *((name, kind) for name in PHI3 for kind in ("linear", "yarn", "llama3")),
+    ("phi4", "longrope"),
     ("olmo3_7b", "none"),  # its class has one theta, unless global layers are scaled
-    ("t5gemma_9b_2b", "longrope"),  # its two stacks have heads of different widths, and one list of factors
+    ("t5gemma_9b_2b", "longrope"),  # its two stacks have heads of different widths, but one list of factors
 }
 PAIRS = [(name, kind) for name in DECODERS for kind in (SCALINGS if is_rotary(name) else (None,))]
 PAIRS = [pair for pair in PAIRS if pair not in NOT_IN_TRANSFORMERS]
@@ -207,7 +209,8 @@ def test_each_text_is_the_argmax_of_a_pass_without_a_cache_and_what_transformers
     name, kind, tmp_path, one_thread
 ):
     loaded = written(tmp_path / "it", name, kind)
-    model = None if name.startswith("deepseek_shrunk") else transformers_of(tmp_path / "it")  # it is code on the Hub
+    # The class of DeepSeek is code on the Hub.
+    model = None if name.startswith("deepseek_shrunk") else transformers_of(tmp_path / "it")
     texts, tokens, ties = agree(loaded, model)
     print(f"{name} {kind}: {texts} texts, {tokens} tokens, {ties} ties")
     assert ties <= 1
@@ -246,7 +249,7 @@ def test_a_text_and_its_score_depend_on_no_other_text_and_on_no_bucket(name, tmp
 
 
 def test_a_scaling_whose_frequencies_grow_with_the_text_is_refused():
-    """Dynamic NTK scaling computes other frequencies for each length of a text."""
+    """Dynamic NTK scaling computes new frequencies for each length of a text."""
     family = DECODERS["llama3"].family.huggingface
     with pytest.raises(UserError, match="rope_type 'dynamic'"):
         family.read_config({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})

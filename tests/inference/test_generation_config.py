@@ -20,11 +20,11 @@ pytestmark = needs_transformers
 
 CONTEXT, LIMIT = 64, 14
 PROMPTS = "the cat sat, and the cat sat", "a", "no dog. i say no more"
-SUMMARIES = {  # as BART-large-cnn has them
+SUMMARIES = {  # from BART-large-cnn
     **{"num_beams": 4, "no_repeat_ngram_size": 3, "early_stopping": True, "length_penalty": 2.0},
     **{"min_length": 6, "max_length": 15, "forced_bos_token_id": 0, "forced_eos_token_id": 2},
 }
-TRANSLATIONS = {  # as OPUS-MT has them
+TRANSLATIONS = {  # from OPUS-MT
     **{"num_beams": 3, "bad_words_ids": [[9], [10, 11]], "renormalize_logits": True, "max_length": 12},
     "forced_eos_token_id": 2,
 }
@@ -41,7 +41,7 @@ FAST = [
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Keeps torch to one thread: for matrices this small, several on a busy machine wait for each other."""
+    """Limits torch to one thread: with matrices this small, several threads on a busy machine wait for each other."""
     import torch
 
     threads = torch.get_num_threads()
@@ -51,7 +51,7 @@ def one_thread():
 
 
 def directory_of(tmp_path, name, settings, file="generation_config.json"):
-    """A directory of a tiny model with `settings` in one of its files."""
+    """Writes a directory of a tiny model with `settings` in one of its files."""
     case = CASES[name]
     position = case.config.position
     if getattr(position, "max_length", None) is not None:
@@ -69,7 +69,7 @@ def directory_of(tmp_path, name, settings, file="generation_config.json"):
 
 
 def with_padding_suppressed(directory, file="generation_config.json"):
-    """Suppresses the rows of the model behind its tokenizer, which our generation never writes."""
+    """Suppresses the output ids that the tokenizer does not have; our generation never produces them."""
     config = json.loads((directory / "config.json").read_text())
     size = len(json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"])
     content = json.loads((directory / file).read_text())
@@ -79,7 +79,7 @@ def with_padding_suppressed(directory, file="generation_config.json"):
 
 
 def reference(directory):
-    """The model and the tokenizer of transformers."""
+    """Loads the model and the tokenizer with transformers."""
     import transformers
 
     config = json.loads((directory / "config.json").read_text())
@@ -89,7 +89,7 @@ def reference(directory):
 
 
 def theirs(model, tokenizer, loaded, **given):
-    """The ids that transformers generates for each prompt, behind the prompt."""
+    """Returns the ids that transformers generates after each prompt."""
     import torch
 
     rows = []
@@ -104,7 +104,7 @@ def theirs(model, tokenizer, loaded, **given):
 
 
 def assert_same(texts, rows, ends):
-    """Compares texts with rows of transformers, which go on with padding or an end behind a text that ended."""
+    """Compares generated ids with rows of transformers, which have padding or end tokens after the end of a text."""
     assert len(texts) == len(rows)
     for text, row in zip(texts, rows, strict=True):
         ids = list(text.ids)
@@ -150,7 +150,7 @@ def test_flags_come_before_the_file(tmp_path):
 
 
 def random_settings(rng, name, words):
-    """Legal settings of generation_config.json, most of them set half of the time."""
+    """Returns valid random settings of generation_config.json; most of them are set with a probability of 0.4."""
     two = name not in ("gpt2", "llama3")
     ids = lambda low, high: [rng.randrange(3, 36) for _ in range(rng.randint(low, high))]  # noqa: E731
     maybe = lambda key, value: {key: value} if rng.random() < 0.4 else {}  # noqa: E731
@@ -176,20 +176,20 @@ def random_settings(rng, name, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bart", "t5_1_1", "gpt2", "llama3"])
 def test_random_settings_apply_as_in_transformers(name, tmp_path):
-    """24 settings for three prompts each, every early_stopping and stop strings with beams among them."""
+    """Tests 24 settings for three prompts each, including every early_stopping value, and stop strings with beams."""
     import transformers
 
     directory = directory_of(tmp_path, name, {})
     path, given = directory / "generation_config.json", json.loads((directory / "generation_config.json").read_text())
     model, tokenizer = reference(directory)
     first = pretrainax.load(str(directory))
-    banned = ("<s>",)  # BART's most likely token with these weights; it is no part of a text
+    banned = ("<s>",)  # BART's most likely token with these weights; it is not part of a text
     texts = first.generate(PROMPTS, max_new_tokens=LIMIT, banned_tokens=banned if name == "bart" else ())
     words = [text.text[i : i + n] for text in texts for i in range(6) for n in (1, 2, 3)]
-    words = [word for word in words if word.strip() and "<" not in word]  # a forced <s> would end all texts
+    words = [word for word in words if word.strip() and "<" not in word]  # a forced <s> would end each text at once
     words = [
         word for word in words if word not in "<s>"
-    ]  # transformers also finds these in BART's <s>, which is no text
+    ]  # transformers also finds these in BART's <s>, which is not part of a text
     rng, num_stopped = random.Random(name), 0
     for number in range(24):
         settings = random_settings(rng, name, words)
@@ -205,4 +205,4 @@ def test_random_settings_apply_as_in_transformers(name, tmp_path):
         except AssertionError as e:
             raise AssertionError(f"{number}: {settings}") from e
         num_stopped += sum(text.ended == "stop" for text in texts)
-    assert num_stopped >= 3 or name == "bart"  # whose most likely token is <s>
+    assert num_stopped >= 3 or name == "bart"  # the most likely token of BART is <s>

@@ -1,4 +1,4 @@
-"""Texts with holes: which ids the model reads around them, and the text with something in them."""
+"""Tests `Holes`: the ids that the model reads around the holes of a text, and the text with filled holes."""
 
 import pytest
 
@@ -27,7 +27,7 @@ EVERY = pytest.mark.parametrize("kind", [*KINDS, "letters"])
 
 
 def read(tokenizer, text: str) -> list[int]:
-    """The ids of a text with masks."""
+    """Returns the ids of a text with masks."""
     first, *others = (part.tolist() for part in Holes(tokenizer, text).ids())
     return [*first, *(i for part in others for i in (tokenizer.vocabulary.mask, *part))]
 
@@ -54,7 +54,7 @@ def test_what_was_hidden_comes_back_as_it_was_written(tokenizers, kind):
     tokenizer = tokenizers[kind]
     spans = [tokenizer.encode(word).tolist() for word in (" cat" if kind != "letters" else "cat", " walk")]
     holes = Holes(tokenizer, "THE [MASK], and: in the [MASK].")
-    walk = "walk" if kind != "letters" else " walk"  # whose space is a token of its own
+    walk = "walk" if kind != "letters" else " walk"  # its space is a separate token
     assert holes.filled(spans) == f"THE cat, and: in the {walk}."
 
 
@@ -63,7 +63,7 @@ def test_without_spaces_among_the_ids_those_of_the_text_stay(tokenizers):
     cat, ing = tokenizer.encode("cat").tolist(), tokenizer.encode("walk").tolist()[1:]
     assert Holes(tokenizer, "([MASK]) [MASK]").filled([cat, cat]) == "(cat) cat"
     assert Holes(tokenizer, "a w[MASK] [MASK]").filled([ing[:1], ing[1:2]]).replace(" ", "").startswith("aw")
-    assert Holes(tokenizer, "a[MASK]").filled([cat]) == "a cat"  # which is what the ids say
+    assert Holes(tokenizer, "a[MASK]").filled([cat]) == "a cat"  # the ids contain this space
     part = [i for i, piece in enumerate(tokenizer.spellings()) if piece == b"a"]  # ##a
     assert Holes(tokenizer, "cat [MASK]!").filled([part]) == "cata!"
 

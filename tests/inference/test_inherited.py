@@ -21,7 +21,7 @@ def model(path="m/generation_config.json", **fields):
     return SimpleNamespace(experiment=experiment, generation=file, tokenizer=tokenizer, end_tokens=(2,))
 
 
-CHAT = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 11]}  # as LLaMA 3 has them
+CHAT = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 11]}  # from LLaMA 3
 BART = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3, "max_length": 142}
 NONE = "without effect in generation_config.json: "
 
@@ -42,7 +42,7 @@ NONE = "without effect in generation_config.json: "
         (CHAT, {"temperature": 0.0}, {}, [f"{NONE}top_k 50 (default of transformers), top_p 0.9"]),
         (CHAT, {"top_p": 0.5}, {"temperature": 0.6, "top_p": 0.5, "top_k": 50}, None),
         (CHAT, {"num_beams": 3}, {"num_beams": 3}, None),
-        ({"temperature": 0.6, "top_p": 0.9}, {}, {}, [f"{NONE}top_p 0.9"]),  # greedy, as do_sample is not true
+        ({"temperature": 0.6, "top_p": 0.9}, {}, {}, [f"{NONE}top_p 0.9"]),  # greedy, because do_sample is not true
         ({"temperature": 0.6, "top_p": 0.9}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}, None),
         (BART, {}, BART | {"max_new_tokens": 142}, None),
         (
@@ -151,7 +151,7 @@ VALUES = {
 
 @needs_transformers
 def test_files_are_read_as_transformers_reads_them(tmp_path):
-    """300 directories: one file or both, with nested configs, null values and the old name of forced_bos_token_id."""
+    """Tests 300 directories: one file or both; nested configs; nulls; the old name of forced_bos_token_id."""
     from transformers import GenerationConfig
 
     rng = random.Random(0)

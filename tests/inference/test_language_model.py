@@ -1,4 +1,4 @@
-"""The methods of `LanguageModel` are the functions behind the commands, by the model that they are for."""
+"""The methods of `LanguageModel` call the functions behind the commands with the right part of the model."""
 
 import dataclasses
 
@@ -57,7 +57,8 @@ def test_texts_are_encoded_as_in_training():
     assert bert["tokens"] == [[cls, a, b, sep, *[pad] * 12], [cls, a, sep, *[pad] * 13]]
     assert bert["segment_ids"] == [[1] * 4 + [0] * 12, [1] * 3 + [0] * 13]
     gpt = letters("gpt2", "a" * 17)
-    assert gpt["tokens"] == [[bos, *[a] * 17, pad, pad]]  # 20 positions; an import begins with what its tokenizer has
+    # 20 positions. For an imported model, the tokenizer determines the first token.
+    assert gpt["tokens"] == [[bos, *[a] * 17, pad, pad]]
     assert gpt["positions"][0][:18] == list(range(18))
     t5 = letters("t5_1_1", "ab")
     assert t5["encoder_tokens"] == [[a, b, 2, *[pad] * 13]] and t5["tokens"] == [[pad]] and t5["segment_ids"] == [[1]]

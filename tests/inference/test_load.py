@@ -1,4 +1,4 @@
-"""`pretrainax.load`: what it gives is what was trained, exported or imported, on whatever devices."""
+"""`pretrainax.load` returns the model that was trained, exported or imported, on any devices."""
 
 import asyncio
 import dataclasses
@@ -42,7 +42,7 @@ def test_an_export_gives_the_logits_of_its_workdir(tmp_path, name):
     np.testing.assert_array_equal(exported, expected)
 
 
-@pytest.mark.parametrize("name", PUBLISHED[::6])  # the files of all are read in tests/interop
+@pytest.mark.parametrize("name", PUBLISHED[::6])  # tests/interop reads the files of all models
 def test_a_hugging_face_directory_loads(tmp_path, name):
     model = load(write_directory(tmp_path / name, name))
     assert_same(model.params, weights(CASES[name].config))
@@ -67,16 +67,17 @@ def test_each_device_reads_its_own_shards(made_run, tmp_path, kind):
     source = {"run": made_run, "mean": f"{made_run}@average"}.get(kind) or write_directory(tmp_path / "it", "gpt2")
     one = load(source, mesh=ONE)
     split = load(source, mesh=SHARDED)
-    kernel = split.parameters["decoder/blocks/mlp/up/kernel"]  # [L, D, F], of which D is split
+    kernel = split.parameters["decoder/blocks/mlp/up/kernel"]  # [L, D, F]; the mesh shards D
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(2, 2, kernel.shape[2])}
     assert_same(split.params, one.params)
-    arrays = batch(CASES["gpt2"])  # of 3 rows, which 8 devices do not divide
+    arrays = batch(CASES["gpt2"])  # 3 rows, which is not a multiple of 8 devices
     whole = logits(one, arrays)
-    # Sums in parts, in an order that follows the processor: where a softmax of large logits amplifies that, single
-    # numbers are off by 3e-4 of 23, and all of them together by a few ulp (1.2e-7) a sum, as no wrong shard would be.
+    # The sums have several parts, in an order that depends on the processor. A softmax of large logits amplifies the
+    # differences, so single values are off by 3e-4 of 23. All values together are off by a few ulp (1.2e-7) per sum,
+    # which a wrong shard would exceed.
     close = 1e-5 * np.linalg.norm(whole)
     assert np.linalg.norm(logits(split, arrays) - whole) < close
-    rows = {name: np.concatenate([x, x, x[:2]]) for name, x in arrays.items()}  # and of 8
+    rows = {name: np.concatenate([x, x, x[:2]]) for name, x in arrays.items()}  # and 8 rows
     assert np.linalg.norm(logits(split, rows)[3:6] - whole) < close
 
 
@@ -113,7 +114,7 @@ def test_a_run_of_electra_is_its_discriminator_beside_its_generator(tmp_path, sh
 
 
 @pytest.mark.first(2)
-@pytest.mark.parametrize("name", ["gpt2", "albert", "t5_1_1"])  # albert has one block for all layers
+@pytest.mark.parametrize("name", ["gpt2", "albert", "t5_1_1"])  # all layers of albert share one block
 def test_hidden_states_are_those_of_transformers(name):
     model, arrays = loaded_case(name), batch(CASES[name])
     outputs, expected = model(arrays, hidden=True), golden(name)
@@ -123,7 +124,7 @@ def test_hidden_states_are_those_of_transformers(name):
         theirs = expected[f"hidden {side}"]
         assert states.shape == theirs.shape
         real = arrays["encoder_segment_ids" if f"{side}_tokens" in arrays else "segment_ids"] > 0
-        # the last one stands behind the last norm there
+        # The last hidden state of transformers follows the last norm.
         np.testing.assert_allclose(np.asarray(states)[:-1, real], theirs[:-1, real], atol=2e-4, rtol=0)
 
 

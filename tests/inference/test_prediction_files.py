@@ -1,4 +1,4 @@
-"""Records come from files of every kind that is read, and what is said of them goes to files, whole or not at all."""
+"""Tests the input files of records, in all supported formats, and the output files, which are complete or absent."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ from pretrainax.tasks import Classification
 from pretrainax.tokenization import Characters
 from tests.support import tiny
 
-TASK = Classification(labels=("a", "b"))  # without special tokens, as of a GPT-2 from the hub
+TASK = Classification(labels=("a", "b"))  # without special tokens, as with a GPT-2 from the hub
 TOKENIZER = Characters().build(iter(["abcx"]))
 ROWS = [{"id": "1", "text": "one, two"}, {"id": "2", "text": 'says "no"'}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -117,7 +117,7 @@ def test_what_is_not_read_is_one_line(given, said):
     assert said in str(e.value)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- output files -----------------------------------------------------------------------------------------------------
 
 
 def asked(tmp_path, rows=ROWS):
@@ -259,7 +259,7 @@ def test_an_output_that_exists_is_replaced_only_if_asked(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     with pytest.raises(UserError, match="link exists"):
         check_output(str(tmp_path / "link"), overwrite=False)
-    for other in (str(tmp_path), "/dev/null", "/dev/full"):  # an atomic write would replace the device by a file
+    for other in (str(tmp_path), "/dev/null", "/dev/full"):  # an atomic write would replace the device with a file
         with pytest.raises(UserError, match="it must be a regular file"):
             check_output(other, overwrite=True)
 

@@ -1,4 +1,4 @@
-"""A model with the head of a task answers records: in their order, whatever is beside them, a few at a time."""
+"""A model with a task head predicts records in their order, independently of other records, a few at a time."""
 
 import dataclasses
 import types
@@ -52,13 +52,13 @@ def test_it_is_what_the_head_says_of_a_batch(loaded):
 
 
 def test_windows_line_ends_change_no_answer(loaded):
-    """Training replaces them; the tokenizer encodes a carriage return as an unknown character."""
+    """Training replaces these line ends; the tokenizer would encode a carriage return as an unknown character."""
     windows, unix = loaded.predict(["a cat\r\nthe dog", "a cat\nthe dog"])
     assert windows["probabilities"] == pytest.approx(unix["probabilities"], abs=1e-6)
 
 
 def test_rows_are_as_many_as_the_devices_divide_and_few_numbers_of_them(loaded):
-    """Each number of rows is a program; padding rows are repeated ones, of which no answer comes back."""
+    """Each number of rows needs a compilation. Repeated rows serve as padding, and their predictions are dropped."""
     asked, (one, eight) = [], (make_mesh(MeshConfig(data=n), jax.devices()[:n]) for n in (1, 8))
 
     def compute(function, batch):
@@ -106,7 +106,7 @@ def test_a_long_record_is_one_answer_joined_of_its_windows(loaded):
     whole = list(task_outputs(loaded, task, map(task.read_unlabeled, ({"text": t} for t in TEXTS)), batch_size=3))
     assert not any(each.is_cut for each in whole)
     assert [len(each.notes) for each in whole[:4]] == [1, 3, 1, 8]
-    by_hand = loaded.predict([TEXTS[3][:14]])[0]["probabilities"]  # each window of it is the same but for the last
+    by_hand = loaded.predict([TEXTS[3][:14]])[0]["probabilities"]  # all windows are equal except for the last one
     assert task.prediction(whole[3].predictions, whole[3].notes)["probabilities"] == pytest.approx(by_hand, abs=1e-4)
 
 
@@ -123,7 +123,7 @@ ASKED = {
     "tags": (
         Tag(num_labels=3),
         {},
-        [{"tokens": ["a", "cat", "ran"]}, {"tokens": "a dog sat"}],  # a text, whose words spaces part
+        [{"tokens": ["a", "cat", "ran"]}, {"tokens": "a dog sat"}],  # a text; spaces separate its words
         lambda said, record: len(said["prediction"]) == len(said["probabilities"]) == 3,
     ),
     "choice": (
@@ -153,7 +153,7 @@ def test_other_heads_answer_records_too(name, tmp_path):
 
 @pytest.mark.parametrize("tuning", (PromptTuning(4), PrefixTuning(4)))
 def test_longer_rows_leave_room_for_what_a_tuning_puts_before_the_text(loaded, tuning):
-    """A position behind the last one would be read as the last."""
+    """The model would read a position after the last one as the last one."""
     most, data = loaded.experiment.model.position.max_length, loaded.experiment.data
     for before, room in ((tuning, most - 4), (LoRA(), most), (None, most)):
         experiment = dataclasses.replace(loaded.experiment, tuning=before)
@@ -167,7 +167,7 @@ def test_longer_rows_leave_room_for_what_a_tuning_puts_before_the_text(loaded, t
 def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
     with pytest.raises(UserError, match="a record is invalid: no field 'text', did you mean 'txt'"):
         loaded.predict([{"txt": "a"}])
-    for record in ("a text", {"text": "a"}):  # not a record for each character or field
+    for record in ("a text", {"text": "a"}):  # not one record for each character or field
         with pytest.raises(UserError, match=r"records is one record, it must be a list of records: write \[record\]"):
             loaded.predict(record)
     with pytest.raises(UserError, match=r"a record is \('a', 'b'\), it must be a string or a dict of fields"):

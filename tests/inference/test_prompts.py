@@ -1,4 +1,4 @@
-"""What a model reads of a prompt: what it has seen in training stands around it, and special pieces are ids."""
+"""The model reads prompts with the special tokens of training around them; special pieces in a prompt become ids."""
 
 import dataclasses
 import json
@@ -54,11 +54,11 @@ def read(objective, text="ab", **options):
 
 
 def test_before_a_text_stands_what_stood_there_in_training():
-    assert read(CausalLM())["tokens"] == [EOS, *AB]  # the end of the document before
+    assert read(CausalLM())["tokens"] == [EOS, *AB]  # the end of the previous document
     assert read(FillInTheMiddle())["tokens"] == [EOS, *AB]
     assert read(CausalLM(mask_documents=True))["tokens"] == AB
     assert read(CausalLM(), packing=BestFit())["tokens"] == AB
-    assert read(CausalLM(), trained=False)["tokens"] == [BOS, *AB]  # as its tokenizer in transformers
+    assert read(CausalLM(), trained=False)["tokens"] == [BOS, *AB]  # as its tokenizer does in transformers
 
 
 def test_a_model_of_others_whose_begin_of_text_is_the_end_has_nothing_before_a_text():
@@ -69,7 +69,8 @@ def test_a_model_of_others_whose_begin_of_text_is_the_end_has_nothing_before_a_t
     )
     of_others = experiment(CausalLM(), trained=False)
     assert read_prompt("ab", of_others, tokenizer)["tokens"].tolist() == AB
-    assert read_prompt("", of_others, tokenizer)["tokens"].tolist() == [EOS]  # as transformers starts an empty one
+    # transformers starts an empty text with the same token.
+    assert read_prompt("", of_others, tokenizer)["tokens"].tolist() == [EOS]
 
 
 def test_a_prefix_is_seen_from_both_sides():
@@ -86,7 +87,7 @@ def test_a_prefix_is_seen_from_both_sides():
         (TextToText(), [*AB, EOS], PAD),
         (Denoising(), [BOS, *AB, EOS], EOS),
         (SequentialDenoising(mode="n."), [*LETTERS.encode("n.").tolist(), *AB, EOS], PAD),
-        (UL2R(), [*AB, EOS], PAD),  # which of its modes is meant, the prompt says
+        (UL2R(), [*AB, EOS], PAD),  # the prompt itself selects the mode
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -108,7 +109,7 @@ def test_special_pieces_of_a_prompt_are_ids():
     sentinels, mask = LETTERS.vocabulary.sentinels, LETTERS.vocabulary.mask
     a, space = LETTERS.encode("a ").tolist()
     assert ids_of("a <extra_id_0> a <extra_id_9>", LETTERS).tolist() == [
-        *(a, space, sentinels[0], space, a, space, sentinels[9])  # of letters a space is a token of its own
+        *(a, space, sentinels[0], space, a, space, sentinels[9])  # in this tokenizer, a space is a separate token
     ]
     assert ids_of("<mask>a <mask>[MASK]", LETTERS).tolist() == [mask, a, space, mask, mask]
     assert ids_of("a </s>a", LETTERS).tolist() == [a, space, EOS, a]

@@ -1,4 +1,4 @@
-"""What is asked of a text: each value out of range is one clear line."""
+"""Each invalid value in a request gives an error of one clear line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Examples of any length are laid into batches of few shapes, each example once."""
+"""Tests the batches of examples of any length: they have few shapes, and contain each example once."""
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ def test_each_example_is_in_one_row_of_few_shapes_that_the_mesh_divides(devices)
         seen += numbers
         shapes.add((rows, size))
     assert sorted(seen) == list(range(len(lengths)))
-    assert len(shapes) <= 2 * len({size for _, size in shapes})  # full ones, and the last of each length
+    assert len(shapes) <= 2 * len({size for _, size in shapes})  # full batches, and the last batch of each length
 
 
 def test_places_that_are_asked_for_are_padded_likewise():

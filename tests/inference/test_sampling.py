@@ -1,4 +1,4 @@
-"""Each rule for the next token, beside the same in NumPy and in transformers."""
+"""Compares each rule for the next token with NumPy and with transformers."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def chances(logits=LOGITS):
 
 
 def fewest(order, p):
-    """Those first in order [B, V] whose probability together reaches p."""
+    """Returns a mask of the first tokens in `order` [B, V] whose probabilities together reach p."""
     ordered = np.take_along_axis(chances(), order, 1)
     counts = (ordered.cumsum(1) < p).sum(1) + 1
     wanted = np.zeros((ROWS, SIZE), bool)
@@ -134,7 +134,7 @@ def test_of_equal_logits_those_of_transformers_are_kept(name, value, variant):
     expected = makers.get(name, theirs.TypicalLogitsWarper)(value)(None, torch.from_numpy(logits.copy())).numpy()
     keep = getattr(sampling, {"typical_p": "keep_typical"}.get(name, f"keep_{name}"))
     np.testing.assert_array_equal(kept(variant(keep)(logits, value)), kept(expected))
-    assert name != "top_p" or value != 0.5 or kept(expected)[0].sum() == 4  # of 8
+    assert name != "top_p" or value != 0.5 or kept(expected)[0].sum() == 4  # half of the 8 equal logits
 
 
 def test_draws_have_the_chances_of_the_rest():
@@ -159,11 +159,12 @@ def test_a_draw_follows_from_the_numbers_of_prompt_copy_and_token():
 
     assert draw(0, [3, 5], [0, 1], 2) == draw(0, [5, 3], [1, 0], 2)[::-1]
     others = [(0, [3, 4], [0, 0], 2), (0, [3, 3], [1, 2], 2), (0, [3, 3], [0, 0], 3), (1, [3, 3], [0, 0], 2)]
-    assert len({token for numbers in others for token in draw(*numbers)}) == 6  # the last two have two equal rows each
+    # The last two calls have two equal rows each.
+    assert len({token for numbers in others for token in draw(*numbers)}) == 6
 
 
 def after(prompts, said, asked, limits=None):
-    """The history of prompts [[id]] of different lengths, which have all generated the tokens said [N, B]."""
+    """Returns the history of prompts [[id]] of different lengths, which have all generated the tokens said [N, B]."""
     length = max(map(len, prompts))
     tokens = jnp.array([[*row, *[7] * (length - len(row))] for row in prompts])
     is_read = jnp.array([[i < len(row) for i in range(length)] for row in prompts])
@@ -177,7 +178,7 @@ def after(prompts, said, asked, limits=None):
 @needs_transformers
 @pytest.mark.parametrize("length", [1, 2, 3, 9])
 def test_what_follows_the_previous_tokens_is_banned_as_in_transformers(length):
-    """N-grams of 1 to 4 tokens and words of 2 and 3, for prompts of different lengths: 28 rows for each length."""
+    """Tests n-grams of 1 to 4 tokens and words of 2 and 3 tokens, for prompts of different lengths, 28 rows each."""
     import torch
     from transformers.generation import logits_process as theirs
 
@@ -210,8 +211,8 @@ def test_ends_wait_for_the_minimum_and_tokens_are_forced_at_both_ends():
         said = np.full((length, 2), 3)
         steps.append(kept(processed_logits(LOGITS[:2], asked, after(prompts, said, asked, limits=[4, 3]))))
     only = lambda *ids: np.isin(np.arange(SIZE), ids)  # noqa: E731
-    np.testing.assert_array_equal(steps[0], [only(6), ~only(2, 5)])  # a prompt of one token, and a longer one
-    np.testing.assert_array_equal(steps[1], [~only(2, 5), ~only()])  # 5 is not the first behind the forced token
+    np.testing.assert_array_equal(steps[0], [only(6), ~only(2, 5)])  # a prompt of one token, and a longer prompt
+    np.testing.assert_array_equal(steps[1], [~only(2, 5), ~only()])  # 5 is not the first token after the forced token
     np.testing.assert_array_equal(steps[2], [~only(), only(8, 9)])
     np.testing.assert_array_equal(steps[3][0], only(8, 9))
 

@@ -1,4 +1,4 @@
-"""Strings that end a text, wherever tokens meet in them."""
+"""Stop strings end a text, even if they span several tokens."""
 
 from pretrainax.inference.stops import find_stop, settled, stopped_after
 

@@ -1,4 +1,4 @@
-"""The loop on the device, with a model that is a table of bigrams."""
+"""Tests the decoding loop on the device, with a model that is a table of bigrams."""
 
 import functools
 
@@ -44,7 +44,7 @@ def test_rows_end_by_themselves_at_the_end_or_their_limit():
     table = jax.nn.log_softmax(TABLE)
     for row, limit in enumerate(limits):
         expected = greedy(PROMPTS[row][-1], limit)
-        assert tokens[row].tolist() == expected + [0] * (ROOM - len(expected))  # nothing is written behind the end
+        assert tokens[row].tolist() == expected + [0] * (ROOM - len(expected))  # the loop writes nothing after the end
         pairs = zip([PROMPTS[row][-1], *expected], expected, strict=False)
         np.testing.assert_allclose(log_probs[row, : lengths[row]], [table[a, b] for a, b in pairs], rtol=1e-6)
     assert len({*lengths.tolist()}) > 2

@@ -1,4 +1,4 @@
-"""Prompts, embeddings, masks, scores and tasks read the special tokens that the tokenizer itself adds."""
+"""Prompts, embeddings, masks, scores and tasks use the special tokens that the tokenizer itself adds."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ from tests.support.exports import write_run
 from tests.support.huggingface_directories import auto, lines
 from tests.support.huggingface_weights import write_directory, write_tokenizer
 
-BOS, EOS, MASK, CLS, SEP = 0, 1, 3, 4, 5  # of the tokenizer of `write_tokenizer` with padding 98
+BOS, EOS, MASK, CLS, SEP = 0, 1, 3, 4, 5  # ids of the tokenizer of `write_tokenizer` with padding 98
 PIECES = {BOS: "<s>", EOS: "</s>", CLS: "[CLS]", SEP: "[SEP]"}
 FRAMES = {
     "nothing": SpecialTokenFrame(RowFrame(), RowFrame()),
@@ -41,7 +41,7 @@ TEXT = "the cat"
 
 
 def write_model(directory, name, kind, without=("cls_token", "sep_token")):
-    """The model of a case; its tokenizer adds `FRAMES[kind]`, and names bos and eos but neither cls nor sep."""
+    """Writes the model of a case; its tokenizer adds `FRAMES[kind]`, and names bos and eos but neither cls nor sep."""
     write_directory(directory, name)
     write_tokenizer(directory, pad_id=98, sentinels=10)
     config = json.loads((directory / "tokenizer_config.json").read_text())
@@ -63,7 +63,7 @@ def test_prompts_are_those_of_transformers(kind, tmp_path):
         loaded = load(str(write_model(tmp_path / name, name, kind)))
         expected = auto(tmp_path / name)(TEXT).input_ids
         assert tokens(read_prompt(TEXT, loaded.experiment, loaded.tokenizer)) == expected
-        assert framed_rows(loaded, [TEXT])[0].tolist() == expected  # of embeddings
+        assert framed_rows(loaded, [TEXT])[0].tolist() == expected  # the rows of embeddings
 
 
 @pytest.mark.parametrize("kind", FRAMES)
@@ -109,7 +109,7 @@ def test_pairs_of_training_and_of_tasks_are_those_of_transformers(kind, tmp_path
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize("name", ["t5_1_1", "llama3"])
 def test_answers_always_end(name, kind, tmp_path):
-    """A model learns to end its answers, also if the tokenizer does not add the end."""
+    """A model learns to end its answers even if the tokenizer does not add the end token."""
     loaded = load(str(write_model(tmp_path / name, name, kind)))
     task = TextGeneration().adapted(loaded.experiment).bind(loaded.tokenizer)
     source, target = loaded.tokenizer.encode_batch(["ab", "c"])
@@ -146,7 +146,7 @@ def test_bits_per_byte_and_texts_are_those_of_transformers(kind, tmp_path):
 
 
 def test_an_import_of_an_older_version_keeps_its_prompts(tmp_path):
-    """Its workdir records no frame, so the names of special tokens decide, as before."""
+    """The workdir of such an import records no frame, so the names of the special tokens decide, as before."""
     directories.import_directory(str(write_model(tmp_path / "x", "llama3", "nothing")), str(tmp_path / "run"))
     loaded = load(str(tmp_path / "run"))
     ids = loaded.tokenizer.encode(TEXT).tolist()

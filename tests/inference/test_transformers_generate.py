@@ -1,4 +1,4 @@
-"""What is written is what transformers writes with the same weights, token for token."""
+"""Generated tokens equal the tokens of transformers with the same weights."""
 
 import copy
 import dataclasses
@@ -22,14 +22,15 @@ from tests.support.tiers import few
 
 pytestmark = pytest.mark.slow
 
-# Learned positions and alternating windows; rotary ones, a window and grouped heads; both kinds of two stacks.
+# Learned positions and alternating windows; rotary positions, a window and grouped heads; both kinds of
+# encoder-decoders.
 NAMES = "gpt_neo", "mistral", "phi2", "smollm3", "bart", "t5_1_1", "switch", "t5gemma_9b_2b"
 PROMPTS = "the cat sat, and", "a", "no dog. i say no more"
 LENGTH, CONTEXT, BEAMS = 40, 64, 3
 
 
 def both(name):
-    """A case with room for 64 positions: our model, and that of transformers."""
+    """Returns our model of a case with room for 64 positions, and the model of transformers."""
     case = CASES[name]
     position = case.config.position
     if position.max_length is not None:
@@ -40,13 +41,13 @@ def both(name):
     experiment = dataclasses.replace(ours.experiment, model=config)
     model, params = models.build(config, Compute()), jax.device_put(weights(config))
     reference = oracle(case)
-    reference.generation_config.forced_eos_token_id = None  # of BART alone, at the most tokens that were asked for
+    reference.generation_config.forced_eos_token_id = None  # BART only: it would force the end at the maximum length
     tokenizer = copy.copy(ours.tokenizer)
     return dataclasses.replace(ours, experiment=experiment, model=model, params=params, tokenizer=tokenizer), reference
 
 
 def theirs(model, loaded, prompt, **options):
-    """Writes one row, so that padding on the other side than ours plays no part: [num_return, tokens]."""
+    """Generates from one row, so that the side of the padding does not matter: [num_return, tokens]."""
     import torch
     import transformers
 
@@ -74,7 +75,7 @@ def test_greedy_and_beams_write_what_transformers_writes(name, one_thread):
     loaded, model = both(name)
     with jax.default_matmul_precision("highest"):
         written = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))[0].ids
-        end = written[len(written) // 2]  # so that texts end in their middle
+        end = written[len(written) // 2]  # so that generation ends in the middle
         loaded.tokenizer.vocabulary = dataclasses.replace(loaded.tokenizer.vocabulary, eos=end)
         greedy = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))
         beams = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH, num_beams=BEAMS, num_return=BEAMS))
@@ -92,7 +93,7 @@ def test_a_text_ends_at_any_of_several_ends(name, one_thread):
     loaded, model = both(name)
     with jax.default_matmul_precision("highest"):
         plain = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))
-        # Each end is in the middle of a different text; the last one occurs nowhere.
+        # Each end token is in the middle of a different text; the last end token occurs nowhere.
         unused = next(i for i in range(loaded.tokenizer.vocabulary.size) if all(i not in text.ids for text in plain))
         ends = tuple(dict.fromkeys([*(text.ids[len(text.ids) // 2] for text in plain[:2]), unused]))
         loaded = dataclasses.replace(loaded, ends=ends)

@@ -57,10 +57,10 @@ def changed(path: pathlib.Path, *keys: str, **fields) -> None:
 
 
 def write_model(directory, case):
-    """A tiny model whose files name its ids, so that everything is compared."""
+    """Writes a tiny model whose files name its special ids, so that `verify` can compare everything."""
     case = CASES[case] if isinstance(case, str) else case
     write_directory(directory, case)
-    if case.family.name == "Longformer":  # whose class for questions expects three </s>
+    if case.family.name == "Longformer":  # its class for question answering expects three </s>
         write_tokenizer(directory, case.pad_id, template="bart")
     vocabulary = Tokenizer.from_file(str(directory / "tokenizer.json"))
     end = vocabulary.token_to_id("</s>")
@@ -138,8 +138,8 @@ def without(tensor):
 
 
 TEXTS, PAIRS, GREEDY = {"ids of texts"}, {"ids of pairs"}, {"greedy tokens"}
-# Case of the zoo, change of the directory after its import, comparisons that must differ, and comparisons that may
-# differ as a consequence: a changed weight, end or start may or may not change the most probable tokens.
+# Each fault: case of the zoo, change of the directory after its import, comparisons that must differ, comparisons that
+# may differ as a consequence. A changed weight, end or start may change the most probable tokens, or may not.
 FAULTS = {
     "vocabulary": ("llama3", swap_letters, TEXTS | PAIRS | {"ids of special tokens spelled in texts"}, set()),
     "special tokens of a text": ("llama3", template("single", "<s> A </s>"), TEXTS, set()),
@@ -181,7 +181,7 @@ def test_a_directory_and_its_import_are_equal(name, imported):
 
 
 def test_changed_merges_are_found(tmp_path):
-    """GPT-2's tokenizer merges pairs of pieces in order; the model plays no part."""
+    """GPT-2's tokenizer merges pairs of pieces in order; this test does not use the model."""
     shutil.copytree(new("gpt2"), tmp_path / "changed")
     ours = verified_tokenizer("gpt2")
     path = tmp_path / "changed" / "tokenizer.json"
@@ -194,7 +194,7 @@ def test_changed_merges_are_found(tmp_path):
 
 
 def verified_tokenizer(kind: str) -> Subject:
-    """A subject with a tokenizer of `NEW`, in a directory without weights."""
+    """Returns a subject with a tokenizer of `NEW`, in a directory without weights."""
     directory = new(kind)
     tokenizer = read_tokenizer(directory)
     config = CASES[kind].config if kind in MADE else described_model(read_config_json(directory))[1]
@@ -219,7 +219,7 @@ def test_the_ids_of_each_kind_of_tokenizer_are_equal(kind):
 
 
 def test_a_wrong_default_is_found(imported):
-    """The file lacks a key, for which transformers' class has another default than the one read here."""
+    """The file lacks a key, for which transformers' class has another default than our reader."""
     directory, _ = imported("llama3")
     config_json = json.loads((directory / "config.json").read_text())
     del config_json["rms_norm_eps"]
@@ -231,7 +231,7 @@ def test_a_wrong_default_is_found(imported):
 
 
 def test_wrong_generation_is_found(imported, monkeypatch):
-    """The model is right, and its texts are not."""
+    """The model is correct, but generation is not."""
     generate = outputs.generate_examples
 
     def shifted(*args):
@@ -250,7 +250,7 @@ def test_wrong_generation_is_found(imported, monkeypatch):
 def test_tiny_models_of_all_architectures_are_equal(name, tmp_path):
     write_model(tmp_path / name, name)
     result = verification.verify(str(tmp_path / name))
-    # AutoTokenizer reads every tokenizer of this model_type as Qwen2Tokenizer, which has its own pre-tokenizer
+    # AutoTokenizer reads every tokenizer of this model_type as Qwen2Tokenizer, which has its own pre-tokenizer.
     real = TEXTS | PAIRS | {"ids of special tokens spelled in texts"} if name.startswith("qwen2") else set()
     assert differing(result) == real, result.table()
     equal = {comparison.what for comparison in result.comparisons if comparison.status == "ok"}
@@ -341,7 +341,7 @@ def test_an_adapter_is_equal_until_it_is_changed(key, adapter, tmp_path):
     assert differing(verification.verify(directory, model=str(tmp_path / "run"))) >= rows
 
 
-# --- what is not compared ---------------------------------------------------------------------------------------------
+# --- models and files that are not compared ---------------------------------------------------------------------------
 
 
 def test_a_model_that_needs_more_memory_is_not_computed(imported, monkeypatch):
