@@ -1,4 +1,4 @@
-"""Models without biases are exported to classes that have them, as zeros."""
+"""Tests exports of models without biases to classes with biases, which then contain zeros."""
 
 import dataclasses
 
@@ -76,6 +76,7 @@ def test_nothing_but_biases_is_filled_in():
 
 def test_a_class_with_tensors_that_a_model_has_not_is_passed_over():
     config = CASES["distilbert"].config
-    assert describe_model(config, "")[0].model_type == "distilbert"  # BERT's config.json could say no token types
+    # BERT's class could express this model only with zero token types in config.json.
+    assert describe_model(config, "")[0].model_type == "distilbert"
     with pytest.raises(UserError, match="cannot express"):
         describe_model(dataclasses.replace(config, norm="rms"), "")

@@ -1,4 +1,4 @@
-"""Each adaptation of a start: what it keeps of the function, where that can be, and which arrays it makes of which."""
+"""Tests each adaptation of a start: how it creates arrays, and in which cases it preserves the initial function."""
 
 import dataclasses
 
@@ -37,18 +37,18 @@ from tests.support.tiers import few
 
 pytestmark = pytest.mark.slow
 
-# The same sums in programs that the compiler orders otherwise: float32 has 7 digits, logits are up to some tens.
+# Both programs compute the same sums in another order. float32 has 7 digits, and logits reach some tens.
 ROUNDING = dict(rtol=1e-4, atol=1e-4)
 
 
 def logits_of(name, arrays=None):
-    """Those of a tiny decoder."""
+    """Returns the logits of a tiny decoder."""
     config = CASES[name].config
     return our_logits(config, weights(config), arrays or batch(CASES[name]))
 
 
 class Closed(Encoder):
-    """An encoder whose mask is kept causal."""
+    """An encoder with a causal mask."""
 
     def setup(self):
         Model.setup(self)
@@ -66,7 +66,8 @@ def test_with_its_mask_kept_closed_an_encoder_says_what_the_decoder_did(name, tm
         outputs = Closed(model, Compute()).apply({"params": params}, arrays, deterministic=True)
     closed = np.asarray(outputs.heads["lm"].logits())
     np.testing.assert_allclose(closed, logits_of(name), **ROUNDING)
-    assert np.abs(our_logits(model, params, arrays) - closed)[:, 0].max() > 0.1  # open, the first token sees the others
+    # Without the causal mask, the first token attends to the other tokens.
+    assert np.abs(our_logits(model, params, arrays) - closed)[:, 0].max() > 0.1
 
 
 def test_of_one_token_alone_an_encoder_says_what_the_decoder_did(tmp_path):
@@ -96,7 +97,8 @@ def test_both_stacks_are_the_decoder_s_and_cross_attention_is_self_attention_of_
         there = there.replace("encoder/", "decoder/", 1) if there.startswith("encoder/") else there
         np.testing.assert_array_equal(x, theirs[there], err_msg=path)
     assert {"decoder_position_embedding/embedding", "decoder_embedding_norm/scale"} <= params.keys()
-    assert sum("cross_attention" in path for path in params) == 14  # kernels and biases of four maps and three norms
+    # Kernels and biases of four linear maps and three norms.
+    assert sum("cross_attention" in path for path in params) == 14
 
 
 # --- experts ---------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward
     model = dataclasses.replace(CASES[name].config, experts=MixtureOfExperts(num_experts=4, top_k=top_k))
     start = write_run(tmp_path / "start", CASES[name].config)
     params = taken(start, model, DenseToExperts())
-    assert np.std(flat(params)["decoder/blocks/mlp/router/kernel"]) > 0.5  # tokens go to different experts
+    assert np.std(flat(params)["decoder/blocks/mlp/router/kernel"]) > 0.5  # so tokens go to different experts
     np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
     assert planned(start, model, DenseToExperts()).effects == (
         "DenseToExperts(): the initial function is unchanged for any router output",
@@ -158,8 +160,10 @@ def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path)
 
 
 def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_their_share(tmp_path):
-    """All weights are then 1 / E, and k of them are added: what the dense model would compute with k / E of the last
-    map, as the report says."""
+    """A zero router gives all experts the weight 1 / E, and the layer adds the outputs of k experts.
+
+    This equals the dense model with its down projection scaled by k / E, which the report states.
+    """
     source, experts = CASES["llama3"].config, MixtureOfExperts(num_experts=8, top_k=2, normalized=False)
     model, start = dataclasses.replace(source, experts=experts), write_run(tmp_path / "start", CASES["llama3"].config)
     params = taken(start, model, DenseToExperts())
@@ -253,7 +257,7 @@ def test_silent_layers_are_said_to_change_nothing_where_the_others_are_all_there
 
 
 def test_layers_that_were_local_and_are_global_are_said(tmp_path):
-    source = dataclasses.replace(CASES["gpt_neo"].config, num_layers=2)  # one of each, in turn
+    source = dataclasses.replace(CASES["gpt_neo"].config, num_layers=2)  # one global and one local layer
     start = write_run(tmp_path / "start", source)
     for layers, other, same in ((Layers(zero_init=True), "1, 2", False), (Layers("stacked", zero_init=True), "", True)):
         (effect,) = planned(start, dataclasses.replace(source, num_layers=4), layers).effects
@@ -273,7 +277,7 @@ def test_layers_that_positions_turned_and_do_not_here_are_said(tmp_path):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "bert_masked_lm"])  # tied, untied, with a bias
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "bert_masked_lm"])  # tied table, untied table, output bias
 def test_logits_of_old_tokens_stay_and_those_of_new_ones_are_their_mean(name, tmp_path):
     source = CASES[name].config
     model = dataclasses.replace(source, vocab_size=128)
@@ -290,7 +294,7 @@ def test_rows_that_no_token_had_are_made_like_new_ones(tmp_path):
     table = flat(taken(start, model, WiderVocabulary(tokens=40)))["token_embedding/embedding"]
     old = flat(weights(source))["token_embedding/embedding"]
     np.testing.assert_array_equal(table[:40], old[:40])
-    # of 40 numbers, added up in another order
+    # The means of 40 numbers sum in another order.
     np.testing.assert_allclose(table[40:], np.broadcast_to(old[:40].mean(axis=0), (88, 16)), atol=1e-6)
     assert (
         "the 40 old tokens keep their logits, the 88 new tokens get"
@@ -317,7 +321,8 @@ def test_positions_that_are_stretched_keep_the_first_and_the_last(tmp_path):
     start = write_run(tmp_path / "start", source)
     table = np.asarray(flat(taken(start, model, LongerContext("interpolate")))["position_embedding/embedding"])
     old = flat(weights(source))["position_embedding/embedding"]
-    # every second row is an old one, the others are between two; halves are exact but for the last digit
+    # Every second row equals an old row. The rows between them are means of two old rows, exact except for the last
+    # digit.
     np.testing.assert_allclose(table[::2], old, atol=1e-6)
     np.testing.assert_allclose(table[1::2], (old[1:] + old[:-1]) / 2, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Starts of another family or shape as a whole: where arrays lie, what is reported, what is refused."""
+"""Tests starts of another family or shape as a whole: sharding of the arrays, reports and errors."""
 
 import dataclasses
 import re
@@ -61,7 +61,7 @@ def changed(model=GPT2, **fields):
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory):
-    """Runs that nobody has trained."""
+    """Writes untrained runs."""
     folder = tmp_path_factory.mktemp("starts")
     models = {"gpt2": GPT2, "llama": LLAMA, "mixtral": CASES["mixtral"].config, "bert": CASES["bert_masked_lm"].config}
     return {name: write_run(folder / name, model) for name, model in models.items()}
@@ -110,13 +110,13 @@ def test_each_side_has_the_decoder_s_table_of_tokens_where_they_have_one_each(tm
 
 @pytest.mark.slow
 def test_on_a_mesh_that_does_not_divide_the_start_each_device_has_its_part_of_the_model(starts):
-    """99 rows are not divided by two devices, 128 are."""
+    """99 rows are not a multiple of two devices, and 128 are."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, tensor=2))
     params = taken(starts["llama"], WIDE, *WHOLE, mesh=mesh)
     shardings = tree_shardings(mesh, models.abstract_params(WIDE))
     assert jax.tree.map(lambda x: x.sharding, params) == shardings
     for path, x in flat(taken(starts["llama"], WIDE, *WHOLE)).items():
-        # a mean over rows is added up in parts, each on its device
+        # Each device adds a part of the rows of a mean.
         np.testing.assert_allclose(flat(params)[path], x, rtol=1e-6, atol=1e-6, err_msg=path)
 
 
@@ -135,12 +135,12 @@ def test_what_is_used_up_is_forgotten_at_once(starts):
     given = [params]
     del params
     start._replace(rules=ways).take(given.pop(), shardings, {})
-    # the one that is being made of is there too
+    # The array in use is alive too.
     assert alive == list(range(len(there), 0, -1))
 
 
 def test_an_array_that_two_parameters_begin_as_is_theirs_alone(starts):
-    """A step is donated its parameters, of which no two may be one array."""
+    """A step donates its parameters, so no two parameters may share an array."""
     params = jax.tree.leaves(taken(starts["gpt2"], changed(family="encoder_decoder"), DecoderToEncoderDecoder()))
     assert len({x.unsafe_buffer_pointer() for x in params}) == len(params)
 

@@ -1,4 +1,4 @@
-"""Adapters of peft that PretrainAX cannot represent or read: one line that names the field or the tensor."""
+"""Imports reject peft adapters that PretrainAX cannot represent or read; one line names the field or the tensor."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ directory = test_adapters_of_peft.directory
 
 @pytest.fixture(scope="module")
 def saved(directory, tmp_path_factory):
-    """Returns the directory of a saved adapter of a case in `ALL`, which is written once."""
+    """Returns a function that writes an adapter of a case in `ALL` once, and returns its directory."""
     import peft
 
     written = {}
@@ -47,7 +47,7 @@ def saved(directory, tmp_path_factory):
 
 
 def refused(saved, directory, tmp_path, key, fields, change=lambda tensors: tensors):
-    """Imports a changed adapter, which must be refused; returns the message."""
+    """Imports a changed adapter, asserts that it raises UserError, and returns the message."""
     copy = tmp_path / "changed"
     shutil.copytree(saved(key), copy)
     described = json.loads((copy / adapters.CONFIG).read_text())
@@ -105,7 +105,7 @@ def test_a_field_that_is_not_known_is_refused(mistake, saved, directory, tmp_pat
 
 
 def test_every_field_of_peft_is_read_or_refused():
-    """Compares the lists with peft's own config classes; a field that peft adds is refused until somebody reads it."""
+    """Compares the lists with peft's config classes; the import rejects a new field of peft until it is listed."""
     import peft
 
     kinds = {"LORA": "LoraConfig", "IA3": "IA3Config", "PREFIX_TUNING": "PrefixTuningConfig"}
@@ -198,7 +198,7 @@ def test_embeddings_that_an_adapter_unties_are_refused(directory, tmp_path):
 
 
 def test_a_head_whose_hidden_layer_is_nowhere_is_refused(directory, tmp_path):
-    """BertForMaskedLM has no pooler, so transformers draws that of a classifier, and peft does not save it."""
+    """BertForMaskedLM has no pooler, so transformers initializes a classifier's pooler, and peft does not save it."""
     import peft
 
     config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=BERT)

@@ -1,4 +1,4 @@
-"""Adapters of peft and runs under tuning: the same logits there and back."""
+"""Tests imports and exports of peft's adapters: the logits are equal in both directions."""
 
 import errno
 import importlib.util
@@ -31,7 +31,7 @@ needs_peft = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "transformers", "peft"))),
     reason="torch, transformers or peft is not installed (extra parity)",
 )
-# Attention of each family as transformers names it. GPT-2 has queries, keys and values in one matrix.
+# Linear layers of each family, as transformers names them. GPT-2 has queries, keys and values in one matrix.
 TARGETS = {
     "bert_masked_lm": ["query", "value", "attention.output.dense"],
     "gpt2": ["c_attn", "mlp.c_proj"],
@@ -40,7 +40,7 @@ TARGETS = {
 
 
 def theirs(case, model):
-    """The logits of a torch model where tokens are real."""
+    """Returns the logits of a torch model at real tokens."""
     import torch
 
     with torch.no_grad():
@@ -53,7 +53,7 @@ def ours(workdir, case):
 
 
 def noisy(model):
-    """A peft model, each trained parameter of which is moved away from where it starts."""
+    """Returns a peft model with noise added to each trained parameter."""
     import torch
 
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def test_prefixes_of_peft_give_its_logits_there_and_back(tmp_path):
 
 
 def write_adapter(directory, name, tuning, **fields):
-    """A directory as peft would save it, of random updates."""
+    """Writes a directory as peft would save it, with random updates."""
     config = CASES[name].config
     matrices = matching(matrices_of(weights(config)), tuning.targets)
     sizes = dict(size for matrix in matrices for size in lora.array_shapes(matrix, tuning))
@@ -181,7 +181,7 @@ def test_a_changed_file_of_an_exported_adapter_is_refused(tmp_path):
 
 
 def test_the_export_of_a_tuned_run_is_its_merged_model(tmp_path):
-    write_adapter(tmp_path / "adapter", "gpt2", LoRA(rank=2))  # whose ranks are of one matrix in transformers
+    write_adapter(tmp_path / "adapter", "gpt2", LoRA(rank=2))  # transformers has one rank for the combined matrix
     base = str(write_directory(tmp_path / "base", "gpt2"))
     adapters.import_adapter(str(tmp_path / "adapter"), base, str(tmp_path / "run"))
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "whole"))

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "transformers", "peft"))),
     reason="torch, transformers or peft is not installed (extra parity)",
 )
-# float32 sums of up to 48 products in another order, in two layers; the largest difference seen is 2e-5
+# float32 sums of up to 48 products in another order, in two layers; the largest observed difference is 2e-5.
 ATOL = 1e-4
 AUTO = {
     "CAUSAL_LM": "AutoModelForCausalLM",
@@ -38,7 +38,7 @@ AUTO = {
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Returns the directory of a case's model, which is written once."""
+    """Returns a function that writes the directory of a case's model once, and returns the directory."""
     written = {}
 
     def directory_of(name):
@@ -48,7 +48,7 @@ def directory(tmp_path_factory):
             described = json.loads((path / "config.json").read_text())
             for key in ("pad_token_id", "eos_token_id", "bos_token_id"):
                 described.setdefault(key, None)
-            described["pad_token_id"] = CASES[name].pad_id  # the last token of a row, for classifiers of decoders
+            described["pad_token_id"] = CASES[name].pad_id  # classifiers of decoders find the last token of a row by it
             (path / "config.json").write_text(json.dumps(described))
         return str(written[name])
 
@@ -56,13 +56,13 @@ def directory(tmp_path_factory):
 
 
 def export(tmp_path):
-    """Exports tmp_path/run as tmp_path/out; returns the summary."""
+    """Exports tmp_path/run to tmp_path/out, and returns the summary."""
     origin = find_origin(str(tmp_path / "run"))
     return adapters.export_adapter(str(tmp_path / "run"), str(tmp_path / "out"), origin.steps[0])
 
 
 def base_model(path, task, labels=3):
-    """The model of transformers for a task."""
+    """Returns the model of transformers for a task."""
     import torch
     import transformers
 
@@ -84,7 +84,7 @@ def noisy(model):
 
 
 def theirs(model, name):
-    """The outputs of a torch model: logits, or start and end logits, where tokens are real."""
+    """Returns the outputs of a torch model at real tokens: logits, or start and end logits."""
     import torch
 
     arrays, case = batch(CASES[name]), CASES[name]
@@ -107,7 +107,7 @@ def theirs(model, name):
 
 
 def ours(workdir, name):
-    """The same outputs of a run."""
+    """Returns the same outputs of a run."""
     outputs = pretrainax.load(str(workdir))(batch(CASES[name]))
     task = {"classify", "tag", "extract"} & outputs.heads.keys()
     return np.asarray(outputs.heads[task.pop()].logits if task else outputs.logits)

@@ -1,6 +1,6 @@
-"""What we read of a config.json is what transformers' own config class reads of it.
+"""Our config of a config.json equals the config that transformers' own class reads from it.
 
-Neither side builds a model here, except in the test of logits.
+Only the test of logits builds models.
 """
 
 import collections
@@ -26,7 +26,7 @@ from tests.support.released import RELEASED, write_release
 from tests.support.tiers import few
 
 pytestmark = needs_transformers
-NAMES = [name for name in RELEASED if name != "deepseek-moe"]  # of which transformers has no class
+NAMES = [name for name in RELEASED if name != "deepseek-moe"]  # transformers has no class for it
 
 
 def read(name, **changes):
@@ -58,7 +58,7 @@ def test_a_mutated_file_means_what_their_class_says(count, seed):
     assert counts["equal"] > 0.4 * count, counts  # the mutations leave enough files that both read
 
 
-# keys that have no meaning to a model in inference, or none to the class that has them
+# Keys without effect in inference, or without effect in their class.
 IDLE = """
 _num_labels _sliding_window_pattern activation_dropout add_router_probs batch_prioritized_routing bos_token_id
 chunk_size_feed_forward classif_dropout classifier_dropout classifier_dropout_prob cls_token_id decoder_layerdrop
@@ -72,19 +72,19 @@ reorder_and_upcast_attn return_dict router_dtype router_jitter_noise sep_token_i
 sparse_pred_ignore_index sparse_prediction summary_first_dropout summary_last_dropout summary_proj_to_labels
 tie_weights_ use_cache use_mrope
 """.split()
-# keys that one class or some other value leaves without effect: name of the release -> keys
+# Keys without effect in one class, or because of the value of another key. Name of the release -> keys.
 IDLE_IN = {
-    "switch": "add_cross_attention expert_capacity",  # of the second an import tells
+    "switch": "add_cross_attention expert_capacity",  # the import reports the second key
     "modernbert": "classifier_pooling global_attn_every_n_layers layer_norm_eps position_embedding_type",
     "eurobert": "classifier_pooling head_dim is_decoder",
     "deepseek-v2-lite": "head_dim n_group num_key_value_heads topk_group topk_method",  # greedy without groups
     "deberta-v3": "max_relative_positions pooler_hidden_act pos_att_type tie_word_embeddings",
     **dict.fromkeys(("mt5", "t5", "t5-v1.1"), "n_positions tie_word_embeddings"),  # scale_decoder_outputs has priority
-    "t5gemma": "initializer_range vocab_size",  # those of the stacks count
+    "t5gemma": "initializer_range vocab_size",  # the values of the stacks are used
     "opus-mt": "max_position_embeddings",
     "phi-3": "attention_bias original_max_position_embeddings",
     "smollm-3": "max_window_layers no_rope_layer_interval sliding_window use_sliding_window",
-    "gemma-2": "hidden_act",  # hidden_activation counts
+    "gemma-2": "hidden_act",  # hidden_activation is used
     "gemma-3": "sliding_window_pattern",
     **dict.fromkeys(("qwen2.5", "qwen3", "qwen3-moe"), "max_window_layers sliding_window use_sliding_window"),
     **dict.fromkeys(("gpt2", "openai-gpt", "gpt-neo"), "summary_activation summary_type summary_use_proj"),
@@ -95,7 +95,7 @@ IDLE_IN = {
 
 
 def idle_keys(name, architectures=None):
-    """The keys whose other values their class takes, and that change nothing of what we read."""
+    """Returns the keys for which the class accepts other values that do not change our config."""
     rng, found = random.Random(0), set()
     file = their_config(bases(name)["released"] | ({"architectures": architectures} if architectures else {}))
     family, before = described_model(file)
@@ -148,7 +148,7 @@ def test_a_key_that_only_a_head_reads_is_refused_with_it(name, architecture, key
     assert not idle_keys(name, [architecture]) & keys
 
 
-# --- what files were read wrong ---------------------------------------------------------------------------------------
+# --- files that were once read incorrectly ----------------------------------------------------------------------------
 
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -261,13 +261,13 @@ def test_a_wrong_value_is_one_line_that_names_the_key(name, changes, message):
 
 
 def _is_computable(config):
-    """Whether the batch of the parity tests fits a model, and the model has logits to compare."""
+    """Returns True if the batch of the parity tests fits a model, and the model has logits to compare."""
     fits = config.vocab_size >= VOCABULARY and (config.position.max_length or 99) >= 16 and config.d_model < 200
     return fits and config.head is None and not config.replaced_token_head
 
 
 def _selects_factors_by_batch(config):
-    """Whether LongRoPE in transformers takes the factors of the longest row of the parity batch for a shorter row."""
+    """Returns True if LongRoPE in transformers selects the factors by the longest row of the parity batch."""
     scaling = getattr(config.position, "scaling", None)
     return isinstance(scaling, LongRopeScaling) and scaling.original_length < 16
 

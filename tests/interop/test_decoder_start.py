@@ -1,4 +1,4 @@
-"""An encoder-decoder starts from the token that its directory names, as in transformers, also after an export."""
+"""Encoder-decoders start from the token that their directory names, as in transformers, also after an export."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.support.huggingface_weights import write_directory, write_tokenizer
 
 PROMPTS, LENGTH = ("the cat sat", "a"), 6
 NO_IDS = {"decoder_start_token_id": None, "bos_token_id": None, "forced_eos_token_id": None, "eos_token_id": 1}
-# What generation_config.json (None: it is missing) and config.json say -> the start of transformers
+# Fields of generation_config.json (None: no such file) and config.json -> the start token of transformers.
 STARTS = {
     "both": ({"decoder_start_token_id": 7}, {"decoder_start_token_id": 5}, 7),
     "config alone": (None, {"decoder_start_token_id": 5}, 5),
@@ -51,7 +51,7 @@ def ours(source):
 
 
 def theirs(directory):
-    """The start and the texts of transformers' generate()."""
+    """Returns the start token and the output of transformers' generate()."""
     import torch
     import transformers
 
@@ -112,7 +112,7 @@ def test_t5gemma_starts_from_the_bos_of_its_decoder(tmp_path):
 @needs_transformers
 def test_a_bart_without_a_mask_starts_where_it_should(tmp_path):
     directory = write_model(tmp_path / "source", "bart", {"decoder_start_token_id": 1}, None, ["mask_token"])
-    assert isinstance(load(str(directory)).experiment.objective, SpanCorruption)  # not told from a T5
+    assert isinstance(load(str(directory)).experiment.objective, SpanCorruption)  # the config looks like one of a T5
     assert_as_transformers(directory, tmp_path / "run", tmp_path / "out", 1)
 
 

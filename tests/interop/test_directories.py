@@ -1,4 +1,4 @@
-"""Imports and exports of Hugging Face directories: every bit there and back."""
+"""Imports and exports of Hugging Face directories preserve every bit."""
 
 import dataclasses
 import errno
@@ -76,7 +76,7 @@ def test_import_and_export_keep_every_bit(name, tmp_path):
 def test_parameters_go_through_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "pretrainax.checkpoints.params._BLOCK_BYTES", 300
-    )  # of rows, heads and layers, none of which divides
+    )  # the block size does not divide rows, heads or layers
     test_import_and_export_keep_every_bit("t5_1_1", tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path)
     with torch.no_grad():
         a, b = (make.forward(case, model.eval(), batch(case)) for model in (theirs, again))
     for key in a:
-        # the same program on the same bits; at another address torch may sum in another order
+        # The same program on the same bits: at another address, torch may sum in another order.
         np.testing.assert_allclose(a[key], b[key], rtol=0, atol=2e-6, err_msg=key)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.decode(tokenizer("a cab.", add_special_tokens=False).input_ids).replace(" ", "") == "acab."
@@ -123,7 +123,7 @@ def test_the_encoder_of_deberta_v3_is_loaded_without_the_authors_head(tmp_path):
         out = theirs.eval()(torch.from_numpy(arrays["tokens"]).long(), torch.from_numpy(arrays["segment_ids"]).long())
     real = arrays["segment_ids"] > 0
     got = ours("deberta_v3")["output encoder"][real]
-    np.testing.assert_allclose(got, out.last_hidden_state.numpy()[real], atol=2e-4, rtol=0)  # as all parity tests
+    np.testing.assert_allclose(got, out.last_hidden_state.numpy()[real], atol=2e-4, rtol=0)  # as in all parity tests
 
 
 @pytest.mark.first(1)
@@ -160,7 +160,7 @@ def test_bfloat16_is_kept(tmp_path):
 
 @pytest.mark.parametrize("name", ["cls.predictions.bias", "bert.encoder.layer.1.output.dense.weight"])
 def test_values_that_float16_cannot_represent_are_an_error(name, source, tmp_path):
-    """They became infinite, so that the directory could not be loaded."""
+    """These values became infinite, so the exported directory could not be loaded."""
     state = stored(source)
     state[name] = np.full_like(state[name], -7e4)
     safetensors.numpy.save_file(state, source / "model.safetensors")
@@ -209,7 +209,7 @@ def test_the_maximum_length_of_an_imported_marian_travels_along():
 @needs_transformers
 @pytest.mark.parametrize("has_files", [True, False])
 def test_named_chat_templates_travel_along(has_files, source, tmp_path):
-    """In files, and in the list of tokenizer_config.json that transformers wrote before version 4.52."""
+    """Tests templates in files, and in the list that transformers before 4.52 wrote to tokenizer_config.json."""
     import transformers
 
     templates = {"default": "{{ messages }}", "rag": "{{ documents }}"}
@@ -237,7 +237,7 @@ def test_pooling_and_inputs_of_an_embedding_model_travel_along(source, tmp_path)
 
 
 def test_labels_of_equal_names_are_numbered(tmp_path):
-    """transformers loads such a classifier, too; its pipeline writes the same name for several labels."""
+    """transformers loads such a classifier too, but its pipeline writes the same name for several labels."""
     source = write_directory(tmp_path / "source", with_head("bert"))
     named_labels(source, "good", "bad", "good")
     line = directories.import_directory(str(source), str(tmp_path / "run"))
@@ -256,7 +256,7 @@ def test_tensors_of_several_dtypes_stay_as_they_are(source, tmp_path):
     assert {name: (x.dtype, x.tobytes()) for name, x in again.items()} == {
         name: (x.dtype, x.tobytes()) for name, x in state.items()
     }
-    # what transformers makes of all of them: a narrower one would lose numbers
+    # transformers uses float32 for all of them: a narrower dtype would lose precision.
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
 
 
@@ -312,7 +312,8 @@ def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     experiment.checkpoint.init_from = str(source if through == "directory" else tmp_path / "run")
     assert train(experiment, str(tmp_path / "more")) == 0
     assert_same(params_of(tmp_path / "more", experiment.model), weights(CASES["gpt2"].config))
-    directories.export_workdir(str(tmp_path / "more"), str(tmp_path / "out"))  # what training saved is exported too
+    # The checkpoint that training saved can be exported too.
+    directories.export_workdir(str(tmp_path / "more"), str(tmp_path / "out"))
     assert all(x.tobytes() == stored(tmp_path / "out")[key].tobytes() for key, x in stored(source).items())
 
 
@@ -394,7 +395,7 @@ def test_a_bad_command_is_one_line(words, message):
 
 def test_an_import_that_was_cut_short_is_one_line(source, tmp_path):
     directories.import_directory(str(source), str(tmp_path / "run"))
-    (tmp_path / "run" / "config.json").unlink()  # written last
+    (tmp_path / "run" / "config.json").unlink()  # the import writes this file last
     with pytest.raises(UserError, match="an import that was cut short"):
         directories.import_directory(str(source), str(tmp_path / "run"))
 

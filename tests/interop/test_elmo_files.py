@@ -1,4 +1,4 @@
-"""ELMo's released files, beside what AllenNLP makes of them in torch: no class of transformers computes it."""
+"""Tests ELMo's released files against AllenNLP's computation in torch, because transformers has no class for ELMo."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ from pretrainax.zoo.family import without_heads
 
 h5py = pytest.importorskip("h5py")  # extra elmo
 
-OPTIONS = {  # as released, but small
+OPTIONS = {  # the released options with small sizes
     "lstm": {
         "use_skip_connections": True,
         "projection_dim": 6,
@@ -41,7 +41,7 @@ TEXT = "the bank of the rivers bank"
 
 
 def shapes_of(options):
-    """The names and shapes of the datasets that bilm-tf writes (training.py: dump_weights)."""
+    """Returns the names and shapes of the datasets that bilm-tf writes (training.py: dump_weights)."""
     lstm, cnn = options["lstm"], options["char_cnn"]
     width, total = lstm["projection_dim"], sum(n for _, n in cnn["filters"])
     shapes = {"char_embed": (261, cnn["embedding"]["dim"])}
@@ -60,13 +60,14 @@ def shapes_of(options):
 
 
 def write_release(directory, options=None, words=WORDS, without=(), **changes):
-    """A directory as it was released, of random numbers; changes: other datasets, without: names of those left out."""
+    """Writes a directory like the release, with random values; replaces datasets by `changes`, omits `without`."""
     options = OPTIONS if options is None else options
     (directory / "options.json").write_text(json.dumps(options))
     (directory / "vocab-2016-09-10.txt").write_text("".join(f"{word}\n" for word in words))
     rng, arrays = np.random.default_rng(0), {}
     for name, shape in shapes_of(OPTIONS).items():
-        arrays[name] = (rng.normal(size=shape) * 3 / np.sqrt(shape[0])).astype(np.float32)  # so that some is clipped
+        # The values are large enough that clipping has an effect.
+        arrays[name] = (rng.normal(size=shape) * 3 / np.sqrt(shape[0])).astype(np.float32)
     arrays |= changes
     with h5py.File(directory / "elmo_weights.hdf5", "w") as file:
         for name, x in arrays.items():
@@ -76,8 +77,11 @@ def write_release(directory, options=None, words=WORDS, without=(), **changes):
 
 
 def as_allennlp(arrays, characters):
-    """One text [T, 50] -> the stream after each layer, [L, T, 2 D], by what AllenNLP makes of the file: modules of
-    torch with gates i, f, g, o, a forget bias of 1 in the bias, a gate of what is kept in a highway."""
+    """Maps one text [T, 50] to the stream after each layer, [L, T, 2 D], as AllenNLP does with the file.
+
+    AllenNLP uses modules of torch: gates in the order i, f, g, o; a forget bias of 1 as part of the bias; a carry gate
+    in a highway layer.
+    """
     import torch
 
     t = {name: torch.from_numpy(x) for name, x in arrays.items()}
@@ -133,7 +137,7 @@ def test_the_released_files_are_imported_and_computed_as_by_allennlp(tmp_path):
     ours = model(row, hidden=True).hidden["recurrent"]
     characters = character_table(model.tokenizer)[ids]
     theirs = as_allennlp(arrays, torch.from_numpy(characters.astype(np.int64)))
-    assert max(float(x.abs().max()) for x in theirs) > 3  # what is clipped, and added to
+    assert max(float(x.abs().max()) for x in theirs) > 3  # includes sums and clipped values
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(np.asarray(mine)[0], other.numpy(), atol=2e-4)  # float32 sums in another order
 

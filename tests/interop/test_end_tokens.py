@@ -1,4 +1,4 @@
-"""The tokens that end a text are those of generation_config.json or config.json, as in transformers."""
+"""The end tokens of a model are the ones in generation_config.json or config.json, as in transformers."""
 
 import dataclasses
 import json
@@ -89,7 +89,7 @@ def test_an_export_of_a_decoder_names_the_token_that_ends_its_texts(eos, expecte
 
 
 def stops_of_others(loaded, monkeypatch):
-    """The stop strings of the samples of a run, and of tasks that compare answers."""
+    """Returns the stop strings for the samples of a run, and for tasks that compare answers."""
     stops, text = [], SimpleNamespace(text="")
     for module in (samples, exact_match):
         monkeypatch.setattr(module, "generate", lambda *arguments: stops.append(arguments[2].stop) or [text])
@@ -102,7 +102,7 @@ CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content +
 
 @pytest.mark.parametrize("is_special", [True, False])
 def test_a_chat_model_stops_at_the_end_of_its_turn_here_and_in_transformers(is_special, tmp_path, monkeypatch):
-    """The vocabulary's EOS is another token, and `generate` of transformers knows only what the export says."""
+    """The vocabulary's EOS is another token, and `generate` of transformers reads only the files of the export."""
     config, folder = tiny.get_config("gpt").model, tmp_path / "tokenizer"
     write_tokenizer(ByteBPE(vocab_size=266).build(iter(["Hi you, it rains"] * 20)), str(folder), config)
     described = json.loads((folder / "tokenizer.json").read_text())

@@ -1,4 +1,4 @@
-"""What an export says of where a text starts and ends, and that an import keeps it."""
+"""Exports state the tokens that start and end generation, and imports preserve them."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.golden.case import needs_transformers
 from tests.support.huggingface_weights import stored, write_directory, write_run
 from tests.support.released import RELEASED, config_of, write_release
 
-BOS, EOS = 1, 2  # of the tokenizer of these tests, whose padding is 0
+BOS, EOS = 1, 2  # ids of the tokenizer of these tests; its padding id is 0
 
 
 def described(directory, name="config.json"):
@@ -133,6 +133,6 @@ def test_bart_without_a_start_has_that_of_its_class(tmp_path):
 
 
 def test_positions_that_are_counted_from_another_padding_are_not_exported(tmp_path):
-    run = write_run(tmp_path / "run", CASES["roberta"].config, pad_id=0)  # the model counts from 1
+    run = write_run(tmp_path / "run", CASES["roberta"].config, pad_id=0)  # the model counts positions from 1
     with pytest.raises(UserError, match="padding is id 0, and RobertaForMaskedLM of transformers counts positions"):
         directories.export_workdir(str(run), str(tmp_path / "out"))

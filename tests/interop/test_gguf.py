@@ -38,8 +38,8 @@ def rotary(name: str, **changes):
     return dataclasses.replace(CASES[name].config.position, **changes)
 
 
-# case -> changes for what llama.cpp does not read from the files: d_ff is 4 * d_model in GPT-2 and Phi-2, Mistral and
-# Phi-3 have no window, and other values are those of the released models
+# case -> changes for values that llama.cpp does not read from the files. d_ff is 4 * d_model in GPT-2 and Phi-2.
+# Mistral and Phi-3 have no window. Other values are the values of the released models.
 FAMILIES = {
     "gpt2": dict(d_ff=64),
     "llama2": {},
@@ -65,7 +65,8 @@ FAMILIES = {
     ),
     "deepseek_v3": dict(position=rotary("deepseek_v3", scaling=None)),
 }
-SENTENCEPIECE = ("llama2", "gemma1", "gemma2", "gemma3", "phi3")  # as in the released models; the others: ByteBPE
+# Cases with SentencePiece, as in the released models. The other cases use ByteBPE.
+SENTENCEPIECE = ("llama2", "gemma1", "gemma2", "gemma3", "phi3")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_llama_cpp_computes_the_same_probabilities(name, tokenizers, tmp_path, m
         "positions": np.arange(len(ids))[None],
     }
     ours = log_softmax(our_logits(config, params, jax.tree.map(np.int32, rows))[0].astype(float), axis=-1)
-    # float32 sums in another order; ggml reads GELU from a table in float16
+    # The float32 sums have another order. ggml computes GELU with a float16 table.
     tolerance = 1e-2 if "gelu" in config.activation else 1e-4
     answer = int(tokenizer.encode("a")[0])
     differences = [np.abs(next_token(server, ids[:n], answer) - ours[n - 1]).max() for n in (1, 7, len(ids))]

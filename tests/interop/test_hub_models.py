@@ -1,4 +1,4 @@
-"""Models of the hub where a directory is taken: released layouts, imports, starts of runs, teachers, tokenizers."""
+"""Tests models of the hub as inputs: released layouts, imports, starts of runs, teachers, tokenizers."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def files(directory) -> dict[str, bytes]:
 
 
 def sharded(content: dict[str, bytes], directory: pathlib.Path) -> dict[str, bytes]:
-    """The same model in two files and an index, as transformers names them."""
+    """Converts a model to two files and an index, named as in transformers."""
     import safetensors.numpy
 
     tensors = safetensors.numpy.load(content.pop("model.safetensors"))
@@ -54,7 +54,7 @@ def sharded(content: dict[str, bytes], directory: pathlib.Path) -> dict[str, byt
 
 @pytest.fixture(params=["one file", "shards"])
 def released(request, hub_server, tmp_path):
-    """GPT-2 as it was released, at hf:org/tiny beside what others put there; and its parameters."""
+    """Commits GPT-2 as released, with other files that people upload, to hf:org/tiny; returns its case."""
     case = write_release(tmp_path / "source", "gpt2")
     content = files(tmp_path / "source")
     content = sharded(content, tmp_path) if request.param == "shards" else content
@@ -77,7 +77,7 @@ def test_an_import_remembers_the_commit(released, hub_server, tmp_path, monkeypa
     known = json.loads((tmp_path / "run" / start.START).read_text())
     assert known["directory"] == f"{NAME}@{commit}" and known["steps"] == []
     assert_same(jax.device_get(pretrainax.load(tmp_path / "run").params), weights(released.config))
-    # the branch goes on, and what was imported is still found
+    # The branch receives a commit, and the imported commit is still available.
     hub_server.repositories["org/tiny"].commit({"config.json": b"{}"})
     forget(monkeypatch)
     found = start.load_recorded_start(str(tmp_path / "run"))
@@ -192,7 +192,7 @@ def test_an_adapter_goes_to_the_hub_as_peft_reads_it_and_comes_back(hub_server, 
     assert 'PeftModel.from_pretrained(model, "me/small")' in card.text and str(tmp_path) not in card.text
     adapters.import_adapter("hf:me/small", f"{NAME}@{base}", str(tmp_path / "again"))
     first, again = (pretrainax.load(str(tmp_path / name)).parameters for name in ("run", "again"))
-    for path, x in first.items():  # of which ranks that are 0 were added: sums in another order
+    for path, x in first.items():  # with ranks of zeros added, so the sums have another order
         np.testing.assert_allclose(again[path], x, atol=1e-6, err_msg=path)
 
 

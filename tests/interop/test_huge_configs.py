@@ -1,4 +1,4 @@
-"""Tests that a config.json of somebody else's run, whatever its numbers are, ends in a model or in one line."""
+"""A config.json of another project, with any numbers, gives either a model or an error of one line."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from tests.support import tiny
 
 
 def numbers(config, path=()):
-    """The paths of all numbers of a part of a config."""
+    """Yields the paths of all numbers in a part of a config."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from numbers(value, (*path, name))

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def inputs(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the arguments [B, T] of the model in transformers, in the order in which ONNX gets them."""
+    """Returns the arguments [B, T] of the model in transformers, in the order of the ONNX inputs."""
     if "encoder_tokens" in arrays:
         return {
             "input_ids": arrays["encoder_tokens"].astype(np.int64),
@@ -75,5 +75,5 @@ def test_onnxruntime_computes_the_same_logits(name, tmp_path):
     write_onnx(tmp_path / "exported", tmp_path / "model.onnx", {key: x[:2, :9] for key, x in theirs.items()})
     (logits,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, theirs)
     real = arrays["segment_ids"] > 0
-    # as all parity tests: float32 sums in another order
+    # The tolerance of all parity tests: the float32 sums have another order.
     np.testing.assert_allclose(logits[real], our_logits(case.config, params, arrays)[real], atol=2e-4, rtol=0)

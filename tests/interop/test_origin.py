@@ -1,4 +1,4 @@
-"""What `DIR` names: a run, one of its checkpoints, their mean, a Hugging Face directory; and what it cannot name."""
+"""Tests the values of `DIR`: a run, one of its checkpoints, their mean, a Hugging Face directory, and invalid names."""
 
 import json
 import os
@@ -140,10 +140,10 @@ def test_the_best_is_by_the_figure_of_the_run_and_by_the_loss_where_checkpoints_
 @pytest.mark.parametrize(
     "saving, expected",
     [
-        ({"every": 10, "keep": 2}, ["20", "30"]),  # as the first was kept for being the best
+        ({"every": 10, "keep": 2}, ["20", "30"]),  # retention kept the first checkpoint because it was the best
         ({"every": 10, "keep": 2, "keep_at": [20]}, ["20", "30"]),
         ({"every": 15, "keep": 2, "keep_at": [10, 20]}, ["30"]),
-        ({"every": 15, "keep": 2, "keep_at": [20, 30]}, ["10", "30"]),  # a signal saved that of step 10
+        ({"every": 15, "keep": 2, "keep_at": [20, 30]}, ["10", "30"]),  # a signal saved the checkpoint of step 10
     ],
 )
 def test_an_average_is_of_the_last_ones(run, saving, expected, caplog):

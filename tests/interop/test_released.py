@@ -1,4 +1,4 @@
-"""Released files of each family: their config.json with all its keys, their names of tensors."""
+"""Tests released files of each family: config.json with all its keys, and the names of the tensors."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ from tests.support.tiers import few
 
 
 def read(directory):
-    """All parameters of a directory."""
+    """Returns all parameters of a directory."""
     source = DirectoryWeights(str(directory))
     source.verify()
     leaves = [
@@ -36,7 +36,7 @@ def test_every_family_that_transformers_has_is_here():
 
 def test_the_names_of_a_release_are_spelled_out():
     names = names_of(RELEASED["gpt2"], 12)
-    assert len(names) == len(set(names)) == 160  # as many as the file has
+    assert len(names) == len(set(names)) == 160  # the number of tensors in the file
     assert {"wte.weight", "h.0.attn.bias", "h.11.attn.c_attn.weight", "ln_f.bias"} <= set(names)
 
 
@@ -59,7 +59,7 @@ def test_released_names_are_read(name, tmp_path):
 @needs_transformers
 @pytest.mark.parametrize(
     "name", few(name for name in RELEASED if name not in ("deberta-v3", "deepseek-moe"))
-)  # no class
+)  # transformers has no class for them
 def test_transformers_computes_the_same_of_a_released_directory(name, tmp_path):
     import torch
     import transformers
@@ -81,4 +81,4 @@ def test_transformers_computes_the_same_of_a_released_directory(name, tmp_path):
     logits = heads["lm"].logits() if "lm" in heads else heads["replaced"].logits
     real = arrays["segment_ids"] > 0
     key = "logits" if "lm" in heads else "replaced_logits"
-    np.testing.assert_allclose(logits[real], reference[key].numpy()[real], atol=2e-4, rtol=0)  # as all parity tests
+    np.testing.assert_allclose(logits[real], reference[key].numpy()[real], atol=2e-4, rtol=0)  # as in all parity tests

@@ -1,4 +1,4 @@
-"""A retriever is exported as the plain model below its head: transformers' class gives the same vectors."""
+"""Tests exports of retrievers as plain models without head; transformers' class computes the same vectors."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def test_sentence_transformers_gives_the_same_vectors(name, tmp_path):
     loaded = write_retriever(tmp_path / "run", name, "mean")
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "there"), device="cpu")
-    # as above: float32 sums in another order
+    # The float32 sums have another order, as above.
     np.testing.assert_allclose(model.encode(TEXTS), loaded.embed(TEXTS), atol=2e-4, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""Models that differ from a published one in one field: transformers computes the export, or one line refuses it."""
+"""Models that differ from a published model in one field: transformers computes the export, or a line rejects it."""
 
 import dataclasses
 import random
@@ -18,14 +18,14 @@ from tests.support.exports import assert_transformers_computes_the_same, write_w
 from tests.support.varied import variations
 
 pytestmark = needs_transformers
-# exported with classes of the authors' code, which transformers has not
+# Classes of the authors' code, which transformers does not have.
 AUTHORS = ("MaskedLanguageModel", "ReplacedTokenDetectionModel")
 FAST = ("bert", "modernbert", "llama3", "gemma3", "gpt_oss", "deepseek_v3", "t5_1_1")
 EXPORTED = [name for name, case in CASES.items() if case.family.huggingface is not None]
 
 
 def described(model):
-    """The export's family and config.json, and the model that it is exported as; None if one line refuses it."""
+    """Returns the family and config.json of the export, and the exported model; None if one line rejects it."""
     try:
         return describe_model(model, None)
     except UserError as e:
@@ -34,7 +34,10 @@ def described(model):
 
 
 def assert_loadable(family, config_json, model):
-    """The class of transformers exists and has the tensors of the export, and its config means the same model."""
+    """Asserts that the class of transformers exists and has the tensors of the export.
+
+    Its config must also describe the same model.
+    """
     import torch
     import transformers
 
@@ -47,7 +50,7 @@ def assert_loadable(family, config_json, model):
         tensors = getattr(transformers, name)(theirs).state_dict()
     expected = models.abstract_params(model)
     for row, shape in rows_of(family.names(model), expected).values():
-        for tensor, index in tensor_locations(row, shape):  # of experts, the class keeps all in one tensor
+        for tensor, index in tensor_locations(row, shape):  # the class stores all experts in one tensor
             found = tuple(tensors[tensor].shape) if tensor in tensors else None
             assert found in (None, their_shape(row, shape[len(index) :])), tensor
     again = described_model(their_config(config_json))[1]
@@ -71,7 +74,7 @@ def test_an_export_is_loadable_or_refused(name, count):
 
 
 def _is_computable(change, model):
-    """Whether the batch of the parity tests fits a model, and transformers has a class with logits."""
+    """Returns True if the batch of the parity tests fits a model, and transformers has a class with logits."""
     fits = model.vocab_size >= VOCABULARY and (model.position.max_length or 99) >= 16 and "offset" not in change
     has_logits = model.head is None and not model.replaced_token_head
     return fits and has_logits and described(model)[1]["architectures"][0] not in AUTHORS
@@ -96,7 +99,7 @@ def test_transformers_computes_the_same_of_varied_models(name, tmp_path):
 
 
 def varied(name, **changes):
-    """A tiny model of tests/golden with other fields; those of its experts have names with the prefix experts_."""
+    """Returns a tiny model of tests/golden with other fields; the prefix experts_ marks fields of its experts."""
     config = CASES[name].config
     of_experts = {key.removeprefix("experts_"): x for key, x in changes.items() if key.startswith("experts_")}
     changes = {key: x for key, x in changes.items() if not key.startswith("experts_")}
@@ -108,7 +111,7 @@ def varied(name, **changes):
 @pytest.mark.parametrize(
     "name, changes",
     [
-        ("gpt_oss", {"position": RotaryPositions(20, theta=40.0)}),  # null meant YaRN
+        ("gpt_oss", {"position": RotaryPositions(20, theta=40.0)}),  # null used to mean YaRN
         ("deepseek_v3", {"experts_shared_experts": None}),
         ("deepseek_v3", {"experts_d_ff": None}),
         pytest.param("deepseek_v2", {"experts_shared_experts": None, "experts_d_ff": None}, marks=pytest.mark.slow),
@@ -146,4 +149,5 @@ def test_a_model_that_transformers_has_not_is_refused_in_one_line(name, changes,
 
 def test_a_llama_of_other_widths_of_heads_is_exported_as_another_class():
     _, config_json, _ = described(varied("llama2", d_model=18, num_kv_heads=4, head_dim=4))
-    assert config_json["architectures"] == ["MistralForCausalLM"]  # LlamaConfig wants a multiple of the heads
+    # LlamaConfig requires that d_model is a multiple of the number of heads.
+    assert config_json["architectures"] == ["MistralForCausalLM"]

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face directory in a run, and everything that can be wrong with them."""
+"""Tests loading the weights of a Hugging Face directory into a run, and invalid directories."""
 
 import dataclasses
 import json
@@ -112,7 +112,7 @@ def test_fresh_heads_are_drawn_and_the_rest_is_read(source):
 
     params = load_params(str(source), config, abstract, fresh)
     assert {path.split("/")[0] for path in asked} == {"masked_lm_head", "pair_head", "unembedding"}
-    assert "pair_head/dense/kernel" not in asked  # the pooler is in the file
+    assert "pair_head/dense/kernel" not in asked  # the file has the pooler
     for path, x, y in zip(parameter_names(wanted), jax.tree.leaves(params), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(x, 7.0 if path in asked else y, err_msg=path)
 
@@ -120,9 +120,9 @@ def test_fresh_heads_are_drawn_and_the_rest_is_read(source):
 @pytest.mark.parametrize(
     "lost",
     [
-        "bert.encoder.layer.1.output.dense.weight",  # no head
+        "bert.encoder.layer.1.output.dense.weight",  # not in a head
         "bert.embeddings.position_embeddings.weight",
-        "cls.predictions.transform.dense.bias",  # half of a map
+        "cls.predictions.transform.dense.bias",  # half of a linear map
     ],
 )
 def test_a_damaged_file_is_refused_where_heads_may_be_fresh(lost, source):
@@ -168,7 +168,7 @@ def test_a_path_that_is_not_there_is_no_name_of_the_hub(tmp_path):
         open_start(str(tmp_path / "bert"), CASES["bert"].config, fresh_heads=False)
 
 
-# --- what is harmless ------------------------------------------------------------------------------------------------
+# --- harmless differences --------------------------------------------------------------------------------------------
 
 
 def test_of_one_file_and_an_index_the_file_is_read(source, tmp_path):
@@ -213,7 +213,7 @@ def test_the_layers_of_gpt_neo_are_said_once(tmp_path):
         DirectoryWeights(str(source))
 
 
-# --- what can be wrong -----------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def save(source, state):
@@ -262,7 +262,7 @@ def only_pickles(source):
 
 
 def rename(source, new_name):
-    """Writes the tensors under other names; None leaves one out."""
+    """Renames the tensors of a file; None removes a tensor."""
     state = {new_name(name): x for name, x in stored(source).items()}
     save(source, {name: x for name, x in state.items() if name is not None})
 
@@ -278,7 +278,7 @@ def old_and_new_names(source):
 
 
 def without_heads(source):
-    """As BertModel.save_pretrained writes it: bare names, with the first part of the pair's head."""
+    """Writes the file like BertModel.save_pretrained: names without prefix, and the first part of the pair head."""
     rename(source, lambda name: None if name.startswith("cls.") else name.removeprefix("bert."))
     change_config(source, architectures=["BertModel"])
 
