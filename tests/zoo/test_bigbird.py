@@ -1,4 +1,4 @@
-"""BigBird's blocks beside transformers' class in a row of the paper's lengths, in training and in evaluation."""
+"""Compares BigBird's blocks with transformers' class, for rows as long as in the paper, in training and evaluation."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.support.tiers import few
 
 
 def rows(length):
-    """A whole row, and one with padding."""
+    """Returns a full row, and a row with padding."""
     random = np.random.RandomState(0)
     real = np.arange(length)[None] < np.array([[length], [length - 70]])
     return {
@@ -32,8 +32,9 @@ def rows(length):
 @needs_transformers
 @pytest.mark.parametrize(
     "drawn", few(["always", "training"], ["training"])
-)  # transformers in training, and in evaluation
-@pytest.mark.parametrize("length", [1024, 800])  # the draws of the paper, and the others, of blocks that are filled up
+)  # random blocks as in transformers' training, and as in its evaluation
+# 1,024 tokens draw blocks as in the paper. 800 tokens draw them differently, and padding fills the last block.
+@pytest.mark.parametrize("length", [1024, 800])
 def test_logits_of_long_rows_are_those_of_transformers(length, drawn):
     import torch
 
@@ -46,7 +47,7 @@ def test_logits_of_long_rows_are_those_of_transformers(length, drawn):
         out = theirs(t["tokens"], attention_mask=t["segment_ids"], token_type_ids=t["token_types"])
     expected = out.prediction_logits.numpy()
     real = arrays["segment_ids"] > 0
-    # as all parity tests
+    # The tolerance of all parity tests.
     np.testing.assert_allclose(our_logits(config, weights(config), arrays)[real], expected[real], atol=2e-4, rtol=0)
 
 

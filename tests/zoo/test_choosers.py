@@ -1,4 +1,4 @@
-"""Heads of multiple choice compute what transformers' classes do: logits, gradients, names."""
+"""Heads of multiple choice compute the same as transformers' classes: logits, gradients, names."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def with_head(name: str) -> Case:
 
 
 def choices_of(case: Case) -> dict[str, np.ndarray]:
-    """Three texts of different lengths, each a row with padding."""
+    """Returns three texts of different lengths, each in a row with padding."""
     config = dataclasses.replace(case.config, head=None, masked_lm_head=True)
     names = ("tokens", "segment_ids", "positions", "token_types")
     return {name: x for name, x in batch(case._replace(config=config)).items() if name in names}

@@ -1,4 +1,4 @@
-"""Heads of rows and of words compute what transformers' classes do: logits, gradients, names."""
+"""Heads for rows, words and answers compute the same as transformers' classes: logits, gradients, names."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ OF_WORDS = "bert roberta longformer bigbird_pairs electra_small albert deberta m
 
 
 def with_head(name: str, kind: type[HeadConfig] = Classify) -> Case:
-    """A case of the zoo with the head of its class of this kind."""
+    """Returns a case of the zoo with the head of its class of this kind."""
     case = CASES[name]
     found = case.family.huggingface.classifier_of(kind())
     asked = {Classify: {"num_labels": 3, "kind": "single"}, Tag: {"num_labels": 3}, Extract: {}}
@@ -44,7 +44,7 @@ def with_head(name: str, kind: type[HeadConfig] = Classify) -> Case:
 
 
 def rows(case: Case) -> dict[str, np.ndarray]:
-    """A batch with labels, whose two sides are alike, one token apart, in an encoder-decoder."""
+    """Returns a batch with labels; an encoder-decoder decodes the tokens of its encoder, shifted by one."""
     names = ("tokens", "segment_ids", "positions", "token_types")
     found = {name: x for name, x in batch(case._replace(config=encoder_of(case))).items() if name in names}
     if case.config.family == "encoder_decoder":
@@ -60,12 +60,15 @@ def rows(case: Case) -> dict[str, np.ndarray]:
     return found | {"labels": np.array([2, 0, 1], np.int32)}
 
 
-SEPARATORS = {"Longformer": (2, (2, 3)), "BigBird": (66, (2,))}  # of classes that look for the end of the question
+# Families whose classes search for the end of the question: id of the separator, positions of separators after it.
+SEPARATORS = {"Longformer": (2, (2, 3)), "BigBird": (66, (2,))}
 
 
 def asked(case: Case, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The rows as questions of one token and passages, framed as where it was pretrained: <s> q </s></s> p </s>, or
-    [CLS] q [SEP] p [SEP]."""
+    """Converts the rows to questions of one token with passages, framed as in pretraining.
+
+    The frames are <s> q </s></s> p </s> for Longformer, and [CLS] q [SEP] p [SEP] for BigBird.
+    """
     if case.family.name not in SEPARATORS:
         return found
     (sep, between), real = SEPARATORS[case.family.name], found["segment_ids"] > 0
@@ -95,7 +98,7 @@ def theirs_of(case: Case, model, arrays):
 
 
 def answers_of(out, t):
-    """What theirs says of the begin and the end of an answer, with a loss that leaves padding out."""
+    """Returns their logits for the start and end of an answer, and a loss without padding."""
     import torch
 
     logits = torch.stack([out.start_logits, out.end_logits], dim=1)  # [B, 2, T]
@@ -104,7 +107,7 @@ def answers_of(out, t):
     loss.backward()
     logits = torch.where(
         logits < -9e5, FORBIDDEN_LOGIT, logits
-    )  # of BigBird those where no answer may be, less a million
+    )  # BigBird subtracts a million from the logits of positions where no answer is allowed
     return logits.swapaxes(1, 2).detach().numpy(), loss.item()
 
 
@@ -124,7 +127,7 @@ def test_of_words_as_transformers(name):
 
 @pytest.mark.first(1)
 @needs_transformers
-# BigBird's rows are long enough for it to draw blocks
+# BigBird's rows are long enough that it draws random blocks.
 @pytest.mark.parametrize("name", few([*NAMES, "bigbird"], ["bert", "longformer", "bigbird"]))
 def test_of_answers_as_transformers(name):
     compare(with_head(name, Extract))
@@ -165,7 +168,7 @@ def test_the_hidden_layer_of_modernbert_has_the_activation_of_the_feed_forward(k
 
 
 def described(case: Case) -> ModelConfig:
-    """The architecture that its config.json describes."""
+    """Returns the architecture that its config.json describes."""
     return case.family.huggingface.read_config(case.family.huggingface.write_config(case.config))
 
 
@@ -174,7 +177,7 @@ def compare(case: Case) -> None:
     arrays = rows(case)
     logits, loss, gradients = ours_of(case, arrays)
     their_logits, their_loss, theirs = theirs_of(case, oracle(case), arrays)
-    if not isinstance(case.config.head, Classify):  # of what is padding nothing is said
+    if not isinstance(case.config.head, Classify):  # padding has no predictions
         logits, their_logits = (x[arrays["segment_ids"] > 0] for x in (logits, their_logits))
     np.testing.assert_allclose(logits, their_logits, atol=2e-4, rtol=0)
     np.testing.assert_allclose(loss, their_loss, rtol=1e-5)

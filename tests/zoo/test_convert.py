@@ -1,4 +1,4 @@
-"""One of our parameters as a view of one of theirs, and what a table must cover."""
+"""Each of our parameters is a view of one of transformers' tensors; a table must cover all tensors."""
 
 import dataclasses
 
@@ -54,7 +54,7 @@ def test_parts_may_be_of_several_sizes():
     query = NameRow(f"{attention}/query/kernel", "qkv.weight", transposed=True, part=FusedPart(0, 4, 8))
     value = NameRow(
         f"{attention}/value/kernel", "qkv.weight", transposed=True, part=FusedPart(6, 2, 8)
-    )  # two of keys before it
+    )  # two key heads come before the value
     theirs = counting(their_shape(query, (3, 4, 5)))
     assert theirs.shape == their_shape(value, (3, 2, 5)) == (40, 3)
     assert as_ours(query, theirs, (3, 4, 5))[1, 3, 4] == theirs[3 * 5 + 4, 1]
@@ -68,11 +68,11 @@ def test_a_convolution_is_reversed():
     assert as_ours(row, theirs, (3, 4, 5))[2, 1, 4] == theirs[4, 1, 2]
 
 
-# the files of DeepSeekMoE are known too, though transformers has no class for them
+# This includes DeepSeekMoE, for which transformers has no class.
 @pytest.mark.first(25)
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.family.huggingface is not None])
 def test_a_table_is_a_bijection(name):
-    """Each number of theirs is used once, nothing is copied, and the way there and back is the same bit for bit."""
+    """Each number of their tensors is used exactly once, and the conversion to ours and back preserves every bit."""
     config, table, state = arrays(name)
     params = weights(config)
     assert sum(x.size for x in state.values()) == sum(x.size for x in jax.tree.leaves(params))

@@ -1,4 +1,4 @@
-"""The rows of the decoder families, and the config.json that transformers wrote of them, of old and of now."""
+"""Tests the presets of the decoder families, and config.json files of old and current versions of transformers."""
 
 import dataclasses
 import pathlib
@@ -26,12 +26,12 @@ FAMILIES = {
 }
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
 
-# Of the others there is no code, or only that of the release itself.
+# For the other families, there is no code, or only the code of the release itself.
 NOT_IN_TRANSFORMERS = [name for name, family in FAMILIES.items() if family.huggingface is None] + ["DeepSeekMoE"]
 
 
 def published() -> dict[str, float]:
-    """The number of parameters of each row, as its ledger has it: of the released files, or rounded, of the paper."""
+    """Returns the number of parameters of each row in its ledger: exact (released files) or rounded (paper)."""
     files = dict.fromkeys(zoo.sources_path(FAMILIES[name].prefix + variant) for name, variant in ROWS)
     tables = (tomllib.loads(pathlib.Path(file).read_text())["parameters"] for file in files)
     return {name: number for table in tables for name, number in table.items()}
@@ -44,7 +44,7 @@ def test_no_row_is_left_out():
 @pytest.mark.first(30)
 @pytest.mark.parametrize("name, number", published().items())
 def test_rows_have_the_published_number_of_parameters(name, number):
-    # a paper rounds, and some count no embeddings of positions
+    # Papers round, and some do not count position embeddings.
     assert count(zoo.preset(name)) == (number if isinstance(number, int) else pytest.approx(number, rel=0.02))
 
 
@@ -69,7 +69,7 @@ def test_transformers_builds_a_model_of_as_many_parameters(name, variant):
 @needs_transformers
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family in FAMILIES.values()])
 def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):
-    """What transformers writes after reading ours is the same architecture, and its weights are ours."""
+    """transformers reads our export and writes the same architecture, and its weights equal ours."""
     import json
 
     import torch
@@ -87,10 +87,11 @@ def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):
         assert set(missing) <= set(huggingface.tied(config))
     model.save_pretrained(tmp_path / "again")
     again = huggingface.read_config(json.loads((tmp_path / "again" / "config.json").read_text()))
-    # None and what it stands for are the same, as in write_config
+    # None and the default that it stands for are equivalent, as in write_config.
     again = dataclasses.replace(again, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     assert (again.kv_heads, again.dim_per_head) == (config.kv_heads, config.dim_per_head)
-    if config.experts is not None and config.experts.bias_rate is not None:  # of training, in the part that is not
+    # This field affects only training, and transformers' config.json does not have it.
+    if config.experts is not None and config.experts.bias_rate is not None:
         again.experts.bias_rate = config.experts.bias_rate
     training = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
     changes = {field: getattr(config, field) for field in training}
@@ -251,7 +252,7 @@ def test_a_released_config_json_is_the_row(name):
     assert dataclasses.replace(config, **{field: getattr(row, field) for field in same}) == row
 
 
-# norm_eps of each released params.json of LLaMA 1; those of LLaMA 2 and 3 all say 1e-05
+# norm_eps of each released params.json of LLaMA 1. In LLaMA 2 and 3, it is always 1e-05.
 NORM_EPS = {"1_7b": 1e-6, "1_13b": 1e-6, "1_33b": 1e-6, "1_65b": 1e-5}
 
 
@@ -415,7 +416,7 @@ def test_deepseek_adds_up_the_balance_losses_that_pretrainax_averages(variant, a
     config = zoo.preset(f"deepseek_{variant}")
     huggingface = FAMILIES[zoo.PRESETS[f"deepseek_{variant}"][0].name].huggingface
     layers = config.num_layers - config.experts.first_dense
-    # 1e-12: one product and one quotient of doubles
+    # 1e-12 covers one product and one quotient of float64.
     assert config.experts.balance_weight == pytest.approx(layers * alpha, rel=1e-12)
     json = huggingface.write_config(config)
     assert json["aux_loss_alpha"] == pytest.approx(alpha, rel=1e-12)

@@ -1,4 +1,4 @@
-"""ELECTRA as transformers has it: the joint loss of its two classes, their sizes, their config.json."""
+"""Compares ELECTRA with transformers: the joint loss of its two classes, their sizes, their config.json."""
 
 import functools
 
@@ -22,7 +22,7 @@ from tests.golden.electra import everywhere, joint, masked_batch
 
 # --- the joint loss ------------------------------------------------------------------------------------------------
 
-TABLES = {  # theirs -> ours
+TABLES = {  # name in transformers -> ours
     "electra.embeddings.word_embeddings.weight": "token_embedding",
     "electra.embeddings.position_embeddings.weight": "position_embedding",
 }
@@ -43,7 +43,7 @@ def test_the_joint_loss_and_its_gradients_are_torchs(sharing, form):
         (loss, sums), mine = step(params)
         tokens, replaced = jax.jit(functools.partial(corrupted, config, batch))(params)
 
-    # the draw is ours: both sides judge the same text
+    # We draw the replaced tokens, so that both discriminators get the same tokens.
     judged = everywhere(gathered) | {"tokens": np.asarray(tokens), "replaced": np.asarray(replaced)}
     masked, told, theirs = torch_step(cases, params, sharing, everywhere(gathered), judged)
     np.testing.assert_allclose(sums["loss"][0] / sums["loss"][1], masked, rtol=1e-5)
@@ -52,7 +52,7 @@ def test_the_joint_loss_and_its_gradients_are_torchs(sharing, form):
     assert parameter_names(mine) == parameter_names(theirs)
     whole = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(theirs)))
     for name, a, b in zip(parameter_names(mine), *map(jax.tree.leaves, (mine, theirs)), strict=True):
-        # of a key's bias the gradient is exactly 0 on paper, and rounding in both programs
+        # The gradient of a key's bias is exactly 0 in theory. In both programs, only rounding errors are left of it.
         assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-4 * whole), name
 
 
@@ -70,8 +70,11 @@ def corrupted(config, batch, params):
 
 
 def torch_step(cases, params, sharing, batch, judged):
-    """Both losses, and the gradients of their sum, as our one tree. Embeddings are shared as torch shares: one module
-    in both, or the generator's tables, detached, plus parameters of their own."""
+    """Returns both losses, and the gradients of their sum as our combined tree.
+
+    Embeddings are shared as in torch: both models use one module, or the discriminator uses the detached tables of the
+    generator plus its own parameters.
+    """
     import torch
 
     kept, generator = map(make.oracle, cases)
@@ -108,7 +111,7 @@ def count(config):
     return sum(x.size for x in jax.tree.leaves(models.abstract_params(config)))
 
 
-# Clark et al. 2020, table 1 and the code's README, of the discriminator: 14M, 110M, 335M
+# Sizes of the discriminator from Clark et al. 2020, table 1, and the README of its code: 14M, 110M, 335M.
 @pytest.mark.parametrize("variant, published", [("small", 14e6), ("base", 110e6), ("large", 335e6)])
 def test_parameter_counts(variant, published):
     assert abs(count(electra.discriminator_config(preset(variant))) / published - 1) < 0.035
@@ -129,7 +132,7 @@ def test_both_have_the_parameters_of_transformers(variant):
         assert count(config) == sum(p.numel() for p in theirs.parameters())
 
 
-# config.json as it was released with the weights
+# config.json as released with the weights.
 SMALL = {
     "architectures": ["ElectraForPreTraining"],
     "attention_probs_dropout_prob": 0.1,

@@ -1,4 +1,4 @@
-"""ELMo's rows have the parameters of the released table. What it computes: tests/zoo/test_written.py."""
+"""ELMo's presets have the published numbers of parameters; tests/zoo/test_written.py compares the outputs."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""The encoder-decoders: how many parameters each size has, what of a config.json is read or refused, and what
-transformers makes of an export."""
+"""Tests encoder-decoders: parameters of each size, valid and rejected fields of config.json, exports."""
 
 import dataclasses
 import json
@@ -29,7 +28,7 @@ CASES = encoder_decoders.CASES
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-# name, as transformers counts (tied matrices once), millions that were published
+# Name, number of parameters in transformers (tied matrices count once), published millions.
 SIZES = [
     ("transformer_base", 63_082_496, 65),  # Vaswani et al. 2017, table 3
     ("transformer_big", 214_245_376, 213),
@@ -40,7 +39,8 @@ SIZES = [
     ("t5_v1_0_large", 737_668_096, 770),
     ("t5_v1_0_3b", 2_851_598_336, 2_800),
     ("t5_v1_0_11b", 11_307_321_344, 11_000),
-    ("t5_small", 76_961_152, 77),  # released_checkpoints.md gives no counts: Chung et al. 2022, table 2, of the same
+    # released_checkpoints.md has no counts. Chung et al. 2022, table 2, has the counts of the same sizes.
+    ("t5_small", 76_961_152, 77),
     ("t5_base", 247_577_856, 250),
     ("t5_large", 783_150_080, 780),
     ("t5_3b", 2_849_757_184, 3_000),
@@ -72,7 +72,7 @@ SIZES = [
     ("switch_c_2048", 1_571_327_875_360, 1_571_000),
     ("st_moe_l", 4_105_444_352, 4_100),  # Zoph et al. 2022, section 6 (from memory)
     ("st_moe_32b", 269_104_613_376, 269_000),
-    ("t5gemma_s_s", 312_517_632, 312.517_632),  # as the hub counts the released files
+    ("t5gemma_s_s", 312_517_632, 312.517_632),  # counts of the released files on the hub
     ("t5gemma_b_b", 591_490_560, 591.490_560),
     ("t5gemma_l_l", 1_241_761_792, 1_240),
     ("t5gemma_ml_ml", 2_200_345_344, 2_200.345_344),
@@ -95,7 +95,7 @@ def test_parameters(name, parameters, published):
     assert abs(parameters / (1e6 * published) - 1) < 0.06
 
 
-# Whose feed-forwards or output matrix the class in transformers has not.
+# The class in transformers lacks the feed-forward layers or the output matrix of these models.
 NOT_SAID = {"switch_xxl_128": "gated", "switch_c_2048": "tie_embeddings"}
 SAID = [row for row in SIZES if row[0] not in NOT_SAID and zoo.PRESETS[row[0]][0].huggingface]
 
@@ -142,7 +142,7 @@ def stacks(layers: int, d_ff: int, heads: int) -> dict[str, int]:
     return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes.items()}
 
 
-# what the released files say, as transformers 3 and 4 wrote them
+# The released files, as transformers 3 and 4 wrote them.
 RELEASED = {
     "t5_v1_0_small": T5_LIKE | {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5_base": T5_LIKE
@@ -185,8 +185,10 @@ RELEASED = {
 
 
 def released(name):
-    """The preset; checkpoints for fine-tuning say its dropout, which is of attention weights too but in Marian's, and
-    the weights of losses."""
+    """Returns the preset with the dropout and the loss weights that fine-tuning checkpoints state.
+
+    Except in Marian, the dropout applies to attention weights too.
+    """
     preset = zoo.preset(name)
     if preset.experts is not None:
         preset.experts.balance_weight = preset.experts.z_weight = 0.001
@@ -208,7 +210,7 @@ def test_a_preset_is_written_and_read_back(name):
     assert dataclasses.replace(again, init_stddev=config.init_stddev) == config
 
 
-# What SwitchTransformersConfig takes is no released model: experts in the second of each four layers.
+# The defaults of SwitchTransformersConfig match no released model: experts in the second of each four layers.
 @pytest.mark.parametrize("name", [name for name in RELEASED if not name.startswith("switch")])
 def test_what_config_json_leaves_out_is_as_in_transformers(name):
     transformers = pytest.importorskip("transformers")
@@ -335,7 +337,7 @@ def test_features_are_dropped_after_a_last_norm_only(name, dropped):
 
 
 def saved(case, folder):
-    """What an export writes, by hand: weights without copies of tied ones, and zeros."""
+    """Writes the files of an export by hand: zeros, and weights without copies of tied weights."""
     from safetensors.numpy import save_file
 
     huggingface, config = case.family.huggingface, case.config
@@ -369,7 +371,7 @@ def test_from_pretrained_gives_the_logits_of_the_oracle(name, tmp_path):
     assert not report["missing_keys"], report["missing_keys"]
     with torch.no_grad():
         expected, got = (make.forward(case, m, batch(case))["logits"] for m in (make.oracle(case), model.eval()))
-    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)  # the same program, twice
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)  # two runs of the same program
 
 
 @pytest.mark.first(5)

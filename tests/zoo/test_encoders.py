@@ -1,4 +1,4 @@
-"""The encoders after BERT: how many parameters each size has, and what of a config.json is read or refused."""
+"""Tests the encoders after BERT: parameters of each size, valid and rejected fields of config.json."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ FAMILIES = (BERT, MACBERT, DISTILBERT, ROBERTA, XLM_ROBERTA, LONGFORMER, BIGBIRD
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-# name, as transformers counts (tied matrices once), millions that were published
+# Name, number of parameters in transformers (tied matrices count once), published millions.
 @pytest.mark.first(12)
 @pytest.mark.parametrize(
     "name, parameters, published",
@@ -45,7 +45,7 @@ FAMILIES = (BERT, MACBERT, DISTILBERT, ROBERTA, XLM_ROBERTA, LONGFORMER, BIGBIRD
         ("roberta_large", 355_412_057, 355),
         ("longformer_base", 148_711_257, 149),  # transformers, docs/source/en/pretrained_models (of version 3)
         ("longformer_large", 434_653_273, 435),
-        ("bigbird_base", 127_520_694, None),  # as transformers' class without its pooler; none is published
+        ("bigbird_base", 127_520_694, None),  # like transformers' class without its pooler; no published count
         ("bigbird_large", 359_176_374, None),
         ("xlm_roberta_base", 278_295_186, 270),  # Conneau et al. 2019, section 3
         ("xlm_roberta_large", 560_142_482, 550),
@@ -59,7 +59,7 @@ FAMILIES = (BERT, MACBERT, DISTILBERT, ROBERTA, XLM_ROBERTA, LONGFORMER, BIGBIRD
         ("albert_v1_xxlarge", 223_158_450, 235),
         ("modernbert_base", 149_655_232, 149),  # Warner et al. 2024, section 2.1.3
         ("modernbert_large", 395_881_664, 395),
-        ("eurobert_210m", 310_266_624, None),  # whose names count one of the two matrices of the vocabulary
+        ("eurobert_210m", 310_266_624, None),  # the names count only one of the two vocabulary matrices
         ("eurobert_610m", 755_625_600, None),
         ("eurobert_2_1b", 2_403_092_736, None),
         ("neobert_base", 245_136_954, 250),  # Le Breton et al. 2025, table 1
@@ -67,8 +67,8 @@ FAMILIES = (BERT, MACBERT, DISTILBERT, ROBERTA, XLM_ROBERTA, LONGFORMER, BIGBIRD
 )
 def test_parameters(name, parameters, published):
     assert count(zoo.preset(name)) == parameters
-    # Papers round, and counted roughly: BERT's "110M" holds for each vocabulary, ALBERT's 235M is 5 % above its own
-    # released files.
+    # Papers round, and some counts are rough: BERT's "110M" is for every vocabulary, and ALBERT's 235M exceeds its own
+    # released files by 5 %.
     assert published is None or abs(parameters / (1e6 * published) - 1) < 0.07
 
 
@@ -84,7 +84,7 @@ def test_transformers_counts_as_many(name):
     with torch.device("meta"):
         model = getattr(transformers, json["architectures"][0])(transformers.AutoConfig.for_model(**json))
         model.tie_weights()
-    # BigBird's class for masked language modelling has a pooler, which nothing there reads
+    # BigBird's class for masked language modeling has a pooler that nothing uses.
     unread = "bert.pooler" if family is BIGBIRD else "none"
     sizes = [p.numel() for name, p in model.named_parameters() if not name.startswith(unread)]
     assert sum(sizes) == count(family.preset(variant))
@@ -100,7 +100,7 @@ SHAPE = {
     "intermediate_size": 3072,
     "initializer_range": 0.02,
 }
-# what the released files say, as transformers 3 and 4 wrote them
+# The released files, as transformers 3 and 4 wrote them.
 RELEASED = {
     "bert_base": SHAPE
     | {"architectures": ["BertForPreTraining"], "model_type": "bert", "vocab_size": 30522, "type_vocab_size": 2}
@@ -154,7 +154,7 @@ def test_a_preset_is_written_and_read_back(name):
     family, variant = zoo.PRESETS[name]
     config = family.preset(variant)
     config.attention_dropout_rate, config.init_stddev = 0.125, 0.01
-    config.dropout_rate = 0.0 if family is EUROBERT else 0.25  # of which its config.json knows nothing
+    config.dropout_rate = 0.0 if family is EUROBERT else 0.25  # its config.json has no dropout
     read = family.huggingface.read_config(family.huggingface.write_config(config))
     assert dataclasses.replace(read, head_dim=None) == config
 
@@ -242,7 +242,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
     "types, pattern, window",
     [
         ([FULL, SLIDING, SLIDING, FULL], ("global", "local", "local"), 128),
-        ([FULL, SLIDING], ("global", "local", "local"), 128),  # too short to tell, so as usual
+        # This list is too short to determine the pattern, so the usual pattern applies.
+        ([FULL, SLIDING], ("global", "local", "local"), 128),
         ([SLIDING, FULL, SLIDING], ("local", "global"), 128),
         ([SLIDING, SLIDING, FULL], ("local", "local", "global"), 128),
         ([FULL, FULL], ("global",), None),

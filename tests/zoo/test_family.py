@@ -1,4 +1,4 @@
-"""What every family's config.json goes through, on a family made up here."""
+"""Tests reading and writing config.json in general, with an example family."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def test_fields_are_read_and_the_rest_is_the_base():
     config = FAMILY.read_config(JSON)
     assert (config.d_model, config.activation, config.position.max_length) == (32, "gelu_tanh", 9)
     assert (config.d_ff, config.dropout_rate) == (128, 0.1)
-    assert FAMILY.read_config({"architectures": []}).position.max_length == 32  # the base is a fresh one
+    assert FAMILY.read_config({"architectures": []}).position.max_length == 32  # the base is a new object
 
 
 def test_what_is_written_is_read_back():

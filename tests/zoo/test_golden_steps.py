@@ -1,4 +1,4 @@
-"""One model of each kind: logits, loss, gradients and three updates are those of transformers and torch, from files."""
+"""One model of each kind: logits, loss, gradients and three updates equal golden files of transformers and torch."""
 
 import pytest
 
@@ -19,5 +19,5 @@ def test_three_updates_are_those_of_the_file(name):
 
 @pytest.mark.parametrize("name, mesh", [("bert", {"data": 8}), ("llama3", {"data": 2, "fsdp": 2, "sequence": 2})])
 def test_three_updates_of_micro_batches_on_eight_devices_are_those_of_the_file(name, mesh):
-    # of three rows each of the three micro-batches has its own, sixteen times
+    # The batch has three rows. Each of the three micro-batches contains one of them, 16 times.
     assert_updates_land_at(make.golden(f"updates/{name}"), CASES[name], copies=16, accumulate=3, **mesh)

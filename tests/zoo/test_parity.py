@@ -1,4 +1,4 @@
-"""Each published architecture computes what its reference does: logits, hidden states, gradients, three updates."""
+"""Each published architecture equals its reference in logits, hidden states, gradients and three updates."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from tests.support.tiers import ALWAYS, few
 from tests.support.updates import assert_updates_land_at, updated
 
 
-# tests/zoo/test_golden_steps.py compares those of UPDATED.
+# tests/zoo/test_golden_steps.py compares the models in UPDATED.
 @pytest.mark.first(4)
 @pytest.mark.parametrize("name", few(ALL, ALWAYS - set(make.UPDATED)))
 def test_as_the_golden_file(name):
@@ -31,7 +31,7 @@ def test_as_transformers(name):
     check(differences(name, make.reference(name)))
 
 
-# The blocks of BigBird are those of a row, whatever texts there are in it.
+# BigBird draws its blocks for a row, whatever texts the row contains.
 @pytest.mark.first(2)
 @pytest.mark.parametrize(
     "name",
@@ -44,7 +44,7 @@ def test_packed_rows_give_the_logits_of_rows_of_their_own(name):
     heads = {"lm": "logits", "backward_lm": "backward_logits", "replaced": "replaced_logits"}
     for head, output in outputs.heads.items():
         got = output.logits if head == "replaced" else output.logits()
-        # the same sums with more zeros in them
+        # The same sums with additional zeros.
         np.testing.assert_allclose(got[0], ours(name)[heads[head]][arrays["segment_ids"] > 0], atol=2e-4, rtol=0)
 
 
@@ -55,7 +55,7 @@ def test_three_updates_land_where_torch_does(name):
     assert_updates_land_at(make.updated(name), CASES[name])
 
 
-# One head of keys, or three, and an odd number of filters are split over fewer axes.
+# One or three key heads, and odd numbers of filters, support fewer axes.
 ON_EIGHT = dict.fromkeys(ALL, dict(data=2, fsdp=2, tensor=2)) | {"elmo": dict(data=4, tensor=2)}
 ON_EIGHT |= dict.fromkeys(["palm", "gemma1", "gemma3_1b", "t5gemma_9b_2b"], dict(data=2, fsdp=4))
 
@@ -71,7 +71,7 @@ def test_three_updates_land_on_eight_devices_where_they_do_on_one(name):
 @pytest.mark.parametrize("name", CASES)
 def test_config_json_says_the_same_architecture(name):
     case = CASES[name]
-    json = case.family.huggingface.write_config(case.config)  # which reads back what it wrote, and compares
+    json = case.family.huggingface.write_config(case.config)  # write_config also reads its result back and compares
     assert case.family.huggingface.read_config(json).family == case.config.family
 
 
@@ -84,7 +84,7 @@ def test_gathered_head_gives_the_same_logits_at_its_positions():
         {"params": weights(case.config)}, arrays | {"masked_positions": positions}, deterministic=True
     )
     everywhere = ours("bert_masked_lm")["logits"]
-    # the same sums, in products of another shape
+    # The same sums, in products of another shape.
     np.testing.assert_allclose(
         gathered.heads["lm"].logits(), np.take_along_axis(everywhere, positions[:, :, None], 1), atol=1e-4
     )

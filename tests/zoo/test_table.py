@@ -1,4 +1,4 @@
-"""`python -m pretrainax.zoo`, and the page in docs/ that it writes."""
+"""Tests `python -m pretrainax.zoo`, and the page in docs/ that it writes."""
 
 import os
 import pathlib
@@ -61,7 +61,7 @@ def test_every_family_that_is_more_than_another_one_in_size_is_measured():
 @pytest.mark.parametrize("family", zoo.FAMILIES, ids=lambda family: family.name)
 def test_every_parameter_of_a_family_is_sharded_and_decays_by_the_tables(family):
     params = models.abstract_params(family.preset(next(iter(family.sizes))))
-    param_specs(params)  # both raise for a path that no row covers
+    param_specs(params)  # both functions raise for a path that no row covers
     decay_mask(params)
 
 
@@ -73,8 +73,8 @@ def test_a_row_names_a_config_that_builds_it_or_says_none(name):
         return
     file, _, of_config = family.configs[variant].partition(":")
     built, published = runpy.run_path(str(ROOT / file))["get_config"](of_config).model, family.preset(variant)
-    built.multi_token = None  # is of training, and of no row
-    # Shorter rows come first, at another base of the rotation or unstretched: no parameter is another one for it.
+    built.multi_token = None  # a training field, which presets do not have
+    # Configs start with shorter rows, with another base of the rotation or without scaling. Both affect no parameter.
     ours, theirs = (vars(model.position) for model in (built, published))
     stretched = any(ours[name] < theirs[name] for name in ("max_length", "theta") if ours.get(name))
     assert differences(built, published) == (["position"] if stretched else [])
@@ -84,7 +84,8 @@ def test_a_row_names_a_config_that_builds_it_or_says_none(name):
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.py")), ids=lambda file: file.stem)
 def test_a_config_of_published_sizes_is_named_by_their_rows(file):
     named = {config for family in zoo.FAMILIES for config in family.configs.values()}
-    if file.stem not in ("finetune", "quickstart", "shakespeare_char"):  # of any model, or of no paper
+    # These configs are for any model, or are not from a paper.
+    if file.stem not in ("finetune", "quickstart", "shakespeare_char"):
         assert any(config.startswith(f"configs/{file.name}:") for config in named)
 
 

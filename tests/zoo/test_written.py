@@ -1,4 +1,4 @@
-"""Models that transformers does not have, beside what tests/support/written.py says of them in torch."""
+"""Compares models that transformers lacks with their torch implementations in tests/support/written.py."""
 
 import chex
 import jax
@@ -28,7 +28,7 @@ def test_three_updates_land_where_torch_does(name):
     decays = dict(zip(parameter_names(start), jax.tree.leaves(decay_mask(start)), strict=True))
     update_torch(params, decays, lambda: written.forward(name, params)["loss"])
     theirs = jax.tree.unflatten(jax.tree.structure(start), [p.detach().numpy() for p in params.values()])
-    # as tests/zoo/test_parity.py
+    # The tolerance of tests/zoo/test_parity.py.
     chex.assert_trees_all_close(updated(written.CASES[name]), theirs, atol=1e-4, rtol=0)
     moved = jax.tree.map(lambda b, a: float(np.abs(b - a).max()), theirs, start)
     assert max(jax.tree.leaves(moved)) > STEPS * LEARNING_RATE / 2
