@@ -1,4 +1,4 @@
-"""Stores of this machine: fsspec's own in memory, Cloud Storage's API and S3's, each over its real client."""
+"""Serves local stores: fsspec's in-memory store, and the APIs of Cloud Storage and S3, each with its real client."""
 
 import os
 import time
@@ -11,21 +11,21 @@ from pretrainax.storage import places, store
 from tests.support import fake_gcs, moto_s3
 from tests.support.fake_hub import hub_server  # noqa: F401
 
-# gcsfs asks what kind of bucket it is by gRPC, at an address that no test can set
+# gcsfs queries the type of the bucket by gRPC, at an address that a test cannot set.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Keeps twins below the folder of the test."""
+    """Creates mirrors below the folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(places, "_mirrors", {})
 
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    """Fails where a request is made again."""
+    """Fails the test if a request is repeated."""
     again = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("asked again"))
     monkeypatch.setattr(store, "time", again)
 
@@ -43,7 +43,7 @@ def gcs(monkeypatch):
 
 @pytest.fixture(scope="session")
 def s3_server():
-    """Serves S3's protocol."""
+    """Serves the S3 protocol."""
     pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'pretrainax[s3]'")
     pytest.importorskip("moto.server", reason="moto is not installed: pip install 'pretrainax[test]'")
     with moto_s3.serving() as url:
@@ -59,7 +59,7 @@ def s3(s3_server, monkeypatch):
 
 @pytest.fixture(params=["gs", "s3"])
 def raw(request):
-    """Gives a URL, and what puts an object below it under any name, also one that no file can have."""
+    """Yields a URL, and a function that creates objects below it with any name, even if no file can have this name."""
     folder = uuid.uuid4().hex
     if request.param == "gs":
         server = request.getfixturevalue("gcs")
@@ -72,7 +72,7 @@ def raw(request):
 
 @pytest.fixture(params=["memory", "gs", "s3"])
 def url(request):
-    """Gives a URL below which there is nothing."""
+    """Yields a URL without objects below it."""
     if request.param == "gs":
         request.getfixturevalue("gcs")
     elif request.param == "s3":

@@ -1,4 +1,4 @@
-"""Tests that a fault of this machine's disk, or of any kind, neither ends the sender nor is taken for the network's."""
+"""Local disk faults and other errors do not end the sender, and are not reported as network errors."""
 
 import errno
 import os
@@ -107,7 +107,7 @@ def test_what_has_no_room_is_refused_before_it_is_fetched(url, monkeypatch):
         places.local_path(url)
 
 
-# --- runs that go on while they are read -----------------------------------------------------------------------------
+# --- runs that continue while another process reads them -------------------------------------------------------------
 
 
 def live_run(url, steps):
@@ -166,4 +166,4 @@ def test_the_newest_step_is_another_one_when_the_run_deletes_the_first(url, monk
     monkeypatch.setattr(Store, "get", get)
     found = steps.find_checkpoint(folder, needed=steps.parameter_files("params"))
     assert found == os.path.join(folder, "checkpoints", "20")
-    assert sorted(os.listdir(found)) == ["manifest.sha256", "params", "run.json"]  # and no optimizer's state
+    assert sorted(os.listdir(found)) == ["manifest.sha256", "params", "run.json"]  # without the optimizer's state

@@ -1,4 +1,4 @@
-"""Models of the hub: what is fetched, what is not, what is said, over the real client and a server of this machine."""
+"""Tests models of the hub: fetched files, skipped files and messages, with the real client and a local server."""
 
 import errno
 import hashlib
@@ -126,11 +126,11 @@ def test_a_flag_takes_a_model_of_the_hub_where_it_is_read():
     assert workdir.parse("./hf:org/name") == "./hf:org/name"
 
 
-# --- what goes wrong
+# --- errors
 
 
 def line(call, *args):
-    """The one line of an error, and its exit code."""
+    """Returns the error line of a call, and its exit code."""
     with pytest.raises(UserError) as raised:
         call(*args)
     assert "\n" not in str(raised.value)
@@ -140,7 +140,7 @@ def line(call, *args):
 def test_pickles_are_not_fetched(server):
     described = {"config.json": b'{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'}
     server.repository("org/old").commit({**SMALL, **described, "pytorch_model.bin": b"\x80\x04", "rust_model.ot": b""})
-    folder = places.local_path("hf:org/old")  # its tokenizer can be used
+    folder = places.local_path("hf:org/old")  # its tokenizer is available
     said, code = line(places.complete, folder)
     assert code == 2 and said.startswith("hf:org/old holds pytorch_model.bin and no safetensors: such files can run")
     assert "hf:org/old@refs/pr/1" in said and "import BertForMaskedLM as M; M.from_pretrained('org/old')" in said
@@ -262,7 +262,7 @@ def test_a_hub_that_limits_its_requests_for_long(server, capsys):
 
 
 def test_a_transfer_that_breaks_off_goes_on(server, monkeypatch, capsys):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # of what is kept of a transfer
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # the size of the saved parts of a transfer
     folder = places.local_path(NAME)
     server.breaks = [70_000]
     places.complete(folder)
@@ -295,12 +295,12 @@ def test_a_disk_that_fills_up(server, monkeypatch):
     )
 
 
-# --- a transfer by Xet, as the client has it where the package hf_xet is installed
+# --- a transfer by Xet, as the client does it if the package hf_xet is installed
 
 
 @pytest.fixture
 def by_xet(server, monkeypatch):
-    """A hub that offers its large files by Xet, and in the place of that protocol's client one that writes content."""
+    """Offers large files by Xet; a function that writes their content replaces the client of this protocol."""
     from huggingface_hub import file_download
 
     written: list[str] = []
@@ -311,7 +311,7 @@ def by_xet(server, monkeypatch):
 
     server.xet = {hashlib.sha256(WEIGHTS).hexdigest(): WEIGHTS}
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SHARED_BLOBS", True)  # which are of all users of this machine
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SHARED_BLOBS", True)  # all users of this machine share these blobs
     monkeypatch.setattr(file_download, "is_xet_available", lambda: True)
     monkeypatch.setattr(file_download, "xet_get", xet_get)
     return written
@@ -341,14 +341,14 @@ def test_there_must_be_room_for_what_would_come_by_xet(server, by_xet, monkeypat
 
 
 def test_after_a_kill_the_files_that_were_whole_stay(server, tmp_path):
-    """The client keeps no part of a file over a kill; what it had is of no use, and the file comes from its start."""
+    """After a kill, the client drops incomplete files, and the next process fetches them from the start."""
     names_of_shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index = json.dumps({"weight_map": {"a": names_of_shards[0], "b": names_of_shards[1]}}).encode()
     shards = dict.fromkeys(names_of_shards[:1], WEIGHTS) | {names_of_shards[1]: WEIGHTS * 9}
     server.repository("org/shards").commit({**SMALL, "model.safetensors.index.json": index, **shards})
     code = "from pretrainax.storage import places; places.complete(places.local_path('hf:org/shards'))"
     env = os.environ | {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE, "HF_HUB_DISABLE_XET": "1"}
-    server.stops = {names_of_shards[1]: 300_000}  # after so many bytes nothing more comes
+    server.stops = {names_of_shards[1]: 300_000}  # the server sends nothing more after this number of bytes
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
     first = os.path.join(tmp_path, "cache", "models--org--shards", "snapshots")
     until = time.monotonic() + 60
@@ -372,7 +372,7 @@ def test_after_a_kill_the_files_that_were_whole_stay(server, tmp_path):
 
 @pytest.fixture(params=["HF_HUB_OFFLINE is set", "ConnectError"])
 def cut_off(request, server, monkeypatch):
-    """Cuts the network, or says so by the variable."""
+    """Disconnects the network, or sets the variable that states this."""
 
     def cut():
         forget(monkeypatch)
@@ -397,7 +397,7 @@ def test_without_a_network_the_cache_is_used(server, cut_off, capsys):
 
 
 def test_without_a_network_each_name_of_a_commit_is_known(server, cut_off):
-    """The second one has fetched nothing: all was there."""
+    """The second name has fetched nothing, because all files were there."""
     repository = server.repositories["org/tiny"]
     repository.references["refs/pr/1"] = repository.references["v1.0"] = repository.references["main"]
     wanted = {places.local_path(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")}
@@ -443,7 +443,7 @@ def test_what_the_client_logs_is_heard_while_it_is_asked(capsys):
     outer, inner = hub.show_client_log(), hub.show_client_log()
     outer.__enter__()
     inner.__enter__()
-    outer.__exit__(None, None, None)  # as two sources that are read in turns
+    outer.__exit__(None, None, None)  # as if two sources were read alternately
     logger.warning("Retrying https://cdn.example/a?X-Amz-Signature=secret in 1s")
     inner.__exit__(None, None, None)
     assert capsys.readouterr().err == "pretrainax: Retrying https://cdn.example/a in 1s\n"

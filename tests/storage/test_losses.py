@@ -1,4 +1,4 @@
-"""Tests that no side deletes the last copy of a file because the other side has lost its own."""
+"""Neither side deletes the last copy of a file because the other side has lost its copy."""
 
 import hashlib
 import os
@@ -189,7 +189,7 @@ def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, mon
 
 
 def test_a_listing_without_a_manifest_that_is_there_deletes_no_checkpoint(url, monkeypatch, tmp_path):
-    """On another machine, which knows of the run what the listing says."""
+    """Another machine only has the listing as information about the run."""
     finished(url)
     another_machine(tmp_path, monkeypatch)
     manifest = "checkpoints/20/manifest.sha256"
@@ -202,7 +202,7 @@ def test_a_listing_without_a_manifest_that_is_there_deletes_no_checkpoint(url, m
 
 
 def hashed(step):
-    """A checkpoint whose manifest vouches for its files."""
+    """Returns a checkpoint with a manifest that contains the checksums of its files."""
     files = {name: content for name, content in checkpoint(step).items() if not name.endswith("manifest.sha256")}
     start = f"checkpoints/{step}/"
     lines = [f"{hashlib.sha256(c.encode()).hexdigest()}  {name.removeprefix(start)}\n" for name, c in files.items()]
@@ -216,7 +216,7 @@ def read_whole(url, step):
 
 
 def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
-    """The manifest there tells which of the two is the checkpoint."""
+    """The manifest in the store determines which of the two versions is the checkpoint."""
     with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
     assert contents(read_whole(url, 20)) == files
@@ -227,7 +227,7 @@ def test_a_reader_keeps_what_the_store_has_damaged(url, capsys):
 
 @pytest.mark.first(2)
 def test_a_command_keeps_what_the_store_has_lost_of_a_checkpoint_with_its_manifest(url, capsys):
-    """`uploaded_output` takes away what is here and was never sent, and sends what is new: this is neither."""
+    """`uploaded_output` deletes local files that it has never sent, and sends new files. This file is neither."""
     with places.working_copy(url) as folder:
         write(folder, files := hashed(20))
     read_whole(url, 20)
@@ -283,7 +283,7 @@ def test_a_file_that_was_damaged_here_is_fetched_and_replaces_no_good_one(url, n
 
 @pytest.mark.first(1)
 def test_a_step_that_is_saved_again_is_sent_also_when_sending_broke_off(url, monkeypatch):
-    """Files of both saves are in the store then, and no manifest."""
+    """In this case, the store has files of both saves, and no manifest."""
     with places.working_copy(url) as folder:
         write(folder, hashed(20))
     monkeypatch.setattr(places, "_mirrors", {})

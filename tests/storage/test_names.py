@@ -1,4 +1,4 @@
-"""Tests that names and files of others never decide where this machine writes."""
+"""Names and files of others never determine where this machine writes."""
 
 import os
 import stat

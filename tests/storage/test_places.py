@@ -1,4 +1,4 @@
-"""Folders of this machine and what they are twins of: what comes, what is sent, in which order, and who may."""
+"""Tests local mirrors of remote folders: fetched files, sent files, their order, and the lease."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ def names(url):
 
 
 def another_machine(tmp_path, monkeypatch):
-    """Forgets what this one has."""
+    """Makes this machine forget its local copies and its state."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{random.random()}"))
     monkeypatch.setattr(places, "_mirrors", {})
 
@@ -57,14 +57,14 @@ def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
     another_machine(tmp_path, monkeypatch)
     with places.working_copy(url) as folder:
         assert os.path.exists(os.path.join(folder, "checkpoints/10/run.json"))
-        assert not os.path.exists(os.path.join(folder, "checkpoints/10/params"))  # until it is asked for
+        assert not os.path.exists(os.path.join(folder, "checkpoints/10/params"))  # arrays are fetched on request
         places.complete(os.path.join(folder, "checkpoints/10"))
         assert open(os.path.join(folder, "checkpoints/10/params/d/a")).read() == "array 10"
 
 
 @pytest.mark.first(2)
 def test_other_processes_begin_with_what_the_first_has_done(url):
-    """At once, and not with the next of the sender's looks."""
+    """The other processes see the files at once, not only after the sender's next scan."""
     with places.working_copy(url) as first, places.working_copy(url, process=1) as second:
         with places.process_zero_first(first):
             write(first, {"tokenizer.json": "{}"})
@@ -149,7 +149,7 @@ def test_metrics_that_were_cut_are_shorter_there_too(url, monkeypatch, tmp_path)
 def test_the_machine_that_was_last_at_work_goes_on_with_what_it_had_not_sent(url, monkeypatch):
     with places.working_copy(url) as folder:
         write(folder, {"metrics.jsonl": "1\n"})
-    write(folder, {"metrics.jsonl": "1\n2\n", **checkpoint(10)})  # as by a process that was killed before it sent them
+    write(folder, {"metrics.jsonl": "1\n2\n", **checkpoint(10)})  # as after a kill before the sender could send them
     monkeypatch.setattr(places, "_mirrors", {})
     with places.working_copy(url) as folder:
         assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n"
@@ -224,7 +224,7 @@ def test_what_a_machine_that_was_lost_had_sent_of_a_checkpoint_is_deleted(url, m
     with places.working_copy(url) as folder:
         write(folder, checkpoint(10))
     store = Store(url)
-    store.write("checkpoints/20/params/d/b", b"array")  # and so never the manifest
+    store.write("checkpoints/20/params/d/b", b"array")  # the machine has not sent the manifest
     store.write("checkpoints/20/run.json", b"{}")
     another_machine(tmp_path, monkeypatch)
     with places.working_copy(url) as folder:
@@ -235,7 +235,7 @@ def test_what_a_machine_that_was_lost_had_sent_of_a_checkpoint_is_deleted(url, m
 
 def test_what_a_command_had_made_when_it_was_killed_is_sent_by_the_next_one(url, monkeypatch):
     def killed(*_, **__):
-        raise KeyboardInterrupt  # as far as files go
+        raise KeyboardInterrupt  # equivalent to a kill, as far as files are concerned
 
     with (
         monkeypatch.context() as patch,
@@ -413,7 +413,7 @@ with places.working_copy(sys.argv[1]) as folder:
 
 
 def whole_steps(url):
-    """Returns the steps whose manifest is there; each of their files must be as it says."""
+    """Returns the steps whose manifest is in the store, and asserts that their files match it."""
     store, steps = Store(url), []
     for name in names(url):
         if name.endswith("manifest.sha256"):
@@ -443,10 +443,10 @@ def test_of_a_run_that_is_killed_at_any_moment_whole_checkpoints_are_there(
         seen.append(first)
         until = time.monotonic() + 60
         while start == 0 and not any("manifest" in name for name in names(url)) and time.monotonic() < until:
-            time.sleep(0.05)  # so that the next one has something to go on from
+            time.sleep(0.05)  # so that the next process can resume
         time.sleep(generator.uniform(0.05, 1.0))
         process.send_signal(signal.SIGKILL)
         process.wait()
         steps = whole_steps(url)
         assert steps
-    assert seen == sorted(seen) and seen[-1] > seen[0]  # each start has gone on from what there was
+    assert seen == sorted(seen) and seen[-1] > seen[0]  # each start has resumed from a checkpoint

@@ -1,4 +1,4 @@
-"""Runs of several processes without a common disk, in a bucket: killed, resumed, and the same as one undisturbed."""
+"""Runs of several processes without a shared disk, in a bucket: after kills and resumes, they equal a normal run."""
 
 import hashlib
 import random
@@ -15,7 +15,7 @@ STORES = ["gs", pytest.param("s3", marks=pytest.mark.slow)]
 
 @pytest.fixture(params=STORES)
 def pod(request, tmp_path, monkeypatch):
-    """Serves a bucket with text in it, to this process and those of a pod."""
+    """Serves a bucket with text to this process and to the processes of a pod."""
     scheme = request.param
     if scheme == "gs":
         environment = fake_gcs.environment(request.getfixturevalue("gcs").url)
@@ -23,7 +23,7 @@ def pod(request, tmp_path, monkeypatch):
         environment = moto_s3.environment(request.getfixturevalue("s3"))
     for name, value in environment.items():
         monkeypatch.setitem(runs.ENV, name, value)
-    folder = f"{scheme}://bucket/{tmp_path.name}"  # the server of S3 is there for several tests
+    folder = f"{scheme}://bucket/{tmp_path.name}"  # several tests share the server of S3
     for file in runs.write_text(tmp_path / "text").iterdir():
         Store(f"{folder}/text").put(str(file), file.name)
     pod = Pod(tmp_path, folder)
@@ -34,7 +34,7 @@ def pod(request, tmp_path, monkeypatch):
 
 
 def check_manifests(workdir):
-    """All that a checkpoint is made of is in the bucket as its manifest says, and nothing beside it."""
+    """Asserts that the files of each checkpoint in the bucket are exactly the files in its manifest."""
     store = Store(workdir)
     for step in whole_steps(workdir):
         folder = f"checkpoints/{step}"
@@ -46,7 +46,7 @@ def check_manifests(workdir):
 
 
 def kill_and_resume(pod, killed, wiped, run, whole):
-    """Kills processes once a second checkpoint is there, perhaps loses the disk of one, and goes on to the end."""
+    """Kills processes after the second checkpoint, optionally wipes a disk, and resumes the run until its end."""
     pod.await_checkpoints(run, 2)
     time.sleep(random.uniform(0, 1))
     pod.kill(*killed)
@@ -77,7 +77,7 @@ def test_whichever_process_is_killed_and_whichever_disk_is_lost(pod):
 
 @pytest.mark.slow
 def test_another_number_of_processes_or_devices_goes_on(pod):
-    """From two processes to four, to one, and back to two."""
+    """Changes from two processes to four, to one, and back to two."""
     pod.start(run := pod.run("a"), count=2, fsdp=4)
     pod.finish()
     for steps, count, fsdp in [(14, 4, 4), (16, 1, 2), (18, 2, 2)]:

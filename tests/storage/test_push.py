@@ -1,4 +1,4 @@
-"""Folders that are sent to the hub: one commit, in the place of other weights, and what goes wrong."""
+"""Tests pushing folders to the hub: one commit, replaced weights, and errors."""
 
 import pytest
 from huggingface_hub import constants
@@ -24,7 +24,7 @@ def logged_in(hub_server, monkeypatch):
 
 
 def there(server, repository):
-    """The files of the main branch."""
+    """Returns the files of the main branch."""
     found = server.repositories[repository]
     return found.commits[found.references["main"]]
 

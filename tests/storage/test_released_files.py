@@ -1,4 +1,4 @@
-"""A released file is read from a folder, from a clone or over HTTP; what is missing is one line."""
+"""Tests reading a released file from a folder, a clone or over HTTP; a missing file gives an error of one line."""
 
 import http.server
 import subprocess

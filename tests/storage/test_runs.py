@@ -1,4 +1,4 @@
-"""Commands whose folders are in a bucket, each a process of its own: what they leave is what they leave on a disk."""
+"""Commands with folders in a bucket, each in a separate process, write the same results as on a disk."""
 
 import json
 import os
@@ -20,7 +20,7 @@ FLAGS = ("--config.train.steps=12", "--config.evaluate.every=6", runs.SAVING)
 
 @pytest.fixture
 def bucket(gcs, tmp_path, monkeypatch):
-    """Serves a bucket with text in it, to other processes too."""
+    """Serves a bucket with text, also to other processes."""
     for name, value in {"FSSPEC_GS_ENDPOINT_URL": gcs.url, "FSSPEC_GS_TOKEN": "anon"}.items():
         monkeypatch.setitem(runs.ENV, name, value)
     monkeypatch.setitem(runs.ENV, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -32,7 +32,7 @@ def bucket(gcs, tmp_path, monkeypatch):
 
 @pytest.fixture
 def touched(tmp_path, monkeypatch):
-    """Gives the file in which other processes note each URL that they take for a file of this machine."""
+    """Returns the file in which other processes record each URL that they use as a local path."""
     monkeypatch.setitem(runs.ENV, "PYTHONPATH", str(runs.ROOT / "tests" / "support" / "watched"))
     monkeypatch.setitem(runs.ENV, "URLS_TOUCHED", str(tmp_path / "touched"))
     return tmp_path / "touched"
@@ -43,14 +43,14 @@ def train(workdir, text, cache, *more):
 
 
 def lines(folder):
-    """Returns the lines of metrics.jsonl without what a clock decides."""
+    """Returns the lines of metrics.jsonl without timings."""
     with open(os.path.join(folder, "metrics.jsonl")) as f:
         found = [json.loads(line) for line in f]
     return [{name: x for name, x in line.items() if name not in runs.TIMINGS} for line in found]
 
 
 def of_url(url):
-    """Returns what `metrics.jsonl` of a run in the bucket holds, read from its objects."""
+    """Returns the content of metrics.jsonl of a run in the bucket, from its objects."""
     store = Store(url)
     text = b"".join(store.read(name) for name in store.objects() if name.startswith("metrics.jsonl."))
     found = [json.loads(line) for line in text.splitlines()]
@@ -58,7 +58,7 @@ def of_url(url):
 
 
 def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
-    """As `open("gs://bucket/a")` would be, of whatever a command is given; the hook itself is tried first."""
+    """No command may call `open("gs://bucket/a")` for any of its arguments; the test checks the hook itself first."""
     runs.run([sys.executable, "-c", "import os; os.path.exists('gs://bucket'); open('s3:/a', 'a')"])
     assert touched.read_text() == "stat gs://bucket\nopen s3:/a\n"
     touched.write_text("")
@@ -67,7 +67,8 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
     assert f"{RUN}, no checkpoint was sent yet" in done.stderr  # the header's row of the workdir
     assert re.search(r"goodput .*, 1 start, (last sent: step (6|10|12)|no checkpoint was sent yet)\n", done.stderr)
     assert f"{RUN} has all files (last sent: step 12)" in done.stderr
-    assert json.loads(Store(RUN).read("goodput.json"))[-1]["last_sent"] in (None, 6, 10, 12)  # when it was written
+    # The value depends on the time of writing.
+    assert json.loads(Store(RUN).read("goodput.json"))[-1]["last_sent"] in (None, 6, 10, 12)
     said = [done.stderr]
     module = [sys.executable, "-m"]
     for command in (
@@ -85,7 +86,7 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
         assert done.returncode == 0, done.stderr
         said += [done.stdout, done.stderr]
     lines_said = [line for text in said for line in text.splitlines() if "has a local copy in" not in line]
-    assert [line for line in lines_said if str(tmp_path) in line] == []  # of folders of this machine
+    assert [line for line in lines_said if str(tmp_path) in line] == []  # no output names local folders
     assert "a: last sent: step 12\n" in said[8]  # report's stderr
     found = Store("gs://bucket").objects().keys()
     assert {"report.html", "report.png", "rows.html", "export/model.safetensors", "again/config.json"} <= found
@@ -138,7 +139,8 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_is_not(bucket, is_oth
         while len([n for n in Store(RUN).objects("checkpoints") if n.endswith("sha256")]) < 1 + number:
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.05)
-        # As a machine that is lost says nothing, and the next one would wait for it 90 s.
+        # SIGTERM for the other machine: a lost machine does not release its lease, and the next machine would wait 90 s
+        # for it.
         process.send_signal(signal.SIGTERM if is_other_machine else signal.SIGKILL)
         process.wait()
         resumed = True

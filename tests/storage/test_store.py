@@ -1,4 +1,4 @@
-"""The objects below a URL, over the clients of each protocol, and what is done about faults."""
+"""Tests the objects below a URL with the client of each protocol, and the handling of faults."""
 
 import logging
 import subprocess
@@ -44,7 +44,7 @@ def test_ranges_that_lie_near_each_other_are_one_request(url, monkeypatch):
     )
     ranges = [("a", 40, 50), ("a", 0, 4), ("b", 0, 5), ("a", 14, 30), ("a", 45, 70), ("a", 45, 47), ("a", 81, 82)]
     assert store.read_ranges(ranges) == [content[start:stop] for _, start, stop in ranges]
-    ((paths, starts, stops),) = asked  # none longer than 60, but for what was asked for
+    ((paths, starts, stops),) = asked  # merged ranges have at most 60 bytes
     assert [path[-1] for path in paths] == ["a", "a", "a", "b"]
     assert list(zip(starts, stops, strict=True)) == [(0, 50), (45, 70), (81, 82), (0, 5)]
 
@@ -65,7 +65,7 @@ def test_another_content_has_another_version(url):
 
 
 def test_files_go_there_and_come_back(url, tmp_path):
-    store, content = Store(url), bytes(range(256)) * 40_000  # 10 MB: in one request of S3, in several of Cloud Storage
+    store, content = Store(url), bytes(range(256)) * 40_000  # 10 MB: one request in S3, several in Cloud Storage
     (tmp_path / "file").write_bytes(content)
     store.put(str(tmp_path / "file"), "x/file")
     store.get("x/file", str(tmp_path / "new" / "file"))
@@ -117,7 +117,7 @@ def test_a_store_that_is_busy_is_asked_again(status, gcs):
 
 @pytest.mark.parametrize("call", [lambda s: s.objects(), lambda s: s.read("b"), lambda s: s.write("b", b"x")])
 def test_a_condition_that_nobody_has_set_is_an_error_of_the_store_and_asked_again(call, gcs, monkeypatch):
-    """gcsfs makes FileExistsError of any answer 412."""
+    """gcsfs converts any response with status 412 to FileExistsError."""
     monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.01)
     store = Store("gs://bucket/a")
     store.write("b", b"x")
@@ -163,7 +163,7 @@ def test_a_store_that_refuses_is_one_line_at_once(gcs):
 
 
 def test_a_connection_that_breaks_has_no_traceback_beside_its_line(gcs, caplog):
-    """Of the task that wrote to it, which nobody waits for: of the loops of others only that is left out."""
+    """asyncio would log the error of the writing task, which nobody awaits. Other errors of asyncio stay in the log."""
     Store("gs://bucket/a")
     logger = logging.getLogger("asyncio")
     logger.error("Task exception was never retrieved", exc_info=ConnectionResetError("closing transport"))
