@@ -1,4 +1,4 @@
-"""A run compared with its baseline: every figure again from logits, with the documents counted out by hand."""
+"""Compares a run with its baseline; the reference computes all metrics again from logits, document by document."""
 
 import json
 import math
@@ -68,7 +68,7 @@ class Compared:
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory):
-    """A folder of 60 documents of different lengths, in sentences."""
+    """Writes a folder of 60 documents of different lengths, with sentences."""
     folder, rng = tmp_path_factory.mktemp("documents"), np.random.default_rng(0)
     for number in range(60):
         words = [f"w{i}" for i in rng.integers(0, 80, int(rng.integers(30, 400)))]
@@ -83,7 +83,7 @@ def bert(documents, cache):
 
 
 def clustered(values, counts, documents):
-    """The ratio of the sums and its jackknife error: the ratio again without each document."""
+    """Returns the ratio of the sums, and its jackknife error from the ratios without each document."""
     ids = sorted({int(i) for i, n in zip(documents, counts, strict=True) if n > 0})
     ratio = sum(values) / sum(counts)
     without = []
@@ -133,7 +133,8 @@ def test_losses_of_masked_random_and_unchanged_targets_are_those_of_the_logits(b
         assert bert.comparisons[name].model[:2] == pytest.approx((value, error), rel=1e-4), name
         if kind == "masked":
             gain = clustered(baseline - model, np.ones(len(rows)), documents)
-            assert bert.comparisons[name].gain[:2] == pytest.approx(gain, abs=0.05)  # the form: one count beside 36
+            # The baseline also predicts the kind of each target, from about 36 targets and one smoothing count.
+            assert bert.comparisons[name].gain[:2] == pytest.approx(gain, abs=0.05)
             assert bert.comparisons[name].baseline == pytest.approx(baseline.mean(), abs=0.05)
 
 
@@ -149,7 +150,7 @@ def test_the_compared_figures_are_those_of_the_validation(variant, documents, ca
     missing -= {*compared.comparisons, "loss_tokens", "replaced_fraction"}
     assert missing == set()
     errors = {name: x.model.standard_error for name, x in compared.comparisons.items()}
-    assert compared.errors == pytest.approx(errors, rel=1e-6)  # the same sums, in another order
+    assert compared.errors == pytest.approx(errors, rel=1e-6)  # the same sums in another order
     if variant == "electra":
         original = 1 - compared.metrics["replaced_fraction"]
         entropy = -original * math.log(original) - (1 - original) * math.log(1 - original)
@@ -192,7 +193,7 @@ def test_with_few_documents_every_row_is_one_observation(text, cache):
 
 
 def test_the_sum_of_two_losses_has_the_error_of_their_sum():
-    """With the same weights, the sum of two means is the mean of the sums, with Cochran's error (1977, section 6.4)."""
+    """With equal weights, the sum of two means is the mean of the sums, with Cochran's error (1977, section 6.4)."""
     rng = np.random.default_rng(0)
     weights, first, second = rng.integers(1, 9, 50) * 1.0, rng.random(50), rng.random(50)
     total = comparison._total([Sums(x, None, weights) for x in (first, second)])
@@ -206,7 +207,7 @@ def test_the_sum_of_two_losses_has_the_error_of_their_sum():
 
 @pytest.mark.slow
 def test_a_model_that_predicts_the_frequencies_everywhere_is_warned_of(documents, cache):
-    """All states are zero, so only the bias of the output matrix is left: the baseline, without copying."""
+    """All states are zero, so only the output bias remains: the baseline without copying of unchanged tokens."""
 
     def collapsed(params, frequencies):
         params = jax.tree.map(jnp.zeros_like, params)
@@ -218,7 +219,7 @@ def test_a_model_that_predicts_the_frequencies_everywhere_is_warned_of(documents
     (gain,) = gains_of(compared.comparisons)
     assert gain.metric == "loss at [MASK], nats per target" and abs(gain.estimate.value) < 0.2
     assert warning_of([gain]).startswith("WARNING: the model does not beat its baseline\n  loss at [MASK]")
-    assert compared.comparisons["unchanged_loss"].gain.value < -1  # it copies nothing
+    assert compared.comparisons["unchanged_loss"].gain.value < -1  # the model copies nothing
 
 
 def unigram(rng, truth):
@@ -227,7 +228,7 @@ def unigram(rng, truth):
 
 
 def test_a_model_that_equals_its_baseline_is_warned_of_in_95_percent_of_runs():
-    """Two sets of frequencies, of which a coin names one the model in each document: their mean difference is 0."""
+    """For each document, a coin assigns two sets of frequencies to model and baseline: their mean difference is 0."""
     rng, truth = np.random.default_rng(0), np.arange(1, 41) / np.arange(1, 41).sum()
     warned = 0
     for _ in range(200):
@@ -253,7 +254,7 @@ def test_a_run_ends_with_a_warning_only_if_it_has_learned_nothing(rate, is_warne
     folder = tmp_path / "text"
     folder.mkdir()
     letters = "abcdefghijklmnopqrst"
-    for number in range(40):  # each letter tells the next one
+    for number in range(40):  # each letter determines the next letter
         (folder / f"{number}.txt").write_text("".join(letters[(number + i) % 20] for i in range(400)))
     experiment = config("gpt", folder, tmp_path / "cache")
     experiment.tokenizer, experiment.optimizer.learning_rate, experiment.train.steps = Characters(), rate, 60

@@ -1,4 +1,4 @@
-"""The model that a run generates and scores with computes as the one that is loaded after the run."""
+"""The model that a run uses for generation and scores computes the same as the model loaded after the run."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ LOADED = loaded_case("mixtral")
 
 @pytest.fixture
 def run():
-    """A run whose experts drop each token above an even load."""
+    """Returns a run whose experts drop each token above an even load."""
     config = LOADED.experiment.model
     config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=1.0))
     model = models.build(config, LOADED.model.compute)

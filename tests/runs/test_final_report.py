@@ -1,4 +1,4 @@
-"""The end of a run is a table and a picture of what its lines say."""
+"""At its end, a run writes a table and a plot of its metrics."""
 
 from types import SimpleNamespace
 
@@ -72,7 +72,7 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
 
 
 def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
-    """Of the whole, of a source, and what only a head of another package calls so."""
+    """The table has metrics of the whole validation, of a source, and of a head in another package."""
     figures = {name: 0.25 for name in (*METRICS, "my_loss", "my_accuracy")} | {"text_loss": 0.5}
     parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
     run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
@@ -81,7 +81,7 @@ def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
     run.close()
     said = capsys.readouterr().err.partition("\n\n")[2]
     whole, by_source, by_denoiser, notes, *_ = said.split("\n\n")
-    assert len(whole.splitlines()) == 1 + 2 + len(figures)  # a header, two training losses
+    assert len(whole.splitlines()) == 1 + 2 + len(figures)  # a header, and two training losses
     trained = "  training loss, last line        2.0000\n  training pair loss, last line   0.1250\n"
     assert trained in whole
     assert "  my loss                         0.2500" in whole and "  my accuracy                     25.00%" in whole

@@ -1,4 +1,4 @@
-"""Means, intervals and verdicts of a grid, compared with SciPy and worked out by hand, and the best checkpoints."""
+"""Compares means, intervals and conclusions of a grid with SciPy and manual calculations; tests best checkpoints."""
 
 import json
 import statistics
@@ -14,9 +14,10 @@ from tests.support import tiny
 
 
 def compared(figures, sweeps, seeds=3, metric="loss", reported=None):
-    """A comparison of runs whose figures are given seed by seed; None is of one that failed.
+    """Returns a comparison of runs with the given metrics, seed by seed; None stands for a failed run.
 
-    reported: figures on the half of the validation that does not select; None: there is one half only.
+    Args:
+      reported: metrics on the half of the validation that does not select; None: the validation has no halves.
     """
     experiment = tiny.get_config("bert")
     experiment.data.source.path, experiment.evaluate.select_by = ".", metric
@@ -30,7 +31,7 @@ def compared(figures, sweeps, seeds=3, metric="loss", reported=None):
 
 
 RATES = ["optimizer.learning_rate=1e-5,3e-5,1e-4"]
-# by seed: 1e-5 has 4, 4.5, 5; 3e-5 has 3, 3.5, 4.1; 1e-4 has 5, 6, 7
+# By seed: 1e-5 has 4, 4.5, 5; 3e-5 has 3, 3.5, 4.1; 1e-4 has 5, 6, 7.
 CLEAR = [4, 3, 5, 4.5, 3.5, 6, 5, 4.1, 7]
 
 
@@ -42,7 +43,8 @@ def test_the_best_mean_is_the_best_if_no_paired_interval_contains_0():
         (6, 1),
     ]
     assert found.best_group.values == {"optimizer.learning_rate": "3e-5"} and found.edges == []
-    # 1 of 2 comparisons at 97.5 %, the other at 95 %: half-widths are t quantiles of SciPy times the standard error
+    # One of two comparisons is at 97.5 %, the other at 95 %. The half-widths are t quantiles of SciPy times the
+    # standard error.
     differences = [np.array([1, 1, 0.9]), np.array([2, 2.5, 2.9])]
     for group, deltas, level in zip((0, 2), differences, (0.9875, 0.975), strict=True):
         width = stats.t.ppf(level, 2) * deltas.std(ddof=1) / 3**0.5
@@ -95,7 +97,8 @@ def test_of_an_accuracy_more_is_better_and_the_best_mean_at_the_edge_is_a_warnin
     "sweep, figures, edges",
     [
         ("optimizer=AdamW(learning_rate=1e-3),AdamW(learning_rate=3e-3)", [2, 1], ["optimizer.learning_rate=0.003"]),
-        ("optimizer=AdamW(learning_rate=1e-3),Lion(learning_rate=1e-4)", [2, 1], []),  # no two rates of one optimizer
+        # These are not two learning rates of the same optimizer.
+        ("optimizer=AdamW(learning_rate=1e-3),Lion(learning_rate=1e-4)", [2, 1], []),
         ("optimizer=AdamW(b2=0.9),AdamW(b2=0.95),AdamW(b2=0.98)", [2, 1, 3], []),
         ("optimizer.learning_rate,optimizer.b2=(1,0.9),(2,0.8),(3,0.85)", [3, 1, 2], ["optimizer.b2=0.8"]),
     ],
@@ -158,7 +161,7 @@ def test_the_best_checkpoint_is_by_the_figure_of_those_that_have_it(tmp_path):
         (checkpoints / str(step)).mkdir(parents=True)
         content = {"step": step, "metrics": metrics, "arrays": {}, "extra": {}}
         (checkpoints / str(step) / "run.json").write_text(json.dumps(content))
-    (checkpoints / "40").mkdir()  # damaged
+    (checkpoints / "40").mkdir()  # a damaged checkpoint
     assert best_checkpoint(str(checkpoints), "loss") == (20, 1.0, {"loss": 1.0})
     assert best_checkpoint(str(checkpoints), "accuracy") == (30, 0.7, {"loss": 3.0, "accuracy": 0.7})
     assert best_checkpoint(str(checkpoints), "f1") is None
@@ -167,6 +170,7 @@ def test_the_best_checkpoint_is_by_the_figure_of_those_that_have_it(tmp_path):
     (run,) = grid_of(experiment, 1, [])
     assert result_of(run, str(tmp_path), 0)[1:4] == (0, 20, 1.0)
     assert result_of(run, str(tmp_path), 1).value is None and result_of(run, str(tmp_path / "none"), 0).value is None
-    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"select_by": "accuracy"}}))  # decided by its data
+    # This run selected the metric by its data.
+    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"select_by": "accuracy"}}))
     found = result_of(run, str(tmp_path), 0)
     assert found[1:4] == (0, 30, 0.7) and Comparison([found]).metric == "accuracy"

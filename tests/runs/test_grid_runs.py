@@ -1,4 +1,4 @@
-"""A grid goes on where it was ended, and hears signals and gives exit codes as a single run does."""
+"""A grid resumes where it was stopped, and handles signals and exit codes like a single run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from tests.support import tiny
 from tests.support.runs import ENV, ROOT, assert_same_run, command, last_line, lines, run, start
 
-# Stands in for pretrainax.main: writes down its words, and ends as the file `codes` beside its workdir says.
+# Replaces pretrainax.main: it records its arguments, and ends as the file `codes` next to its workdir specifies.
 PROGRAM = """
 import json, os, signal, sys, time
 from pretrainax.runtime.signals import end_with_parent
@@ -49,7 +49,7 @@ if code < 0:
 if code:
     sys.exit(code)
 """
-ONE = PROGRAM.replace("ARGUMENTS", "sys.argv[1:]")  # ends after a run
+ONE = PROGRAM.replace("ARGUMENTS", "sys.argv[1:]")  # ends after one run
 SEVERAL = f"""
 import sys
 from pretrainax.runs.grid_runs import next_arguments
@@ -61,7 +61,7 @@ while arguments is not None:
 
 
 class Grid:
-    """Runs of `PROGRAM` below a folder."""
+    """Runs of `PROGRAM` in a folder."""
 
     def __init__(self, folder, text):
         self.folder, self.experiment = folder, tiny.get_config("bert")
@@ -69,7 +69,7 @@ class Grid:
         (folder / "program.py").write_text(ONE)
 
     def train(self, seeds, codes=None, words=(), **options):
-        """Returns the exit code, and the words of each run that was made."""
+        """Returns the exit code, and the arguments of each executed run."""
         (self.folder / "codes").write_text(json.dumps(codes or {}))
         (self.folder / "made").write_text("")
         runs = grid_of(self.experiment, seeds, [])
@@ -111,7 +111,8 @@ def test_runs_json_has_the_own_config_of_each_run_and_keeps_the_runs_of_earlier_
     (grid.folder / "seed-1" / "config.json").write_text('{"train": {"steps": 7}}')
     grid.train(3)
     assert [(row["run"], row["config"]) for row in content()["runs"]] == [
-        ("seed-0", None),  # this program writes an empty config.json
+        # This program writes an empty config.json.
+        ("seed-0", None),
         ("seed-1", {"train": {"steps": 7}}),
         ("seed-2", None),
     ]
@@ -128,7 +129,7 @@ def test_a_grid_prints_the_news_of_its_runs_and_writes_the_rest_to_a_file(grid, 
     output = "a header\nstep 4/8 · loss 2.0\nstep 8/8 · validation loss 1.5\nWARNING: text\n"
     assert printed == "" and error.count("validation loss 1.5") == error.count("WARNING: text") == 2
     assert (grid.folder / "seed-0.log").read_text() == (grid.folder / "seed-1.log").read_text() == output
-    assert error.count("a header") == 1  # the last lines of the run that failed
+    assert error.count("a header") == 1  # the last lines of the failed run
 
 
 def test_runs_share_a_process_until_one_fails(grid, capfd):
@@ -168,7 +169,7 @@ def test_each_run_is_given_the_flags_of_the_command_and_its_own(grid):
     ]
     grid.experiment.train.steps = 80
     _, made = grid.train(3, extend=True)
-    assert [words[-2] for words in made] == ["--extend", "--extend", "--noextend"]  # the last has nothing to extend
+    assert [words[-2] for words in made] == ["--extend", "--extend", "--noextend"]  # the last run has nothing to extend
 
 
 def test_a_folder_that_is_a_run_or_is_in_use_is_refused(grid):
@@ -180,7 +181,7 @@ def test_a_folder_that_is_a_run_or_is_in_use_is_refused(grid):
 
 
 def start_waiting(grid):
-    """Starts a grid in a process of its own, whose second run waits for a signal."""
+    """Starts a grid in a separate process; its second run waits for a signal."""
     (grid.folder / "codes").write_text('{"seed-1": "wait"}')
     code = f"""
 import sys
@@ -283,7 +284,7 @@ def test_runs_that_share_a_process_equal_runs_with_processes_of_their_own(tmp_pa
         ]
         for name in ("shared", "own")
     ]
-    assert len(logs) == 4 and max(starting[0][1:]) < min(starting[1])  # the imports
+    assert len(logs) == 4 and max(starting[0][1:]) < min(starting[1])  # runs in a shared process skip the imports
     for log in logs:
         assert_same_run(tmp_path / "shared" / log.stem, tmp_path / "own" / log.stem)
         other = (tmp_path / "own" / log.name).read_text()

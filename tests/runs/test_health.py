@@ -1,4 +1,4 @@
-"""The health line of a run, its gradient norms, and when it warns of a collapse."""
+"""Tests the health line of a run, its gradient norms, and its warnings of a collapse."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_one_answer_is_a_collapse_if_the_targets_vary_and_half_of_the_run_is_don
 
 
 def trained(tmp_path, text, cache, capsys, **model):
-    """The log of 40 steps of a tiny BERT at a learning rate of 0.1, and the lines of its validations."""
+    """Returns the log of 40 steps of a tiny BERT at a learning rate of 0.1, and the lines of its validations."""
     experiment = get_config("bert")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.optimizer.learning_rate, experiment.evaluate.every, experiment.checkpoint.every = 0.1, 20, 40
@@ -76,7 +76,7 @@ def test_a_post_norm_model_with_too_high_a_learning_rate_is_reported_once_per_co
     assert log.count("equal last hidden states") == 1 and log.count("one answer everywhere") == 1
     assert log.count("health: hidden spread 0.0000") == 2
     train_lines = [line for line in metrics if line["split"] == "train"]
-    for line in train_lines:  # the stacks are all parameters
+    for line in train_lines:  # the stacks contain all parameters
         squares = [x**2 for name, x in line.items() if name.startswith("gradient_norm/")]
         assert sum(squares) == pytest.approx(line["gradient_norm"] ** 2, rel=1e-5)
     assert max(line["hidden_spread"] for line in metrics if line["split"] == "valid") < EQUAL_STATES
@@ -91,6 +91,6 @@ def test_a_classifier_with_one_answer_for_three_classes_is_reported_during_the_r
     assert train(experiment, str(tmp_path / "run")) == 0
     log, valid = capsys.readouterr().err, [x for x in lines(tmp_path / "run") if x["split"] == "valid"]
     assert [line["prediction_spread"] for line in valid] == [0.0, 0.0]
-    assert all(line["target_spread"] > 0.5 for line in valid)  # three classes of about the same size
+    assert all(line["target_spread"] > 0.5 for line in valid)  # three classes of similar size
     assert log.count("health: hidden spread") == 2 and log.count("one answer everywhere") == 1
     assert log.count("WARNING: the model does not beat its baseline") == 1

@@ -1,4 +1,4 @@
-"""The model card of an export, and the whole way of a model: trained, pushed to the hub, read from there again."""
+"""Tests the model card of an export, and the whole path of a model: training, push to the hub, loading from the hub."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of a few steps, with a validation at its end."""
+    """Trains a run of a few steps, with a validation at its end."""
     folder = tmp_path_factory.mktemp("trained")
     text = write_text(folder / "secret_place" / "text")
     flags = [f"--config.train.steps={STEPS}", "--config.evaluate.every=2", "--config.checkpoint.every=2"]
@@ -51,7 +51,7 @@ def card_of(workdir, to, license=None, recipe=None):
 
 
 def values(card: str) -> dict[str, str]:
-    """The figures of the card's tables."""
+    """Returns the metrics in the card's tables."""
     return dict(re.findall(r"^\| (\w+) \| ([\d.,]+) \|", card, re.MULTILINE))
 
 
@@ -75,9 +75,9 @@ def test_a_model_goes_to_the_hub_and_comes_back(trained, hub_server, tmp_path, m
         model.model.apply({"params": jax.device_get(model.params)}, arrays, deterministic=True).heads["lm"].logits()
         for model in (ours, theirs)
     ]
-    np.testing.assert_array_equal(*map(np.asarray, logits))  # float32 there and back: the same numbers
+    np.testing.assert_array_equal(*map(np.asarray, logits))  # float32 in both directions: the same numbers
 
-    # a run starts from there, and keeps both the name and what it stood for
+    # A run starts from this model, and records both the name and its commit.
     workdir, name = tmp_path / "more", "hf:me/tiny@main"
     flags = [f"--config.checkpoint.init_from={name}", f"--config.tokenizer=PretrainedTokenizer(path='{name}')"]
     source = trained.parent / "secret_place" / "text"
@@ -160,7 +160,7 @@ def test_a_card_claims_no_figure_of_other_parameters(trained, tmp_path):
 
 
 def test_a_manifest_leaves_the_card_to_who_writes_it(trained, tmp_path):
-    """Cards are changed on the hub's page: the checksums are of the model."""
+    """Users edit cards on the hub's page, so the checksums cover only the model."""
     card_of(trained, tmp_path / "export")
     (tmp_path / "export" / "README.md").write_text("# Mine")
     pretrainax.load(tmp_path / "export")

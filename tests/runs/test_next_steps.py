@@ -1,4 +1,4 @@
-"""What is printed after a run can be typed as it stands."""
+"""The printed commands after a run can be pasted unchanged."""
 
 import dataclasses
 import importlib.metadata
@@ -24,14 +24,14 @@ ODD = "it's a run; $HOME & co"
 
 
 def commands(text: str) -> dict[str, list[str]]:
-    """The words of each command, by the words before it."""
+    """Returns the arguments of each command, by its description."""
     rows = [line.strip().split("  ", 1) for line in text.splitlines()[1:]]
     return {name: shlex.split(line) for name, line in rows}
 
 
 @pytest.fixture
 def workdir(tmp_path, monkeypatch, text):
-    """Of a run, as far as the commands ask for it, below the folder where they are typed."""
+    """Returns a function that writes the files of a run that the commands read, below the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
 
@@ -208,7 +208,7 @@ def test_an_object_is_in_double_quotes_if_the_shell_changes_nothing_in_them(word
 def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert os.path.abspath(shlex.split(next_steps.resume_command("run", []))[0]) == sys.executable
-    for name in ("python", "pretrainax"):  # those of another environment
+    for name in ("python", "pretrainax"):  # the programs of another environment
         (tmp_path / name).symlink_to("/bin/true")
     words = shlex.split(next_steps.resume_command("run", []))
     assert os.path.abspath(words[0]) == sys.executable and words[1:4] == ["-m", "pretrainax", "train"]
@@ -239,7 +239,7 @@ def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
 
 @pytest.mark.slow
 def test_a_run_that_a_signal_ends_prints_the_command_that_resumes_it(tmp_path, text, cache):
-    """Also where the command had no --workdir, and would start another run."""
+    """The command may lack --workdir, in which case it would start another run."""
     code = (
         "import sys\nfrom pretrainax import main, cli\nfrom pretrainax.runs import train\n"
         "train.train = lambda *args, **kwargs: 75\ncli.run(main.main)"

@@ -1,4 +1,4 @@
-"""What a workdir records about its metrics is read; what is missing is said."""
+"""Tests reading the records of a workdir about its metrics, and messages about missing records."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_the_fingerprint_of_the_validation_corpora_is_in_the_newest_checkpoint(r
     content["extra"]["corpora"] = ["k-train", "k-valid"]
     path.write_text(json.dumps(content))
     assert read_record(str(run)).corpora == ("k-valid",)
-    path.write_text("{")  # is being written
+    path.write_text("{")  # the run is writing the file
     assert read_record(str(run)).corpora is None
 
 

@@ -1,4 +1,4 @@
-"""What a model says at the end of a run: spans and masks filled in, texts continued, in whole words on one line."""
+"""Tests samples at the end of a run: filled spans and masks, and continued text, as whole words on one line."""
 
 import re
 from types import SimpleNamespace
@@ -37,18 +37,18 @@ TOKENIZER = SimpleNamespace(
 
 
 class Recites(nn.Module):
-    """After each token of `line` it is sure of the next one. It has more rows than there are pieces."""
+    """A model that predicts the next token of `line` with certainty. It has more rows than pieces."""
 
     line: tuple[int, ...]
     config: ClassVar[ModelConfig] = ModelConfig(vocab_size=len(PIECES) + 3)
 
     def __call__(self, batch, *, deterministic):
         follows = np.zeros((len(PIECES), self.config.vocab_size), np.float32)
-        follows[:, len(PIECES) :] = 50.0  # of rows that no piece has, if they were asked
+        follows[:, len(PIECES) :] = 50.0  # rows without a piece, which samples must ignore
         for token, after in zip(self.line, self.line[1:], strict=False):
             follows[token, after] = 100.0
         tokens = batch["tokens"]
-        if "masked_positions" in batch:  # guesses from the token before the mask
+        if "masked_positions" in batch:  # predicts from the token before the mask
             tokens = jnp.take_along_axis(tokens, jnp.maximum(batch["masked_positions"] - 1, 0), axis=1)
         return Outputs({"lm": LanguageModelOutput(jax.nn.one_hot(tokens, len(PIECES)), jnp.asarray(follows))})
 
@@ -115,7 +115,7 @@ def test_an_answer_is_shown_beside_the_true_one_and_may_end_earlier():
 
 def test_a_text_is_continued_from_its_first_half():
     (text,) = say("thank you for inviting me last", causal("thank you for me week week"))
-    assert text == "thank you for ⟶ inviting me"  # the last word may not be whole yet
+    assert text == "thank you for ⟶ inviting me"  # the last word may be incomplete
 
 
 def test_an_example_may_have_a_denominator():
@@ -167,7 +167,7 @@ def test_of_the_texts_those_with_words_are_taken():
 
 
 def test_of_the_texts_with_words_the_one_with_the_most_confident_prediction_is_taken():
-    unsure = pair("thank you <Y> me </s>", "<Y> for </s>")  # no token follows <Y>: all are equally likely
+    unsure = pair("thank you <Y> me </s>", "<Y> for </s>")  # no token follows <Y>, so all are equally likely
     sure = pair("thank you <X> week </s>", "<X> for </s>")
     assert say("<X> last", unsure, sure, count=1) == ["100%  thank you [last ≠ for] week"]
 
@@ -180,7 +180,7 @@ def test_it_stops_when_it_is_told_to_and_shows_no_half_of_an_answer():
 
 
 def test_it_stops_when_time_is_up_counted_from_when_the_model_is_compiled(monkeypatch):
-    clock = iter(range(100, 10_000, 3))  # 3 s between two looks at it
+    clock = iter(range(100, 10_000, 3))  # 3 s between two readings
     monkeypatch.setattr(samples_module.time, "monotonic", lambda: next(clock))
     examples = [masked("thank </s> me", "you", [1])] * 4
     assert len(say("thank you", *examples)) == 2
@@ -211,7 +211,7 @@ def test_prompts_stop_when_they_are_told_to_and_when_time_is_up(monkeypatch):
         list(prompted(loaded_case("bert"), ["a[MASK]c"] * 3, lambda late: len(asked.append(late) or asked) > 1)) != []
     )
     assert asked == [False, False]
-    clock = iter(range(100, 10_000, 3))  # 3 s between two looks at it
+    clock = iter(range(100, 10_000, 3))  # 3 s between two readings
     monkeypatch.setattr(samples_module.time, "monotonic", lambda: next(clock))
     assert len(list(prompted(loaded_case("bert"), ["a[MASK]c"] * 4, bool))) == 2
 

@@ -1,4 +1,4 @@
-"""The comparison of a fine-tuned model with the baselines of its task."""
+"""Tests the comparison of a fine-tuned model with the baselines of its task."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ CONSTANT = VALIDATED.answers(Baseline("label frequencies", np.tile(np.log([0.3, 
 
 
 def logits(accuracy, confidence=2.0):
-    """Of a model that is right about a share of the records."""
+    """Returns the logits of a model with an expected accuracy of `accuracy`."""
     truth = np.where(RNG.random(400) < accuracy, LABELS, ~LABELS)
     return confidence * np.eye(2)[truth.astype(int)]
 
@@ -59,7 +59,7 @@ def test_a_model_behind_a_bag_of_words_is_said_to_be_worse_without_a_warning():
 
 @pytest.mark.slow
 def test_the_error_of_macro_f1_covers_its_spread_over_samples():
-    """The bootstrap's error for one sample, against the spread of the gain over 300 samples of 400 records."""
+    """Compares the bootstrap error of one sample with the spread of the gain over 300 samples of 400 records."""
 
     def gain(seed, error=False):
         rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_a_source_without_training_records_is_a_line(monkeypatch):
 
 
 def fine_tuning(folder, labels=("good", "bad")):
-    """A tiny BERT that learns which of the words is in a text; half of the validation records are duplicates."""
+    """Returns a tiny BERT that finds the label in a text; half of the validation records are duplicates."""
     rng = np.random.default_rng(1)
     for split, count in (("train", 96), ("valid", 40)):
         words = rng.choice(labels, count)

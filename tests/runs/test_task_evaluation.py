@@ -1,4 +1,4 @@
-"""Scores of tasks at the validations of a run."""
+"""Tests the scores of tasks at the validations of a run."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""The standard errors of each validation of a run; tests/runs/test_comparison.py compares them with the final ones."""
+"""Tests the standard errors of each validation; tests/runs/test_comparison.py compares them with the final errors."""
 
 import json
 import math
