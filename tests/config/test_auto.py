@@ -1,4 +1,4 @@
-"""Sizes that are `auto`: what may be, what becomes of them, and what says so where nothing can be known."""
+"""Tests sizes that are `auto`: fields that allow it, resolved values, and errors if a value cannot be determined."""
 
 import json
 

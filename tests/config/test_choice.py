@@ -1,4 +1,4 @@
-"""A choice is written as a flag reads it, and what can be chosen is known."""
+"""A choice is written in the syntax of flags; each kind of choice has a list of alternatives."""
 
 import dataclasses
 
@@ -99,7 +99,7 @@ def test_a_base_cannot_be_chosen():
 
 
 def test_no_objective_has_a_field_with_the_name_of_an_attribute_of_all_objectives():
-    """As MarkedWords had the field `unit`, which replaced `Objective.unit`, so that its records were read as text."""
+    """MarkedWords once had the field `unit`, which replaced `Objective.unit`, so its records were read as text."""
     for cls in Choice.alternatives(kinds.Objective):
-        names = {field.name for field in dataclasses.fields(cls)} - {"static"}  # which means the same in both
+        names = {field.name for field in dataclasses.fields(cls)} - {"static"}  # it has the same meaning in both
         assert not names & set(dir(Task if issubclass(cls, Task) else Objective)), cls.__name__

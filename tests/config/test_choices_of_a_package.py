@@ -1,4 +1,4 @@
-"""A class of a user's own package is chosen in a config, written to config.json, and found again by another process."""
+"""Configs can select a class of a user's package; config.json records it, and another process finds it again."""
 
 import json
 import pathlib
@@ -31,7 +31,7 @@ PARSE = "import sys; from pretrainax.config import Choice; print(Choice.parse(sy
 
 @pytest.fixture
 def package(tmp_path):
-    """Makes mypackage.optim, which no process has imported; returns the folder to put on the path."""
+    """Writes mypackage.optim, which no process has imported, and returns the folder for the path."""
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "__init__.py").touch()
     (tmp_path / "mypackage" / "optim.py").write_text(OPTIMIZER)
@@ -39,7 +39,7 @@ def package(tmp_path):
 
 
 def install(package: pathlib.Path, entry_point: str) -> None:
-    """Writes the metadata that pip would."""
+    """Writes the metadata that pip would write."""
     metadata = package / "mypackage-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
@@ -47,7 +47,7 @@ def install(package: pathlib.Path, entry_point: str) -> None:
 
 
 def run(package: pathlib.Path, code: str, argument: str) -> str:
-    """Returns what another process prints, or the error that it ends with."""
+    """Returns the last line that another process prints, or its error."""
     env = {"PYTHONPATH": f"{ROOT}:{package}", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code, argument], env=env, capture_output=True, text=True)
     return (done.stdout or done.stderr).strip().splitlines()[-1]

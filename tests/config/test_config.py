@@ -1,4 +1,4 @@
-"""Configs as JSON and from flags, and what validate says of bad ones."""
+"""Tests configs from JSON and from flags, and the messages of `validate`."""
 
 import dataclasses
 import json
@@ -109,7 +109,7 @@ def test_a_flag_gives_choices_within_a_choice():
         ("TextFiles('x')", "cannot read"),
         ("TextFiles(path=__import__('os').getcwd())", "cannot read"),
         ("Source", "unknown choice 'Source'"),  # abstract
-        ("Records", "unknown choice 'Records'"),  # what several share
+        ("Records", "unknown choice 'Records'"),  # a base class of several sources
         ("TextFiles()", "TextFiles needs a value for 'path'"),
         ("TextFiles(**{'path': 'x'})", "cannot read"),
         ("SourceMixture(sources=(TextFile(path='x'),))", "did you mean 'TextFiles'"),
@@ -472,7 +472,7 @@ def test_the_type_of_a_field_of_a_run_is_a_base_of_the_classes_that_do_the_work(
 
 
 def _fields_without_none(base=Objective):
-    """Objectives and tasks with each of their fields that cannot be None."""
+    """Yields objectives and tasks with each of their fields that cannot be None."""
     for cls in base.__subclasses__():
         yield from _fields_without_none(cls)
         if dataclasses.is_dataclass(cls) and cls.__module__.startswith("pretrainax."):
@@ -487,7 +487,7 @@ FIELDS = sorted(set(_fields_without_none()), key=lambda pair: (pair[0].__name__,
 
 @pytest.mark.parametrize("cls, name", FIELDS, ids=lambda x: x if isinstance(x, str) else x.__name__)
 def test_none_in_a_field_of_an_objective_that_cannot_be_is_one_line(cls, name):
-    """An objective completes the config by its fields: a wrong one must not end in a traceback there."""
+    """Objectives complete the config from their fields, so an invalid field must not raise a traceback there."""
     experiment = tiny.get_config("bert")
     experiment.objective = cls(**({"objectives": (), "weights": ()} if cls is ObjectiveMixture else {}))
     setattr(experiment.objective, name, None)

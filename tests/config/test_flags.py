@@ -1,4 +1,4 @@
-"""Flags override fields of every type: choices of each kind, words, numbers."""
+"""Flags override fields of all types: choices of each kind, words, numbers."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""A config.json that an earlier version wrote is read as the current one."""
+"""A config.json of an earlier version is read like the current format."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support import tiny
 
 
 def config_classes() -> Iterator[type]:
-    """Yields the classes of a config that the table of former names can name."""
+    """Yields the classes of a config that the table of former names can contain."""
     pending = [Choice]
     while pending:
         cls = pending.pop()

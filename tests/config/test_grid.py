@@ -1,4 +1,4 @@
-"""The runs of a grid: which there are, how they are called, and what is no grid."""
+"""Tests the runs of a grid, their names, and invalid grids."""
 
 import pytest
 

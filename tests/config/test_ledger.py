@@ -1,4 +1,4 @@
-"""A ledger and a config differ wherever a number, a class or a word of one of them is another, or has none."""
+"""The comparison of a ledger with a config reports numbers, classes and words that differ or have no source."""
 
 import dataclasses
 import textwrap
@@ -9,7 +9,7 @@ from pretrainax.config import LearnedPositions, ModelConfig, SinusoidalPositions
 from pretrainax.data.objectives import NGrams
 from tests.support import tiny
 
-# With what `configs/defaults.toml` says, all numbers of the tiny decoder.
+# Together with `configs/defaults.toml`, this ledger has all numbers of the tiny decoder.
 LEDGER = """
     default = "small"
     scaled_down = "half"
@@ -47,7 +47,7 @@ def test_a_number_has_its_source_and_a_number_without_one_is_said(compare):
     rate = of(compared, "optimizer.learning_rate")
     assert rate.agrees and (rate.fact.status, rate.fact.source) == ("paper", "table 1")
     assert of(compared, "optimizer.b1") == ledger.LedgerRow("optimizer.b1", 0.9, None, False)
-    assert of(compared, "train.seed").fact.status == "chosen"  # by configs/defaults.toml
+    assert of(compared, "train.seed").fact.status == "chosen"  # configs/defaults.toml has it
     assert not [row for row in compared.rows if row.path in ("train.log_every", "checkpoint.every", "mesh.fsdp")]
 
 
@@ -66,7 +66,7 @@ def test_what_is_scaled_down_has_its_own_value_and_else_that_of_the_default(comp
 
 
 def test_steps_in_tokens_are_the_nearest_whole_number(compare):
-    assert of(compare(LEDGER), "train.steps").agrees  # 40 of 8 x 32
+    assert of(compare(LEDGER), "train.steps").agrees  # 40 steps of 8 x 32 tokens
     assert of(compare(LEDGER.replace("10_240", "10_367")), "train.steps").agrees
     assert not of(compare(LEDGER.replace("10_240", "10_369")), "train.steps").agrees
     assert not of(compare(LEDGER.replace("10_240", "'many'")), "train.steps").agrees
@@ -161,7 +161,7 @@ def test_a_class_needs_a_source_and_a_word_where_it_is_not_the_default(compare):
     assert [of(compare(LEDGER), f"{part}.type").fact for part in ("optimizer", "schedule", "objective")] == [None] * 3
     assert not [row for row in compare(LEDGER).rows if row.path in ("model.position.type", "model.norm_at")]
     config.model.position, config.model.norm_at = SinusoidalPositions(), "post"
-    config.tokenizer.path = config.data.source.path = "mine"  # files are the user's
+    config.tokenizer.path = config.data.source.path = "mine"  # files of the user
     compared = compare(LEDGER, config=config)
     assert of(compared, "model.position.type").value == "SinusoidalPositions"
     assert not of(compared, "model.position.type").agrees and not of(compared, "model.norm_at").agrees

@@ -1,4 +1,4 @@
-"""Counts are printed without decimals, other metrics with four."""
+"""Counts are printed without decimals, other metrics with four decimals."""
 
 import math
 import re
@@ -25,7 +25,8 @@ import_built_in()
         ("loss_tokens/source=wiki", 1e9, "1,000,000,000"),
         ("labels", 0.0, "0"),
         ("no_label", 3, "3"),
-        ("dead_experts", 1.5, "1.5"),  # a mean over batches
+        # This metric is a mean over batches.
+        ("dead_experts", 1.5, "1.5"),
         ("dead_experts", 1 / 3, "0.3333"),
         ("text_bytes", 123456789012.0, "123,456,789,012"),
         ("loss", 2.0, "2.0000"),

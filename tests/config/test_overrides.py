@@ -1,4 +1,4 @@
-"""What flags give to fields: as the type of the field reads it, or one line."""
+"""Flags set fields by the types of the fields, or give an error of one line."""
 
 from typing import Literal, Optional
 
@@ -21,7 +21,7 @@ from tests.support import tiny
         ("-7", int, -7),
         ("1e3", int, 1000),
         ("1.5e3", int, 1500),
-        ("9007199254740993", int, 2**53 + 1),  # which no float is
+        ("9007199254740993", int, 2**53 + 1),  # not representable as a float
         ("1e-3", float, 0.001),
         ("3", float, 3.0),
         *((word, bool, True) for word in ("true", "True", "yes", "on", "1")),

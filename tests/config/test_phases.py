@@ -1,4 +1,4 @@
-"""Phases of a run: what each of them is, how they add up, and what no phase can be."""
+"""Tests the phases of a run: their configs, their lengths, and invalid phases."""
 
 import json
 
@@ -34,7 +34,7 @@ def stops(*phases: Phase, steps: int = 40) -> list[int]:
     return [phase.stop for phase in phases_of(make(*phases, steps=steps))]
 
 
-# --- what a phase is -------------------------------------------------------------------------------------------------
+# --- configs of phases -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_without_phases_is_one_phase_and_the_very_same_config():
@@ -50,7 +50,8 @@ def test_a_phase_changes_both_learning_rates_of_muon_by_the_same_factor():
     first, last = (part.experiment.optimizer for part in phases_of(experiment))
     assert first == experiment.optimizer == Muon(learning_rate=0.04, adam_learning_rate=0.02)
     assert last == Muon(learning_rate=0.01, adam_learning_rate=0.005)
-    experiment.optimizer = Muon(learning_rate=0.04, adam_learning_rate=None)  # learning_rate is both
+    # In this case, learning_rate applies to both.
+    experiment.optimizer = Muon(learning_rate=0.04, adam_learning_rate=None)
     assert phases_of(experiment)[1].experiment.optimizer == Muon(learning_rate=0.01, adam_learning_rate=None)
 
 
@@ -77,7 +78,8 @@ def test_each_field_of_a_phase_is_one_of_the_config_which_stays_as_it_is():
     assert (first.optimizer.learning_rate, first.model.dropout_rate, first.model.position.theta) == (1e-5, 0.2, 5e5)
     assert first.model.attention_dropout_rate == 0.3
     assert first.objective == MaskedLM(rate=0.3) and first.train.steps == 40 and first.phases == ()
-    assert first.data.source == SourceMixture(sources=mixture.sources, weights=(3.0, 1.0))  # weights for its whole time
+    # The weights apply to the whole phase.
+    assert first.data.source == SourceMixture(sources=mixture.sources, weights=(3.0, 1.0))
     assert first.data.source.config_path == "config.phases[0].source"
     experiment.phases = ()
     assert last == experiment
@@ -108,13 +110,14 @@ def test_differences_name_the_field_of_the_phase():
     assert config_lib.differences(old, make()) == ["phases: (Phase(share=0.5), Phase()) -> ()"]
 
 
-# --- how long they are -----------------------------------------------------------------------------------------------
+# --- lengths ---------------------------------------------------------------------------------------------------------
 
 
 def test_lengths_in_steps_tokens_and_shares():
     assert stops(Phase(steps=30), Phase()) == [30, 40]
     assert stops(Phase(steps=30), Phase(steps=10)) == [30, 40]
-    assert stops(Phase(tokens=8 * 32 * 5 + 1), Phase()) == [6, 40]  # 8 rows of 32: the last step begun is done
+    # 8 rows of 32 tokens. The phase completes its last step.
+    assert stops(Phase(tokens=8 * 32 * 5 + 1), Phase()) == [6, 40]
     assert stops(Phase(tokens=8 * 16 * 5, sequence_length=16), Phase()) == [5, 40]
     assert stops(Phase(share=0.9), Phase()) == [36, 40]
     assert stops(Phase(share=0.9), Phase(), steps=1_000_000) == [900_000, 1_000_000]
@@ -131,7 +134,7 @@ def test_the_phase_of_a_step():
     assert [phase_at(phases, step).number for step in (-1, 0, 29, 30, 39, 40)] == [1, 1, 1, 2, 2, 2]
 
 
-# --- what a checkpoint is of -----------------------------------------------------------------------------------------
+# --- phases of checkpoints -------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_of_the_phase_that_made_its_last_update():
@@ -149,7 +152,7 @@ def test_checkpoints_whose_models_compute_otherwise_have_no_average():
         config_at_checkpoint(experiment, [20, 40])
 
 
-# --- what goes with them ---------------------------------------------------------------------------------------------
+# --- consequences for other fields -----------------------------------------------------------------------------------
 
 
 def test_auto_positions_are_those_of_the_longest_phase():
@@ -185,7 +188,7 @@ MISTAKES = [
     ((Phase(share=0.5), Phase(weights=(1, 2))), "weights sets config.data.source.weights, which PythonDocs does not"),
     ((Phase(sequence_length="long"),), r"config.phases\[0\].sequence_length is 'long', it must be of type int or None"),
     ((CausalLM(),), "config.phases is .*, it must be a tuple, each of kind Phase"),
-    # of a phase as of a config: what it is, and the line that is known
+    # Errors in a phase as in a config: the phase, and the usual message.
     (
         (Phase(share=0.5, sequence_length=500), Phase()),
         r"phase 1 of config.phases \(sequence_length 500\): config.data.se",

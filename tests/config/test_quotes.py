@@ -1,4 +1,4 @@
-"""A quote gives its number, and an expression computes with its numbers, and with nothing else."""
+"""A quote gives its number, and an expression computes only with the numbers of its quote."""
 
 import pytest
 
@@ -12,8 +12,10 @@ COMMIT = "eedf5716ce1268e56f0a50264a88cafad334ac61"
     "quote, expected",
     [
         ("learning_rate: 4.0e-4", [4e-4]),
-        ("beta_1=0.9", [0.9]),  # the digit of a name is none
-        ("(0.9,0.98)", [0.9, 0.98]),  # this comma separates, the next ones group
+        # The digit of a name is not a number.
+        ("beta_1=0.9", [0.9]),
+        # This comma separates numbers. The commas of the next quote group digits.
+        ("(0.9,0.98)", [0.9, 0.98]),
         ("10,000 of 1,000,000", [10_000, 1_000_000]),
         ("1_000_000", [1e6]),
         ("max_duration: 4e12T", [4e12]),
@@ -63,7 +65,8 @@ def test_a_quote_without_exactly_one_number_needs_an_expression(quote, count):
         ([0.8, 0.9], "80 % and 90 %", "a / 100, b / 100", ""),
         ([0.8, 0.9], "0.8 and 0.95", "a, b", "0.8, 0.95 in the quote"),
         ([0.8, 0.9], "0.8", "", "0.8 in the quote"),
-        ("AdamW", "AdamWeightDecayOptimizer(", "", ""),  # a word has no number
+        # A word has no number.
+        ("AdamW", "AdamWeightDecayOptimizer(", "", ""),
         (True, "decay_embeddings: true", "", ""),
         (3, "none", "", "the quote 'none' has 0 numbers: add an expression, such as 'a'"),
     ],

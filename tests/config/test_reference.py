@@ -1,4 +1,4 @@
-"""The meaning of a field is the comment beside it, and every field has one."""
+"""The comment next to a field documents it, and every field has a comment."""
 
 import dataclasses
 from typing import Literal, Optional
@@ -79,9 +79,10 @@ def test_the_first_sentence_goes_on_after_et_al():
 
 
 def classes() -> list[type]:
-    """Experiment, and every dataclass that it or one of them can hold."""
+    """Returns Experiment, and all dataclasses that it can contain, directly or indirectly."""
     found = [Experiment]
-    for cls in found:  # which grows
+    # The loop appends to this list.
+    for cls in found:
         kinds = [kind for field in fields_of(cls) for kind in field.kinds]
         more = [c for kind in kinds for c in (Choice.alternatives(kind) if issubclass(kind, Choice) else [kind])]
         found += [cls for cls in dict.fromkeys(more) if cls not in found]

@@ -1,4 +1,4 @@
-"""Attributes that code sets and no class declares are found in all sections of a config, as types of values are."""
+"""Validation rejects attributes that no class declares, and values of a wrong type, in all sections of a config."""
 
 import dataclasses
 
