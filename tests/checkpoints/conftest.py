@@ -7,7 +7,7 @@ from tests.support.checkpoints import save_all
 
 @pytest.fixture(scope="module")
 def two_steps(tmp_path_factory):
-    """Steps 10 and 20, made once; a test that damages them takes a `copy`."""
+    """Saves steps 10 and 20 once; tests that damage them use a `copy`."""
     directory = tmp_path_factory.mktemp("two") / "checkpoints"
     save_all(directory, [10, 20])
     return directory

@@ -1,12 +1,12 @@
-"""Which value of a figure is the better one follows from its name, and so does the best step."""
+"""The name of a metric determines whether larger values are better, and therefore the best step."""
 
 import pytest
 
-from pretrainax import distill, tasks, training  # noqa: F401  whose metrics are declared
+from pretrainax import distill, tasks, training  # noqa: F401  declares their metrics
 from pretrainax.checkpoints.best import best_of, best_step
 from pretrainax.config import UserError
 from pretrainax.config.metric import METRICS, larger_is_better
-from pretrainax.runs import task_evaluation  # noqa: F401  whose metrics are declared
+from pretrainax.runs import task_evaluation  # noqa: F401  declares its metrics
 
 LARGER = {
     "replaced_precision",
@@ -16,7 +16,8 @@ LARGER = {
     *("hidden_spread", "encoder_hidden_spread", "generator_hidden_spread", "prediction_spread"),
     *("accuracy_f1", "answer_f1", "f1", "f1_micro", "macro_f1", "has_answer_f1", "strict_f1", "precision", "recall"),
     *("exact_match", "has_answer_exact_match", "matthews", "pearson", "spearman", "pearson_spearman"),
-    *("answered", "accuracy_per_byte", "accuracy_unconditional", "majority_accuracy"),  # of tasks during training
+    # Metrics of tasks during training.
+    *("answered", "accuracy_per_byte", "accuracy_unconditional", "majority_accuracy"),
     *("bleu", "chrf", "rouge1", "rouge2", "rougeL", "mrr", "recall@1", "recall@10", "recall@100"),
 }
 

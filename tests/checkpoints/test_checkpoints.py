@@ -1,4 +1,4 @@
-"""A checkpoint comes back bit for bit, or not at all."""
+"""A checkpoint is restored bit for bit, or not at all."""
 
 import concurrent.futures
 import json
@@ -137,7 +137,7 @@ def flip(path, position):
 
 @pytest.mark.slow
 def test_a_step_with_one_flipped_bit_is_never_used(copy):
-    """Every file in turn, the manifest and Orbax's metadata too, at a random position."""
+    """Flips a bit at a random position of each file, including the manifest and Orbax's metadata."""
     rng = random.Random(0)
     for path in files_of(copy / "20"):
         if os.path.getsize(path):
@@ -148,7 +148,7 @@ def test_a_step_with_one_flipped_bit_is_never_used(copy):
             (warning,) = warnings
             assert MANIFEST in path or f"{os.path.relpath(path, copy / '20')} changed" in warning
             flip(path, position)
-    assert restore(copy)[0][0] == 20  # nothing but the flips was in the way
+    assert restore(copy)[0][0] == 20  # only the flipped bits prevented its use
     chex.assert_trees_all_equal(state, make_state(10))
 
 
@@ -203,7 +203,7 @@ def test_a_damaged_newer_step_is_replaced_when_the_run_gets_there_again(copy):
     assert checkpoints.restore_newest(abstract(make_state(0)))[0] == 10
     checkpoints.save(15, make_state(15), {})
     checkpoints.wait()
-    assert kept(copy) == [15, 20]  # 20 is neither counted as the newest nor deleted
+    assert kept(copy) == [15, 20]  # 20 does not count as the newest, and is not deleted
     checkpoints.save(20, make_state(21), {})
     step, state, _ = checkpoints.restore_newest(abstract(make_state(0)))
     assert step == 20 and checkpoints.warnings == []
@@ -211,7 +211,7 @@ def test_a_damaged_newer_step_is_replaced_when_the_run_gets_there_again(copy):
     checkpoints.close()
 
 
-# --- which are kept ------------------------------------------------------------------------------------------------
+# --- retention -----------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -324,12 +324,12 @@ def start_saving(directory, program=SAVING, **kwargs):
 
 
 def test_a_kill_while_saving_leaves_a_valid_checkpoint(tmp_path):
-    """One process a trial saves without a pause and is killed at a random moment; the next goes on in its folder."""
+    """In each trial, a process saves without pauses until a kill at a random moment; the next one uses its folder."""
     rng = random.Random(0)
     want = abstract(make_state(0, devices=1, width=1 << 15))
     for _ in range(3):
         process = start_saving(tmp_path)
-        for _ in range(4):  # saves 1 to 3 are on disk when the call for the 4th returns
+        for _ in range(4):  # when the call for the 4th save returns, saves 1 to 3 are on disk
             begun = int(process.stdout.readline())
         time.sleep(rng.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
@@ -345,7 +345,7 @@ def test_a_kill_while_saving_leaves_a_valid_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_earlier_steps_stay(tmp_path):
-    """A limit on the size of a file stands in for the disk: writes fail in the same places."""
+    """A limit on the file size replaces a full disk: writes fail at the same places."""
     program = """
         import resource, sys
         from pretrainax.checkpoints.checkpoints import Checkpoints
@@ -365,7 +365,8 @@ def test_a_full_disk_is_one_clear_line_and_earlier_steps_stay(tmp_path):
     out, err = process.communicate()
     assert out == "RunFailed could not save step 2: File too large; earlier checkpoints are kept\n", err
     assert "Traceback" not in err
-    assert list_steps(str(tmp_path)) == [1]  # beside a temporary folder, perhaps: the process ends before it is removed
+    # A temporary folder may remain, because the process ends before it is removed.
+    assert list_steps(str(tmp_path)) == [1]
     assert restore(tmp_path, devices=1)[0][0] == 1
 
 
@@ -386,7 +387,7 @@ def test_a_save_that_failed_does_not_keep_the_next_from_working(tmp_path, monkey
 
 
 def test_a_save_that_failed_is_reported_before_the_next(tmp_path, monkeypatch):
-    """As on a full disk: without a check, a run would train on until its next checkpoint."""
+    """This happens on a full disk: without a check, a run would train until its next checkpoint."""
     reached, proceed = threading.Event(), threading.Event()
 
     def fail(path):
@@ -398,12 +399,13 @@ def test_a_save_that_failed_is_reported_before_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr("pretrainax.checkpoints.manifest.write_manifest", fail)
     checkpoints.save(1, make_state(1), {})
     reached.wait()
-    checkpoints.check()  # in progress
+    checkpoints.check()  # still in progress
     proceed.set()
     concurrent.futures.wait([checkpoints._pending[1]])
     with pytest.raises(RunFailed, match="could not save step 1: No space left on device"):
         SaveCheck().on_step(types.SimpleNamespace(checkpoints=checkpoints), None, None)
-    checkpoints.check()  # reported once
+    # The error is reported only once.
+    checkpoints.check()
     monkeypatch.undo()
     checkpoints.save(2, make_state(2), {})
     checkpoints.close()

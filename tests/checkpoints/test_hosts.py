@@ -1,4 +1,4 @@
-"""Checkpoints of processes that share no disk: what each writes, how it is joined, and what each brings."""
+"""Tests checkpoints of processes without a shared disk: written files, joining, and fetched files."""
 
 import os
 import random
@@ -27,13 +27,14 @@ from pretrainax.config import UserError
 from pretrainax.storage import places
 from tests.support.checkpoints import abstract, make_state
 
-WIDTH = 2000  # whose blocks are no values within a node
+# With this width, OCDBT stores the blocks in value files, not inside nodes.
+WIDTH = 2000
 OWNERS = ["0a-1.0", "0a-1.1"]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Gives the twin of a run in a store in memory, while the run is at work."""
+    """Yields the mirror of a run in an in-memory store, while the run holds its lease."""
     pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(places, "_mirrors", {})
@@ -50,7 +51,7 @@ def store_of(folder):
 
 
 def halves():
-    """An array of which two processes have half each, and one that the first alone writes."""
+    """Returns an array, and the shards of two processes: a half each, and a scalar that only the first one has."""
     whole = np.arange(4000, dtype=np.float32).reshape(40, 100)
     own = [
         HostShards((40, 100), "float32", (20, 100), [((slice(i, i + 20),) * 1 + (slice(None),), whole[i : i + 20])])
@@ -69,7 +70,8 @@ def test_what_two_processes_wrote_is_joined_without_their_values(tmp_path):
     os.rename(values, tmp_path / "elsewhere")
     join_shards(part, OWNERS)
     a, step = (_open(_store(str(tmp_path)), name) for name in ("a/b", "step"))
-    np.testing.assert_array_equal(a[:20].read().result(), whole[:20])  # the other half is not here yet
+    # The other half is not available yet.
+    np.testing.assert_array_equal(a[:20].read().result(), whole[:20])
     assert step.read().result() == 7
     os.rename(tmp_path / "elsewhere", values)
     np.testing.assert_array_equal(_open(_store(str(tmp_path)), "a/b").read().result(), whole)
@@ -85,7 +87,7 @@ def test_a_process_needs_what_its_shards_overlap(tmp_path):
         return [owner for owner in OWNERS if read_by_process({"params": tree}, reports)(f"params/{owner}/d/1")]
 
     assert needed((40, 100), ()) == OWNERS
-    assert needed((20, 100), ()) == OWNERS[:1]  # as of a process that has the first rows alone
+    assert needed((20, 100), ()) == OWNERS[:1]  # as in a process that has only the first rows
     assert not read_by_process({"optimizer": {}}, reports)(f"params/{OWNERS[0]}/d/1")
     for name in ("run.json", f"params/{OWNERS[0]}/manifest.ocdbt", f"params/{OWNERS[0]}/nodes/1", "params/d/1"):
         assert read_by_process({}, reports)(name) and not is_value_file(name)
@@ -100,7 +102,7 @@ def test_each_block_has_one_process_that_writes_it():
 
 
 def test_a_shard_is_copied_once(monkeypatch):
-    """From a GPU to the host; on a CPU, where NumPy would see memory that the next step writes to."""
+    """The copy goes from a GPU to the host. On a CPU, NumPy would share memory that the next step overwrites."""
     on_cpu = jax.numpy.arange(4.0)
     assert not np.shares_memory(shards._on_host(on_cpu), np.asarray(on_cpu))
 

@@ -1,4 +1,4 @@
-"""Runs that go on past their planned end: bit for bit those of a longer plan, or refused until they are asked for."""
+"""Runs that continue after their planned end equal a longer plan bit by bit, or are rejected without --extend."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def make(steps, schedule, source=None):
     return experiment
 
 
-# --- what may go on --------------------------------------------------------------------------------------------------
+# --- allowed continuations -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", [WarmupConstant(5), WarmupInverseSquareRoot(5)])
@@ -128,7 +128,7 @@ def test_the_rates_of_each_phase_are_compared():
 
 @pytest.fixture(scope="module")
 def short(text, cache):
-    """A run of 4 steps at a constant rate."""
+    """Returns a run of 4 steps at a constant learning rate."""
     experiment = make(4, WarmupConstant(2), TextFiles(path=str(text)))
     experiment.data.cache_dir, experiment.mesh.data = str(cache), 8
     experiment.evaluate.batches, experiment.checkpoint.every = 1, 3
@@ -136,7 +136,7 @@ def short(text, cache):
 
 
 def of(experiment, steps, **parts):
-    """The config anew, as the next command has it."""
+    """Returns a new config, as the next command would have it."""
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps), **parts)
 
 
@@ -188,7 +188,8 @@ def test_a_schedule_with_an_end_goes_on_when_asked(short, tmp_path, capfd):
     rate = WarmupCosine(2).build(3e-3, 6)
     logged = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "train")}
     assert logged[5] == pytest.approx(float(rate(4))) and logged[6] == pytest.approx(float(rate(5)))
-    assert train(of(short, 6, **cosine), str(tmp_path)) == 0  # asked once; the same command resumes without
+    # The user sets --extend only once. The same command resumes without it.
+    assert train(of(short, 6, **cosine), str(tmp_path)) == 0
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Tests that the manifest of a folder vouches for files of that folder alone."""
+"""The manifest of a folder applies only to files of this folder."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Tests that saves leave nothing behind in memory, however many there are."""
+"""Tests that saves leave no objects in memory, however many they are."""
 
 import gc
 
@@ -15,7 +15,7 @@ def lists() -> int:
 
 @pytest.mark.slow
 def test_saves_leave_no_lists_behind(tmp_path):
-    """TensorStore's metrics, which Orbax would read around each save, leak some 40 a save."""
+    """Orbax would read TensorStore's metrics around each save, which leaks about 40 lists per save."""
     checkpoints, state, found = Checkpoints(str(tmp_path), keep=1), make_state(0), []
     for step in range(30):
         checkpoints.save(step, state, {})
@@ -23,4 +23,4 @@ def test_saves_leave_no_lists_behind(tmp_path):
         if step in (9, 29):
             found.append(lists())
     checkpoints.close()
-    assert found[1] - found[0] < 20  # one a save would be 20
+    assert found[1] - found[0] < 20  # one list per save would be 20

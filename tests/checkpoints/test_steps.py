@@ -1,4 +1,4 @@
-"""Which folders are steps that can be trusted, whatever else lies among them; and paths that no library may misread."""
+"""Tests which folders are valid steps, whatever other files exist, and paths that libraries may misread."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, UserError
 from tests.support.checkpoints import abstract, make_state, restore, save_all
 
-# Names that some library reads as a pattern, an escape, a query, a flag, a bucket or a folder of its own.
+# Names that some library reads as a pattern, an escape, a query, a flag, a bucket or a special folder.
 NAMES = (
     *("run[lr=0.1]", "[a-z]", "a]b[c", "what?", "a*b", "**", "{a,b}", "x%25", "%2F", "%s"),
     *(
@@ -49,7 +49,8 @@ def test_a_workdir_of_any_name_is_read_back(name, tmp_path):
     chex.assert_trees_all_equal(state, make_state(1))
     read = {path: block for path, _, block in read_params(find_checkpoint(str(workdir)))}
     np.testing.assert_array_equal(read["scale"], make_state(1).params["scale"])
-    assert os.listdir(tmp_path) == [name]  # nothing was written elsewhere
+    # No file was written elsewhere.
+    assert os.listdir(tmp_path) == [name]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +74,7 @@ def test_a_path_that_a_library_takes_for_another_is_refused_at_once(path, tmp_pa
 
 
 def test_a_save_that_cannot_be_read_back_gets_no_name(tmp_path, monkeypatch):
-    """What a library writes elsewhere, or not at all, is found before the step counts."""
+    """If a library writes files elsewhere or not at all, the save detects it before the step counts."""
     checkpoints = Checkpoints(str(tmp_path), keep=2)
     checkpoints.save(1, make_state(1), {})
     checkpoints.wait()

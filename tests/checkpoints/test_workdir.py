@@ -1,4 +1,4 @@
-"""A workdir without a step is free; one with steps is refused, in few words and before anything is prepared."""
+"""A workdir without a step is free; a workdir with steps is rejected with a short message before any preparation."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def experiment(text, cache):
 
 
 def other(experiment, **train_fields):
-    """Another config: other seed, tokenizer and model."""
+    """Returns another config, with another seed, tokenizer and model."""
     changed = copy.deepcopy(experiment)
     changed.train.seed, changed.model.d_model, changed.tokenizer = 3, 64, ByteBPE(vocab_size=300)
     for name, value in train_fields.items():
@@ -52,7 +52,7 @@ def test_a_run_that_made_no_step_leaves_its_workdir_free(failure, experiment, tm
             broken.mesh.data = 3
         elif failure == "first step":
             out_of_memory(failing)
-        else:  # while it saved its first checkpoint, before its first log
+        else:  # The run fails in the save of its first checkpoint, before its first log.
             out_of_memory(failing)
             (run / "checkpoints" / "2.saving").mkdir(parents=True)
         with pytest.raises((UserError, MemoryError)):
@@ -66,7 +66,7 @@ def test_a_run_that_made_no_step_leaves_its_workdir_free(failure, experiment, tm
     stored = load(str(run / "config.json"))
     assert stored.train.seed == 3 and stored.tokenizer.vocab_size == 300
     assert len(json.loads((run / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]) < 400
-    # and its steps now keep it from others
+    # Its steps now prevent other runs from using it.
     with pytest.raises(UserError, match="holds a run of another config"):
         train(experiment, str(run))
 
@@ -75,7 +75,8 @@ def test_the_same_config_takes_its_workdir_again_without_a_word(experiment, tmp_
     with monkeypatch.context() as failing:
         out_of_memory(failing)
         with pytest.raises(MemoryError):
-            train(copy.deepcopy(experiment), str(tmp_path))  # a run sets config.data.workers
+            # The test passes a copy, because a run sets config.data.workers.
+            train(copy.deepcopy(experiment), str(tmp_path))
     capfd.readouterr()
     assert train(experiment, str(tmp_path)) == 0
     assert "replaced" not in capfd.readouterr().err
@@ -93,11 +94,11 @@ def test_a_tokenizer_of_the_user_in_a_new_workdir_is_not_deleted(experiment, tmp
     [
         ([], False),
         (["10"], True),
-        (["0"], True),  # an import, or a checkpoint that the user asked for
+        (["0"], True),  # an import, or a checkpoint that the user requested
         (["10.saving"], False),
         (["10.saving.json"], False),
         (["10.deleted"], False),
-        (["10.replaced"], True),  # killed while a checkpoint was written again: the old one
+        (["10.replaced"], True),  # killed during a second save of this step: the old checkpoint
         (["010", ".nfs0001"], True),  # named by a user
         ([".DS_Store"], False),
         (["12.saving", "10"], True),
@@ -119,7 +120,7 @@ def test_lines_of_metrics_are_steps_too(tmp_path):
 
 @pytest.fixture
 def started(experiment, tmp_path):
-    """A workdir with a checkpoint."""
+    """Returns a workdir with a checkpoint."""
     (tmp_path / "run" / "checkpoints" / "2").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text(dump(experiment))
     return tmp_path / "run"
@@ -192,5 +193,6 @@ def test_an_automatic_warmup_is_that_of_the_run_before_the_data_is_prepared(step
     longer = copy.deepcopy(experiment)
     longer.schedule, longer.train.steps, longer.train.budget = WarmupConstant(AUTO), steps, budget
     assert adopt_steps(str(started), longer) == [] and longer.schedule.warmup_steps == 30
-    longer.train.steps, longer.train.budget = 600, None  # as the prepared data has it
+    # The preparation of the data sets these fields.
+    longer.train.steps, longer.train.budget = 600, None
     assert check_workdir(str(started), longer) == "extended from 300 to 600 steps"
