@@ -1,4 +1,4 @@
-"""A file has its old content or its new one, and nothing is left beside it; so is a folder."""
+"""A file has either its old or its new content, and no other files remain; the same holds for folders."""
 
 import os
 import socket

@@ -25,7 +25,7 @@ TASKS = (
 
 @pytest.fixture
 def without_extras(tmp_path):
-    """An environment in whose processes the optional packages cannot be imported."""
+    """Returns an environment in which processes cannot import the optional packages."""
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "sitecustomize.py").write_text(
         f"import sys\nsys.modules.update(dict.fromkeys({OPTIONAL}))\n"

@@ -1,4 +1,4 @@
-"""Tests of which names that others list become paths, and that none of them leaves its folder."""
+"""Tests which listed names become paths; no name may lead out of its folder."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written are errors before the work."""
+"""Outputs that cannot be written are errors before the work starts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Paths that no machine has are refused, wherever a path is given."""
+"""All fields and flags for paths reject paths that no machine can have."""
 
 import dataclasses
 import os
@@ -13,14 +13,15 @@ from pretrainax.config.validation import validate
 from pretrainax.files.paths import define_path, is_url, path_problem
 from tests.support import tiny
 
-# Fields that hold text and name no file of this machine; what datasets and TFDS are given, they look up themselves.
+# Text fields that name no local file. datasets and TFDS resolve their own names.
 NO_PATHS = {
     "family",
     *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by", "profile_steps", "budget"),
-    *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # of tasks
-    *("metric", "task", "tasks", "flags"),  # of studies, and tasks during training, whose files `load_tasks` finds
-    *("columns", "delimiter", "encoding"),  # of tables and lines
-    *("project", "entity", "group", "tags", "experiment", "tracking_uri"),  # of trackers
+    *("labels", "numbered", "marks", "scores", "input", "template", "gap"),  # fields of tasks
+    # Fields of studies, and tasks during training, whose files `load_tasks` finds.
+    *("metric", "task", "tasks", "flags"),
+    *("columns", "delimiter", "encoding"),  # fields of tables and JSON lines
+    *("project", "entity", "group", "tags", "experiment", "tracking_uri"),  # fields of trackers
     *(
         "targets",
         "fully_trained",
@@ -61,7 +62,7 @@ def test_bytes_that_no_path_has_are_named(path, said):
 
 
 def test_every_field_of_text_is_a_path_or_known_to_be_none():
-    Choice.names()  # imports them
+    Choice.names()  # This call imports the choices.
     experiment = tiny.get_config("gpt")
     kinds = {type(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)} | set(Choice.imported())
     unknown = {
@@ -72,7 +73,7 @@ def test_every_field_of_text_is_a_path_or_known_to_be_none():
         if "str" in str(hint := typing.get_type_hints(kind)[name]) and "Literal" not in str(hint)
         if name not in NO_PATHS
         and name not in values.PATH_FIELDS
-        and not name.endswith(("_field", "_fields"))  # of a record
+        and not name.endswith(("_field", "_fields"))  # fields of a record
     }
     assert unknown == set()
 

@@ -1,4 +1,4 @@
-"""Only regular files are read, and links to them."""
+"""Tests that readers accept only regular files, and links to them."""
 
 import json
 import os
