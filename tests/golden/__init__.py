@@ -1,4 +1,4 @@
-"""Tiny models of every family, and what transformers computes with them."""
+"""Defines tiny models of every family, and stores the results that transformers computes with them."""
 
 import importlib
 import pathlib
@@ -15,7 +15,7 @@ CASES = {
     name: case for group in _GROUPS for name, case in importlib.import_module(f"tests.golden.{group}").CASES.items()
 }
 _DONE = {id(case.family) for case in (CASES | written.CASES).values()}
-# A family without a case of its own gets one.
+# Families without a case get a default case.
 CASES |= {
     family.prefix + next(iter(family.sizes)): shrunk(family)
     for family in zoo.FAMILIES

@@ -1,4 +1,4 @@
-"""A tiny model of a published family, the weights and the batch that both sides get."""
+"""Defines tiny models of published families, with the weights and the batch that our model and the reference get."""
 
 import dataclasses
 import importlib.util
@@ -35,16 +35,20 @@ ENCODER_LENGTHS = (11, 15, 4)
 class Case(NamedTuple):
     config: ModelConfig
     family: Family
-    oracle: Optional[Callable[[], Any]] = None  # () -> the model in transformers; None: of `family`'s own config.json
-    pad_id: int = 0  # RoBERTa and BART count positions by it
+    # () -> the model in transformers; None: the model by the config.json of `family`.
+    oracle: Optional[Callable[[], Any]] = None
+    pad_id: int = 0  # RoBERTa and BART derive positions from it
 
 
 def shrunk(family: Family) -> Case:
-    """The first size of a family at a size for tests: each of its bricks is there, and its pattern of layers starts
-    again."""
+    """Returns the first preset of a family at test size, with all its components.
+
+    The number of layers exceeds the pattern of layers, so that the pattern repeats.
+    """
     config = next(iter(map(family.preset, family.sizes)))
     scaling = config.position.scaling if isinstance(config.position, RotaryPositions) else None
-    if isinstance(scaling, YarnScaling):  # of its frequencies one is left alone, and one nearly stretched in full
+    # This scaling leaves one frequency unchanged, and scales one almost fully.
+    if isinstance(scaling, YarnScaling):
         scaling = dataclasses.replace(scaling, factor=4.0, fast=4.0, slow=0.5, original_length=30)
     if isinstance(config.position, RotaryPositions):
         local = (
@@ -72,14 +76,14 @@ def shrunk(family: Family) -> Case:
 
 
 def mixture(family: Family, variant: str, **changes: Any) -> MixtureOfExperts:
-    """The experts of a preset at a size for tests."""
+    """Returns the experts of a preset at test size."""
     settings = family.preset(variant).experts
     assert settings is not None
     return dataclasses.replace(settings, d_ff=settings.d_ff and 24, balance_weight=0.0, **changes)
 
 
 def weights(config: ModelConfig) -> Any:
-    """Parameters large enough for each term to show in the logits, from RandomState, whose stream is frozen."""
+    """Returns parameters so large that each term affects the logits, from RandomState, whose stream is frozen."""
     shapes = models.abstract_params(config)
 
     def one(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -93,7 +97,7 @@ def weights(config: ModelConfig) -> Any:
 
 
 def batch(case: Case) -> dict[str, np.ndarray]:
-    """Right-padded rows of the keys of the design's Batch table, with a loss on some tokens."""
+    """Returns right-padded rows with the keys of the design's table of batch fields, with a loss on some tokens."""
     rng, config = np.random.RandomState(0), case.config
 
     def rows(lengths):
@@ -129,7 +133,7 @@ def batch(case: Case) -> dict[str, np.ndarray]:
 
 
 def packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same rows without their padding, as segments 1, 2, 3 of one row."""
+    """Returns the same rows without padding, as segments 1, 2, 3 of one row."""
     out = {}
     for name in (
         "tokens",

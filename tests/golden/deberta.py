@@ -1,4 +1,4 @@
-"""DeBERTa: transformers' masked LM, and the heads that only the authors' files have, on transformers' encoder."""
+"""Defines cases of DeBERTa: transformers' masked LM, and transformers' encoder with the heads of the authors' files."""
 
 import copy
 import dataclasses
@@ -11,7 +11,7 @@ V2, V3 = FAMILIES
 
 
 def tiny(config, **changes):
-    """A preset at a size for tests; 14 tokens reach past the exact buckets (2 a side) and past the last (from 9)."""
+    """Returns a preset at test size; 14 tokens exceed the exact buckets (2 per side) and the last bucket (from 9)."""
     sizes = dict(
         vocab_size=VOCABULARY,
         num_layers=3,
@@ -24,7 +24,7 @@ def tiny(config, **changes):
 
 
 def discriminator():
-    """The authors' discriminator: what is below the head is transformers' encoder."""
+    """Returns the authors' discriminator, whose encoder is transformers' encoder."""
     import torch
     import transformers
     from transformers.modeling_outputs import TokenClassifierOutput
@@ -49,7 +49,7 @@ def discriminator():
 
 
 def mask_decoder():
-    """The authors' masked LM. Its decoder is the last layer of transformers' encoder, which can be given queries."""
+    """Returns the authors' masked LM; its decoder is the last layer of transformers' encoder, with separate queries."""
     import torch
     import transformers
     from transformers.modeling_outputs import MaskedLMOutput

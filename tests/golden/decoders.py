@@ -1,4 +1,4 @@
-"""Decoders, at sizes for tests. The rows are longer than every window, and every pattern starts again."""
+"""Defines cases of decoders at test size. Rows are longer than every window, and every pattern repeats."""
 
 import dataclasses
 
@@ -28,18 +28,18 @@ SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads
 LEARNED = SIZES | {"position": LearnedPositions(20)}
 GROUPED = SIZES | {"num_kv_heads": 2, "position": RotaryPositions(20, theta=40.0)}
 ALTERNATING = {"num_layers": 3, "window": 4}
-# Of the four frequencies of a head 8 wide one is left, one stretched in full, and two are in between.
+# A head of width 8 has four frequencies. The scaling leaves one unchanged, scales one fully, and two partly.
 SCALING = LongContextScaling(8.0, 1.0, 4.0, original_length=40)
 STRETCHED = {"head_dim": 8, "position": RotaryPositions(20, theta=40.0, scaling=SCALING)}
 GEMMA3_POSITIONS = RotaryPositions(20, theta=40.0, local_theta=10.0)
 
 
 def case(family, variant, sizes, **changes):
-    """A preset at a size for tests."""
+    """Returns a case of a preset at test size."""
     return Case(dataclasses.replace(family.preset(variant), **sizes | changes), family)
 
 
-# Of the two frequencies one is left alone, and one nearly stretched in full.
+# The scaling leaves one of two frequencies unchanged, and scales the other almost fully.
 YARN = YarnScaling(4.0, fast=4.0, slow=0.5, original_length=30, mscale=0.9, mscale_all_dim=0.6)
 LATENT = GROUPED | {
     "num_layers": 3,
@@ -103,7 +103,7 @@ CASES = {
     "phi2": case(PHI, "2", SIZES, head_dim=10, position=RotaryPositions(20, theta=40.0, fraction=0.4)),
     "phi3": case(PHI3, "3_14b", GROUPED, window=4),
     "phi4": case(PHI3, "4_14b", GROUPED, head_dim=8, position=RotaryPositions(20, theta=40.0, fraction=0.75)),
-    # Rows that are all longer than the old context, and none that is.
+    # All rows of phi3_5 are longer than the old context, and no row of phi4_mini is.
     "phi3_5": case(
         PHI3,
         "3_5_3_8b",

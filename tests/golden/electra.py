@@ -1,4 +1,4 @@
-"""ELECTRA's two encoders, each of a class of its own in transformers; and both as one model, with a batch for it."""
+"""Defines ELECTRA's two encoders as separate classes of transformers, and as one model with a batch."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ from tests.golden.case import VOCABULARY, Case
 
 
 def tiny(variant: str = "small", **changes):
-    """A preset at a size for tests, with its generator."""
+    """Returns a preset at test size, with its generator."""
     sizes = dict(vocab_size=VOCABULARY, num_layers=2, d_model=32, d_ff=64, num_heads=4, position=LearnedPositions(20))
     generator = Generator(num_layers=2, d_model=12, d_ff=24, num_heads=2)
     config = dataclasses.replace(copy.deepcopy(electra(variant)), **sizes, generator=generator)
@@ -31,14 +31,14 @@ MASK, ROWS, LENGTH, SLOTS = 2, 8, 12, 4
 
 
 def joint(sharing: str = "all", **changes):
-    """A tiny model of both, without dropout."""
+    """Returns a tiny model of both encoders, without dropout."""
     config = tiny("small", **{"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | changes)
     config.generator.share_embeddings = sharing
     return config
 
 
 def masked_batch(rows: int = ROWS) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The originals, and rows of unequal length with 1 to 4 masked tokens, one of them as it was and one random."""
+    """Returns the originals, and rows of different lengths with 1 to 4 targets; one target is unchanged, one random."""
     rng = np.random.default_rng(0)
     originals = rng.integers(5, VOCABULARY, (rows, LENGTH)).astype(np.int32)
     lengths = np.arange(rows) % 5 + LENGTH - 4
@@ -64,7 +64,7 @@ def masked_batch(rows: int = ROWS) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def everywhere(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same batch with targets and weights of each token, and without masked_positions."""
+    """Returns the batch with targets and loss weights at each token, and without masked_positions."""
     spread = {name: np.zeros(batch["tokens"].shape, batch[name].dtype) for name in ("targets", "loss_weights")}
     for row, (places, used) in enumerate(zip(batch["masked_positions"], batch["loss_weights"] > 0, strict=True)):
         for name in spread:

@@ -1,4 +1,4 @@
-"""Encoder-decoders, at sizes for tests. Rows reach past the last bucket of relative distance."""
+"""Defines cases of encoder-decoders at test size. Rows exceed the last bucket of relative distances."""
 
 import dataclasses
 
@@ -14,8 +14,11 @@ T5, FLAN_T5, MT5, BYT5, UL2 = t5.FAMILIES
 
 
 def fresh(family, config):
-    """The model in transformers. Version 5 ties the output matrix of a fresh T5, whatever config.json says, and unties
-    it where a file has another one."""
+    """Returns the model in transformers.
+
+    transformers 5 ties the output matrix of a new T5, whatever config.json states, and unties it if a file has a
+    different matrix.
+    """
     import transformers
 
     json = family.huggingface.write_config(config)
@@ -23,12 +26,12 @@ def fresh(family, config):
     theirs._attn_implementation, theirs.tie_word_embeddings = "eager", config.tie_embeddings
     model = getattr(transformers, json["architectures"][0])(theirs)
     if not config.tie_embeddings and not config.separate_embeddings:
-        model.set_input_embeddings(model.shared)  # which both stacks share, tied or not
+        model.set_input_embeddings(model.shared)  # both stacks share the input embeddings, tied or not
     return model
 
 
 def case(family, variant, sizes, **changes):
-    """A preset at a size for tests."""
+    """Returns a case of a preset at test size."""
     config = dataclasses.replace(family.preset(variant), **sizes | changes)
     return Case(config, family, lambda: fresh(family, config))
 
@@ -46,12 +49,12 @@ CASES = {
     "mt5": case(MT5, "base", BUCKETS, num_layers=2, num_heads=6, head_dim=4),
     "byt5": case(BYT5, "base", BUCKETS, num_decoder_layers=1),
     "ul2": case(UL2, "20b", BUCKETS),
-    # Two turns of two layers. No expert gets more tokens than it has room for in transformers, and each gets some, as
-    # torch neither moves nor decays one that gets none.
+    # Two periods of two layers. No expert exceeds its capacity in transformers. Each expert gets some tokens, because
+    # torch neither moves nor decays an expert without tokens.
     "switch": case(
         SWITCH, "base_8", BUCKETS, num_layers=4, d_model=24, experts=mixture(SWITCH, "base_8", num_experts=2)
     ),
-    # Experts in all layers, of which the encoder has fewer. The class has no output matrix of its own, as C has one.
+    # Experts in all layers, and fewer layers in the encoder. The class has no separate output matrix, unlike Switch-C.
     "switch_c": case(
         SWITCH,
         "c_2048",
@@ -62,7 +65,7 @@ CASES = {
         tie_embeddings=True,
         scale_tied_logits=True,
     ),
-    # The rows are longer than what local layers see, and the pattern starts again.
+    # The rows are longer than the window of local layers, and the pattern repeats.
     "t5gemma": case(
         T5GEMMA,
         "2b_2b",
@@ -74,7 +77,7 @@ CASES = {
         num_decoder_layers=4,
         position=RotaryPositions(20, theta=40.0),
     ),
-    # A decoder that is narrower than its encoder, with other heads.
+    # The decoder is narrower than the encoder, and has other heads.
     "t5gemma_9b_2b": case(
         T5GEMMA,
         "9b_2b",

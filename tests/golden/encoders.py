@@ -1,4 +1,4 @@
-"""Encoders after BERT, at sizes for tests."""
+"""Defines cases of the encoders after BERT, at test size."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ ROBERTA, XLM_ROBERTA = roberta.FAMILIES
 
 
 def tiny(family, variant="base", **changes):
-    """A preset at a size for tests."""
+    """Returns a preset at test size."""
     return dataclasses.replace(family.preset(variant), **SIZES | {"position": POSITIONS} | changes)
 
 
@@ -23,7 +23,7 @@ BLOCKS = tiny(BIGBIRD, sparse_attention=RandomBlocks(size=1, random=2))
 
 
 def bigbird_oracle():
-    """The class of transformers without the pooler that nothing there reads."""
+    """Returns the class of transformers without its pooler, which nothing uses."""
     import transformers
 
     model = transformers.BigBirdForMaskedLM(transformers.BigBirdConfig(**BIGBIRD.huggingface.write_config(BLOCKS)))
@@ -38,14 +38,14 @@ CASES = {
     "distilbert": Case(tiny(DISTILBERT), DISTILBERT),
     "roberta": Case(tiny(ROBERTA, position=LearnedPositions(20, offset=2)), ROBERTA, pad_id=1),
     "xlm_roberta": Case(tiny(XLM_ROBERTA, position=LearnedPositions(20, offset=2)), XLM_ROBERTA, pad_id=1),
-    # Rows are longer than all layers together reach.
+    # Rows are longer than the range of all layers together.
     "longformer": Case(tiny(LONGFORMER, window=4, position=LearnedPositions(20, offset=2)), LONGFORMER, pad_id=1),
     "bigbird": Case(BLOCKS, BIGBIRD, oracle=bigbird_oracle),
-    # Of so few blocks, each meets all.
+    # The rows have so few blocks that each block attends to all blocks.
     "bigbird_pairs": Case(tiny(BIGBIRD, sparse_attention=RandomBlocks(size=2, random=1), pair_head=True), BIGBIRD),
     "albert_v1": Case(tiny(ALBERT, "v1_base", embedding_dim=12), ALBERT),
     "albert": Case(tiny(ALBERT, embedding_dim=12), ALBERT),
-    # Rows are longer than all local layers together reach, and the pattern starts again.
+    # Rows are longer than the range of all local layers together, and the pattern repeats.
     "modernbert": Case(
         tiny(MODERNBERT, num_layers=5, window=4, position=RotaryPositions(20, theta=40.0, local_theta=10.0)),
         MODERNBERT,

@@ -1,8 +1,9 @@
-"""Writes what transformers computes with tiny models of every family: logits, hidden states, gradients.
+"""Writes the results of transformers for tiny models of every family: logits, hidden states, gradients.
 
-`python -m tests.golden.make [NAME …]` (extra `parity`) writes the .npz files, which tests without torch compare with,
-and the largest differences, which `python -m pretrainax.zoo` prints. What transformers has not is computed by
-tests/support/written.py. The parameters after three updates by torch are in updates/, of one model of each kind.
+`python -m tests.golden.make [NAME …]` (extra `parity`) writes two results. The .npz files are references for tests
+without torch. The largest differences are the numbers that `python -m pretrainax.zoo` prints. tests/support/written.py
+computes the models that transformers lacks. updates/ contains the parameters after three updates by torch, for one
+model of each kind.
 """
 
 import sys
@@ -22,7 +23,7 @@ from tests.golden.case import Case, batch, weights
 from tests.support import updates, written
 
 FOLDER = Path(__file__).parent
-# Every further brick has its gradient in the golden file of some model; a kind is how an update comes about.
+# One model for each kind of update. The golden files of all models cover the gradients of all other components.
 UPDATED = ("bert", "electra_small", "llama3", "deepseek_v3", "t5_1_1")
 
 
@@ -32,7 +33,7 @@ def golden(name: str) -> dict[str, np.ndarray]:
 
 
 def oracle(case: Case) -> Any:
-    """The torch model with the weights of the case, in evaluation mode."""
+    """Returns the torch model with the weights of the case, in evaluation mode."""
     import torch
     import transformers
 
@@ -46,21 +47,22 @@ def oracle(case: Case) -> Any:
         theirs._attn_implementation = "eager"
         model = getattr(transformers, json["architectures"][0])(theirs)
     state = to_huggingface(huggingface.names(config), weights(config))
-    if config.experts is not None:  # of which the class keeps all in one tensor, and the files have one each
+    # The class stores all experts in one tensor, and the files have a tensor for each expert.
+    if config.experts is not None:
         return read_from_file(model, state).eval()
     missing, unexpected = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
     assert not unexpected, unexpected
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     loaded = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name not in missing}
-    # A tied one has several names; Marian's table of sinusoids is a parameter that is not trained.
+    # A tied parameter has several names. Marian's sinusoidal table is a parameter without training.
     fresh = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in loaded]
     assert not fresh, fresh
     return model.eval()
 
 
 def read_from_file(model: Any, state: dict[str, np.ndarray]) -> Any:
-    """A torch model with the weights of a file, which it has read all of."""
+    """Returns a torch model with the weights of a file, and asserts that it has read all tensors."""
     import safetensors.numpy
 
     with tempfile.TemporaryDirectory() as folder:
@@ -74,14 +76,14 @@ def read_from_file(model: Any, state: dict[str, np.ndarray]) -> Any:
 
 
 def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Tensors of a torch model, weights or gradients, by the names that released files have."""
+    """Converts tensors of a torch model, weights or gradients, to the names of released files."""
     from transformers.core_model_loading import revert_weight_conversion
 
     return revert_weight_conversion(model, tensors)
 
 
 def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Tensors "logits", "pair_logits", "replaced_logits" (those there are), "hidden …", and "loss", with gradients."""
+    """Returns the outputs "logits", "pair_logits", "replaced_logits", "hidden …" and "loss", if any, with gradients."""
     import torch
 
     t = {key: torch.from_numpy(value.astype(np.int64)) for key, value in arrays.items()}
@@ -97,7 +99,7 @@ def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, 
     for side in ("encoder", "decoder"):
         states = out.get(f"{side}_hidden_states", out.get("hidden_states") if case.config.family == side else None)
         if states is not None:
-            found[f"hidden {side}"] = torch.stack(states[1:])  # [L, B, T, D]; the first are the embeddings
+            found[f"hidden {side}"] = torch.stack(states[1:])  # [L, B, T, D]; the first state is the embeddings
 
     functional, loss = torch.nn.functional, 0.0
     if "logits" in found:
@@ -113,12 +115,12 @@ def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, 
 
 
 def state_of(case: Case, model: Any, gradients: bool = False) -> Any:
-    """The weights of a torch model, or their gradients, as our tree."""
-    named = model.named_parameters(remove_duplicate=False)  # the table knows one name of a tied one
+    """Returns the weights of a torch model, or their gradients, as our tree."""
+    named = model.named_parameters(remove_duplicate=False)  # the table has one of the names of a tied parameter
     tensors = {name: p.grad if gradients else p.detach() for name, p in named}
     tensors = {name: x for name, x in tensors.items() if x is not None}
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # a parameter of ours, which no gradient moves
+        if name.endswith("e_score_correction_bias"):  # we treat it as a parameter, but no gradient changes it
             tensors[name] = buffer * 0 if gradients else buffer
     if case.config.experts is not None:
         tensors = as_in_files(model, tensors)
@@ -141,15 +143,16 @@ def reference(name: str) -> dict[str, np.ndarray]:
 
 
 def updated(name: str) -> dict[str, np.ndarray]:
-    """Returns our parameters, by path, after three updates by torch: of its model, its AdamW and its clipping."""
+    """Returns our parameters, by path, after three updates by torch, with its model, AdamW and gradient clipping."""
     case = CASES[name]
     model, table = oracle(case), case.family.huggingface.names(case.config)
     params = weights(case.config)
     decays = jax.tree.map(lambda decay, x: np.full(x.shape, decay), decay_mask(params), params)
     named = dict(model.named_parameters(remove_duplicate=False))
     decayed = {n: bool(x.any()) for n, x in to_huggingface(table, decays).items()}
-    if case.config.experts is not None:  # some have other names in the class than in files
-        known = {id(named[n]) for n in decayed if n in named}  # by one name of a tied one
+    # Some parameters have other names in the class than in files.
+    if case.config.experts is not None:
+        known = {id(named[n]) for n in decayed if n in named}  # by one of the names of a tied parameter
         decayed |= {n: p.ndim > 1 for n, p in model.named_parameters() if id(p) not in known}
     updates.update_torch(named, decayed, lambda: forward(case, model, batch(case))["loss"])
     theirs = state_of(case, model)
