@@ -1,7 +1,7 @@
-"""Names the test files that a change in a part can break: `python -m tests.affected layers data/packing`.
+"""Prints the test files that a change in a part can break: `python -m tests.affected layers data/packing`.
 
-A test file is named if it imports a module of that part, or imports one that does, at whatever distance, or runs a
-command that does. Imports inside functions count. A part is a package, or a file of it.
+These are the test files that import a module of the part, directly or indirectly, or that run a command which does so.
+Imports inside functions count too. A part is a package, or a file of a package.
 """
 
 import ast
@@ -14,27 +14,27 @@ from collections.abc import Iterable
 import pretrainax
 
 ROOT = pathlib.Path(__file__).parents[1]
-# A test that starts processes names their modules in strings: "pretrainax.main", "tests.chaos.kill"
+# Tests that start processes name the modules in strings: "pretrainax.main", "tests.chaos.kill".
 NAMED = re.compile(r"\b(?:pretrainax|tests)(?:\.\w+)+")
 
 
 def module_of(file: pathlib.Path) -> str:
-    """pretrainax/data/corpus.py -> pretrainax.data.corpus"""
+    """Returns the name of a module: pretrainax/data/corpus.py -> pretrainax.data.corpus."""
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-# Names of the package itself, which it imports when they are used: {"pretrainax.load": "pretrainax.inference.load"}
+# Names that the package itself imports on first use: {"pretrainax.load": "pretrainax.inference.load"}.
 PUBLIC = {f"pretrainax.{name}": module for name, module in pretrainax._MODULES.items()}
 FILES = {module_of(f): f for folder in ("pretrainax", "tests") for f in sorted((ROOT / folder).rglob("*.py"))}
 
 
 def executed(tree: ast.Module) -> list[ast.stmt]:
-    """Returns the statements of a file but for imports that only a type checker reads."""
+    """Returns the statements of a file, without imports that only a type checker reads."""
     return [x for x in tree.body if not (isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")]
 
 
 def mentioned(module: str) -> set[str]:
-    """Returns the modules that a file imports anywhere, and those that the strings of a test name."""
+    """Returns the modules that a file imports anywhere, and the modules in the strings of a test."""
     names, in_tests = set(), module.startswith("tests.")
     for node in itertools.chain.from_iterable(map(ast.walk, executed(ast.parse(FILES[module].read_text())))):
         if isinstance(node, ast.Import):
@@ -45,15 +45,15 @@ def mentioned(module: str) -> set[str]:
             names.add(f"pretrainax.{node.attr}")
         elif in_tests and isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= set(NAMED.findall(node.value))
-    # pretrainax.data.corpus.Corpus -> pretrainax.data.corpus; importing a module runs its package too. The package at
-    # the top, which imports nothing until it is asked for a name, counts where it is asked.
+    # pretrainax.data.corpus.Corpus -> pretrainax.data.corpus. Importing a module also runs its package. The top-level
+    # package imports a module only on the use of a name, so only these names count.
     above = {".".join(name.split(".")[:n]) for name in names for n in range(2, name.count(".") + 2)}
     above |= {found for name in names if (found := PUBLIC.get(name))}
     return above & FILES.keys() - {module}
 
 
 def reached() -> dict[str, set[str]]:
-    """Returns all modules that each module needs, itself included."""
+    """Returns, for each module, all modules that it needs, including itself."""
     needs = {module: mentioned(module) for module in FILES}
     found = {}
     for module in FILES:

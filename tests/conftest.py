@@ -1,6 +1,6 @@
-"""What every test runs under: 8 fake CPU devices, strict promotion of ranks, one compilation cache.
+"""The setup of all tests: 8 fake CPU devices, strict promotion of ranks, one compilation cache.
 
-Runs before any test module is imported, so that it may still decide how JAX starts.
+This file runs before the import of test modules, so it can set the environment in which JAX starts.
 """
 
 import collections
@@ -13,7 +13,8 @@ from tests.support.runs import FAST, write_text
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {FAST}".strip()
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks at the start of each process
+# Suppresses XLA's messages at the start of each process.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -25,21 +26,25 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no fault of a test
+hypothesis.settings.register_profile("untimed", deadline=None)  # a slow machine must not fail a test
 hypothesis.settings.load_profile("untimed")
-flags.FLAGS.mark_as_parsed()  # Grain and TFDS read flags; outside of a command nobody has parsed them
+flags.FLAGS.mark_as_parsed()  # Grain and TFDS read flags, which only commands parse
 
 
 def pytest_make_parametrize_id(val):
-    """Names a compressed parameter by its length: it may hold the time at which it was made, and workers that collect
-    other names than each other run nothing at all."""
+    """Names compressed data by its length, because the data may contain a timestamp.
+
+    If the workers collect tests with different names, they run no tests.
+    """
     return f"{len(val)} bytes" if isinstance(val, bytes) and not val.isascii() else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that are not slow are chosen
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(items):
-    """Refuses the other names that differ from process to process: those with an address. Makes all cases slow but the
-    first few that a test's mark `first` says."""
+    """Rejects test names that contain an address, because they differ between processes.
+
+    It also marks all cases after the first N as slow, for tests with the mark `first(N)`.
+    """
     wrong = [item.nodeid for item in items if " at 0x" in item.nodeid]
     assert not wrong, f"give these parameters ids: {wrong}"
     seen = collections.Counter()
@@ -51,15 +56,17 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Looks for garbage seldom, and never among what is imported: tracing makes many objects, few of them in circles.
-    6 % of the time of the tests of the zoo."""
+    """Runs the garbage collector rarely, and excludes imported objects from it.
+
+    Tracing creates many objects, but few cycles. This saves 6 % of the time of the zoo's tests.
+    """
     gc.set_threshold(50_000, 20, 50)
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def strict_promotion_of_dtypes(request):
-    """Bricks and models name every change of dtype. The optimizer cannot: Optax adds integers to floats."""
+    """Layers and models must cast dtypes explicitly. The optimizer cannot, because Optax adds integers to floats."""
     strict = request.path.parent.name in ("layers", "positions", "models")
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
@@ -67,8 +74,10 @@ def strict_promotion_of_dtypes(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Drops what a file has compiled: each program takes a few memory maps, of which a process may have 65,530. Beyond
-    that it dies of a segmentation fault."""
+    """Drops the compiled programs of a test file.
+
+    Each program takes a few memory maps. A process with more than 65,530 memory maps ends with a segmentation fault.
+    """
     yield
     jax.clear_caches()
     gc.collect()
@@ -79,7 +88,7 @@ SAMPLED = ("test_samples.py", "test_pretraining.py", "test_finish.py", "test_nex
 
 @pytest.fixture(autouse=True)
 def few_samples(request, monkeypatch):
-    """Ends the samples of a run early: they take as long as its steps. Their own tests see all of them."""
+    """Ends the samples of a run early, because they take as long as its steps; tests of samples get all samples."""
     samples = sys.modules.get("pretrainax.runs.samples")
     if samples is not None and request.path.name not in SAMPLED:
         monkeypatch.setattr(samples, "SECONDS", 0.1)
@@ -87,17 +96,17 @@ def few_samples(request, monkeypatch):
 
 @pytest.fixture(params=("with_jit", "without_jit"))
 def variant(request):
-    """Of a function as it is, or compiled: what chex.variants is to the methods of a TestCase."""
+    """Returns a wrapper that keeps or compiles a function, like chex.variants for the methods of a TestCase."""
     return jax.jit if request.param == "with_jit" else lambda function: function
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> pathlib.Path:
-    """A folder of text: sentences over 300 made-up words."""
+    """Returns a folder of text: sentences of 300 made-up words."""
     return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory) -> pathlib.Path:
-    """config.data.cache_dir of the tests that run commands."""
+    """Returns the value of config.data.cache_dir in tests that run commands."""
     return tmp_path_factory.mktemp("cache")

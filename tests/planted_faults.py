@@ -1,7 +1,7 @@
-"""Plants faults in a copy of this code, one at a time, and tells which of them the tests of `make check` notice.
+"""Plants faults in a copy of this code, one at a time, and prints which faults the tests of `make check` notice.
 
-`python -m tests.planted_faults [--only=WORD,…] [--tests="tests/optim tests/layers"]` prints a line a fault, and how
-many of them were noticed.
+`python -m tests.planted_faults [--only=WORD,…] [--tests="tests/optim tests/layers"]` prints a line for each fault, and
+the number of noticed faults.
 """
 
 import argparse
@@ -19,13 +19,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 class Fault(NamedTuple):
     name: str
-    file: str  # below pretrainax/
-    right: str  # which the file has once
+    file: str  # path below pretrainax/
+    right: str  # text that occurs exactly once in the file
     wrong: str
 
 
 FAULTS = (
-    # The four of which an earlier `make check` missed three
+    # An earlier `make check` missed three of these four faults.
     Fault(
         "attention: weights halved",
         "layers/attention.py",
@@ -182,7 +182,7 @@ FAULTS = (
 
 
 def copy(to: pathlib.Path) -> None:
-    """Copies the files that git tracks, as they are now."""
+    """Copies the current versions of all files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
         if os.path.lexists(ROOT / name):
@@ -191,13 +191,13 @@ def copy(to: pathlib.Path) -> None:
 
 
 def checked_by_default() -> list[str]:
-    """Returns what `make check` runs."""
+    """Returns the test files that `make check` runs."""
     line = ["make", "--silent", "--eval=planted: ; @echo $(FAST)", "planted"]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
 def notices(tree: pathlib.Path, fault: Fault, tests: list[str]) -> str:
-    """Returns the first test that fails with the fault in it; "" where none does."""
+    """Returns the first test that fails because of the fault, or "" if none fails."""
     file = tree / "pretrainax" / fault.file
     right = file.read_text()
     file.write_text(right.replace(fault.right, fault.wrong))

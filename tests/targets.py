@@ -1,6 +1,6 @@
-"""Prints the sizes that the layout of the package is held to: `python -m tests.targets`. Exit status 1: one is over.
+"""Prints the sizes of the package and their limits: `python -m tests.targets`. Exit status 1 means an exceeded limit.
 
-`tests/test_structure.py` holds the imports themselves; this adds the numbers of lines, files and cases.
+`tests/test_structure.py` checks the imports. This script adds the numbers of lines, files and cases.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ def lines(files) -> int:
 
 
 def cone_of(module: str) -> list[pathlib.Path]:
-    """Returns the files of this package that importing a module runs."""
+    """Returns the files of this package that an import of a module executes."""
     code = f"import sys, {module}; print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('pretrainax')))"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return [pathlib.Path(file) for file in out.stdout.split()]
@@ -30,7 +30,7 @@ def cases(*arguments: str) -> int:
 
 
 def rows() -> list[tuple[str, int, int | None]]:
-    """Returns a name, a number, and the most it may be; None: it is only shown."""
+    """Returns names, numbers and limits; None means that a number has no limit."""
     cone = cone_of("pretrainax.training.loop")
     used = {file.relative_to(PACKAGE).parts[0] for file in cone} & ABOVE
     return [

@@ -1,4 +1,4 @@
-"""Mistakes in calls of pretrainax.open and pretrainax.train are one line, and paths need not be strings."""
+"""Invalid calls of pretrainax.open and pretrainax.train give an error of one line; paths need not be strings."""
 
 import pathlib
 import types

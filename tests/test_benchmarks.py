@@ -1,4 +1,4 @@
-"""The benchmarks of a config run: nothing else would say that they have fallen behind the code."""
+"""Runs the benchmarks with small configs, because no other test would detect that a code change broke them."""
 
 import argparse
 import collections
@@ -25,7 +25,7 @@ from tests.support.runs import FAST, ROOT
 pytestmark = pytest.mark.slow
 
 TINY = "--config=tests/support/tiny.py:gpt"
-NUMBERS = 2 * 8_544 + (512 + 64) * 32 + 2 * 32  # of tiny.py:gpt: 2 blocks, embeddings, the last norm
+NUMBERS = 2 * 8_544 + (512 + 64) * 32 + 2 * 32  # parameters of tiny.py:gpt: 2 blocks, embeddings, the last norm
 SMALL = ["--config.data.sequence_length=64", "--config.train.global_batch_size=4", "--config.model.num_layers=1"]
 
 
@@ -36,7 +36,7 @@ def run(script, *words):
 
 
 def test_a_config_is_timed(tmp_path):
-    """One with sizes that are open, and rows that are packed by a plan."""
+    """Tests a config with open sizes, and with rows that are packed by a plan."""
     words = ["--config=bert_base:tiny", *SMALL, "--timed_steps=5", f"--json={tmp_path / 'figures.json'}"]
     done = run("train_step", *words)
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_a_config_is_timed(tmp_path):
 @pytest.mark.aot
 def test_the_bytes_of_a_compiled_step_are_counted(tmp_path):
     try:
-        Topology.parse("h100:1").devices()  # of a TPU so small a model never leaves the VMEM
+        Topology.parse("h100:1").devices()  # not a TPU, where such small models stay in the VMEM
     except UserError as e:
         pytest.skip(str(e))
     done = run(
@@ -61,7 +61,7 @@ def test_the_bytes_of_a_compiled_step_are_counted(tmp_path):
     assert sum(figures["kinds"].values()) == sum(figures["modules"].values()) == total
     assert 0 < figures["bytes_besides_products"] < total and figures["kernels"] > 0
     assert "decoder/blocks/mlp/up" in figures["modules"] and "residuals" in figures["kinds"]
-    # the state of the optimizer is read and written: parameters and two moments
+    # The update reads and writes the optimizer's state: parameters and two moments.
     assert figures["floor"]["update"] - 2 * 4 == 2 * 3 * 4 * NUMBERS <= figures["kinds"]["optimizer"]
     assert figures["floor_bytes"] == sum(figures["floor"].values())
     assert "by kind" in done.stdout and "temporaries" in done.stdout
@@ -79,7 +79,7 @@ def test_devices_to_compile_for_that_are_missing_or_unknown_are_one_line(words, 
 
 
 def without(folder, *modules):
-    """A folder of packages that cannot be imported, as on a machine that lacks them."""
+    """Returns a flag for a folder of packages that fail on import, as on a machine without them."""
     for module in modules:
         (folder / module).mkdir(parents=True)
         (folder / module / "__init__.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")\n")
@@ -89,7 +89,7 @@ def without(folder, *modules):
 def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path, of_benchmarks):
     """On a bare machine: without what only the loading of data needs."""
     bare = without(tmp_path / "packages", "grain", "array_record", "portpicker", "tensorflow_datasets", "tensorflow")
-    done = run("gpu", f"--out={tmp_path}", "--tiny", "--minutes=60", bare)  # far more than it takes
+    done = run("gpu", f"--out={tmp_path}", "--tiny", "--minutes=60", bare)  # far more than necessary
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     ended = {line["part"]: line["ended"] for line in lines if line["what"] == "end"}
     if importlib.util.find_spec("torch") is None:
@@ -97,7 +97,8 @@ def test_all_that_a_gpu_is_wanted_for_runs_to_its_end(tmp_path, of_benchmarks):
     assert set(ended.values()) == {"done"}, (ended, done.stdout, done.stderr)
     assert not [line for line in lines if line["what"].endswith("failed")]
     found = {(line["part"], line["what"]): line for line in lines}
-    for case in (line for line in lines if line["what"] == "attention"):  # bfloat16 rounds at 2^-8 = 0.4 %
+    # bfloat16 rounds at 2^-8 = 0.4 %.
+    for case in (line for line in lines if line["what"] == "attention"):
         assert case["error"] < 0.01 and case["error of gradients"] < 0.02, case
     assert {line["case"] for line in lines if line["what"] == "attention"} == set(of_benchmarks("gpu_kernels").CASES)
     assert found["kernels", "experts"]["error"] < 0.01 and found["kernels", "loss"]["error"] < 1e-3
@@ -134,8 +135,8 @@ def test_a_wheel_that_is_missing_is_named(tmp_path):
 
 
 def test_the_wheels_of_the_readme_require_no_others():
-    """pip installs them without their requirements. A new version of a package may require another one."""
-    on_the_machine = {"jax", "jaxlib", "numpy", "ml-dtypes", "fsspec"}  # with jax and torch
+    """pip installs these wheels without their requirements. A new version of a package may require another package."""
+    on_the_machine = {"jax", "jaxlib", "numpy", "ml-dtypes", "fsspec"}  # installed with jax and torch
     unused = {"click", "hf-xet", "markdown-it-py", "prometheus-client", "psutil", "typer"}
     command = re.search(
         r"--dest=wheels (.*)\n    pip install", (ROOT / "benchmarks" / "README.md").read_text(), re.DOTALL
@@ -172,7 +173,7 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, of_benchma
     ended = [line["ended"] for line in gpu.read(str(tmp_path))]
     assert ended[0::2] == ["failed with status 1: no such kernel", "timed out after 3 s"]
     assert ended[1].startswith("failed with status 1: TypeError: dot_general requires contracting dimensions")
-    # The child of the part has ended, too: it would keep the memory of the GPU.
+    # The child process of the part has ended too. Otherwise it would occupy the GPU's memory.
     state = pathlib.Path("/proc") / (tmp_path / "hangs.log").read_text().strip() / "stat"
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
@@ -207,7 +208,7 @@ def test_a_gpu_that_jax_cannot_start_is_explained(tmp_path):
 
 
 def test_a_step_is_compared_with_its_plan_also_without_a_trace(tmp_path):
-    """CUPTI, which traces a GPU, may be missing."""
+    """The machine may lack CUPTI, which traces a GPU."""
     code = (
         "import gpu_steps; from pretrainax.config import UserError\n"
         "from pretrainax.planning.topologies import Topology\n"
@@ -266,7 +267,7 @@ def test_a_sweep_takes_no_loss_of_another_config(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweep, "_train", train)
     trial = collections.namedtuple("Trial", ["name"])("planned")
-    for steps in (40, 60, 40):  # the plan of a trial changes with the amount of text
+    for steps in (40, 60, 40):  # the plan of a trial depends on the amount of text
         experiment = tiny.get_config("gpt")
         experiment.train.steps = steps
         assert sweep.train_all([trial], lambda _, made=experiment: made, str(tmp_path)) == {trial: steps}

@@ -1,4 +1,4 @@
-"""What all commands share: an error is one line and the process ends, whatever its threads do; --workdir."""
+"""Tests behavior of all commands: errors of one line, the end of the process despite threads, --workdir."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ from tests.support.runs import ROOT
 
 
 def run(program: str, *arguments) -> subprocess.CompletedProcess:
-    """A command whose main is the body given."""
+    """Runs a command with the given body of main."""
     imports = "from pretrainax import cli\nfrom pretrainax.config import RunFailed\n"
     code = f"{imports}{textwrap.dedent(program)}\ncli.run(main)"
     return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, timeout=60)
@@ -34,7 +34,7 @@ def test_a_command_that_has_failed_ends_though_a_thread_of_a_library_does_not():
 
 
 def test_a_command_that_has_failed_keeps_its_exit_code_while_python_ends():
-    """While Python destroys its modules, it handles no signal, so that an alarm would end the process with 142."""
+    """While Python destroys its modules, it handles no signals, so an alarm would end the process with status 142."""
     program = """
         import time
         cli._CLEANUP_SECONDS = 1
@@ -83,7 +83,7 @@ def test_a_workdir_is_at_home_and_utf_8():
 
 
 def imported_by(command: str, word: str) -> tuple[str, list[str]]:
-    """Returns what `pretrainax COMMAND WORD` prints, and the slow packages that it imports."""
+    """Returns the output of `pretrainax COMMAND WORD`, and the slow packages that the command imports."""
     code = f"""
         import runpy, sys
         sys.argv = ["{command}", "{word}"]

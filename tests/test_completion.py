@@ -1,4 +1,4 @@
-"""The completion script for bash, in a real bash; those for zsh and fish where these shells are installed."""
+"""Tests the completion script of bash in a real bash, and of zsh and fish if they are installed."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from tests.support.runs import ROOT, run
 
 @pytest.fixture
 def complete(tmp_path):
-    """Returns the completions of a line whose cursor is at its end, as bash's readline asks for them."""
+    """Returns a function that completes a line with the cursor at its end, like bash's readline."""
     script = tmp_path / "bin" / "pretrainax"
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m pretrainax "$@"\n')
@@ -21,7 +21,7 @@ def complete(tmp_path):
     assert out.returncode == 0, out.stderr
 
     def complete(line: str, *words: str) -> list[str]:
-        """Takes the line, and its words as readline splits them."""
+        """Completes a line, given also as the words into which readline splits it."""
         code = f"""{out.stdout}
 COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({" ".join(map(repr, words))}) COMP_CWORD={len(words) - 1}
 compopt() {{ :; }}

@@ -1,4 +1,4 @@
-"""The corpus of each paper is one flag, in the docstring of its config, which the real loader reads."""
+"""The docstring of each config has the paper's corpus as a flag, and the real loader reads it."""
 
 import sys
 
@@ -14,7 +14,7 @@ from tests.support.reading import texts
 from tests.support.runs import ROOT, run
 from tests.test_configs import VARIANTS, load
 
-# Each set of the hub that a config names: its configurations, splits and columns, as its page says.
+# The datasets of the hub in configs: configurations, splits and columns, from their pages.
 HUB = {
     "HuggingFaceFW/fineweb": (("default", "sample-350BT"), ("train",), ("text", "id", "dump", "url")),
     "HuggingFaceFW/fineweb-edu": (("default",), ("train",), ("text", "id", "dump", "url", "score")),
@@ -27,8 +27,9 @@ HUB = {
     "wikimedia/wikipedia": (("20231101.en", "20231101.de"), ("train",), ("id", "url", "title", "text")),
     "wmt/wmt14": (("de-en", "fr-en"), ("train", "validation", "test"), ("translation",)),
 }
-USUAL = (("default",), ("train",), ("text", "id"))  # of all others
-PAPERS = [name for name in VARIANTS if name not in ("finetune", "quickstart", "shakespeare_char")]  # theirs is in them
+USUAL = (("default",), ("train",), ("text", "id"))  # for all other datasets
+# The other configs contain their corpus.
+PAPERS = [name for name in VARIANTS if name not in ("finetune", "quickstart", "shakespeare_char")]
 RECORDS = 60
 
 
@@ -44,7 +45,7 @@ def record(column: str, i: int, split: str):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    """A folder with a small set of each shape under its name, whose README says what is in it, as on the hub."""
+    """Writes a folder with a small dataset of each shape, with the metadata of the hub in its README."""
     root = tmp_path_factory.mktemp("hub")
     named = {component.path for name in PAPERS for component in source(name).components()}
     for name, (configurations, splits, columns) in (dict.fromkeys(named, USUAL) | HUB).items():
@@ -60,7 +61,7 @@ def hub(tmp_path_factory):
         (root / name / "README.md").write_text("\n".join(["---", *lines, "---", ""]))
     with pytest.MonkeyPatch.context() as patch:
         without_network(patch, tmp_path_factory.mktemp("cache"))
-        patch.chdir(root)  # `datasets` looks for a name here before it asks the hub
+        patch.chdir(root)  # `datasets` searches this folder before the hub
         yield root
 
 

@@ -1,4 +1,4 @@
-"""Every config that ships loads, is sound, and trains two steps when shrunk."""
+"""Every config of the repository loads, is valid, and trains two steps at a small size."""
 
 import dataclasses
 import glob
@@ -27,7 +27,7 @@ from pretrainax.tokenization import Words
 from tests.support.tiers import few
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Configs of no published size, or with sizes that no row of the zoo has
+# Configs without published sizes, or with sizes that no row of the zoo has.
 VARIANTS: dict[str, list[str]] = {
     "finetune": [
         *"cola sst2 mrpc stsb qqp mnli qnli rte wnli conll2000 conll2003".split(),
@@ -51,7 +51,7 @@ def load(name: str, variant: str) -> Experiment:
     return runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"](variant)
 
 
-# What `make test` trains: of each kind one
+# The configs that `make test` trains: one of each kind.
 QUICK = (
     "t5_base",
     "bert_base",
@@ -67,11 +67,11 @@ def test_no_config_is_forgotten_here():
 def test_a_config_is_sound_and_survives_json(name, variant):
     experiment = load(name, variant)
     if name in ("shakespeare_char", "transformer"):
-        experiment.data.source.path = __file__  # the configs whose text is the user's
+        experiment.data.source.path = __file__  # these configs train on the user's text
     if name == "finetune":
         experiment.data.source = JsonLines(path=__file__)
         if not getattr(experiment.objective, "labels", True):
-            experiment.objective.labels = ("O", "B-X", "I-X")  # of records, not of this file
+            experiment.objective.labels = ("O", "B-X", "I-X")  # from the records, which this file does not have
     experiment.objective.complete(experiment)
     validate(experiment)
     assert config_lib.from_json(Experiment, json.loads(config_lib.dump(experiment))) == experiment
@@ -90,7 +90,7 @@ def test_a_config_of_one_size_has_no_variant(name):
 
 
 def pairs_of(text: str) -> JsonLines:
-    """Each line of the files of a folder, and its words in reverse."""
+    """Writes pairs of each line of a folder's files and the line with its words in reverse order."""
     path = pathlib.Path(text, "pairs.jsonl")
     lines = [line for file in sorted(path.parent.glob("*.txt")) for line in file.read_text().splitlines()]
     records = ({"source": line, "target": " ".join(line.split()[::-1])} for line in lines)
@@ -99,7 +99,7 @@ def pairs_of(text: str) -> JsonLines:
 
 
 def records_of(text: str) -> JsonLines:
-    """Each line of the files of a folder, with the label "1" where its first word is a short one."""
+    """Writes a record for each line of a folder's files; the label is "1" if the first word is short."""
     path = pathlib.Path(text, "records.jsonl")
     lines = [line for file in sorted(path.parent.glob("*.txt")) for line in file.read_text().splitlines()]
     records = ({"text": line, "label": int(len(line.split()[0]) < 5)} for line in lines)
@@ -108,7 +108,7 @@ def records_of(text: str) -> JsonLines:
 
 
 def shrink(experiment: Experiment, text: str, cache: str) -> None:
-    """Same mechanisms, small sizes."""
+    """Reduces the sizes of a config, and keeps its features."""
     model = experiment.model
     model.num_layers, model.d_model, model.d_ff, model.num_heads, model.vocab_size = 2, 32, 64, 4, 640
     model.embedding_dim = model.embedding_dim and 16
@@ -135,7 +135,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     model.window = model.window and 8
     experiment.tokenizer.path = None
     if hasattr(experiment.tokenizer, "vocab_size"):
-        # of characters and their pairs there are more than of words
+        # There are more characters and character pairs than words.
         experiment.tokenizer.vocab_size = 100 if isinstance(experiment.tokenizer, Words) else 400
     experiment.data.workers, experiment.data.prepare_workers = 0, 1
     experiment.data.sequence_length = 32 if experiment.objective.packs else 128  # a pair of sentences is longer
@@ -144,7 +144,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
         experiment.data.source = records_of(text)
     experiment.data.cache_dir = cache
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
-    if experiment.phases:  # a step of each
+    if experiment.phases:  # one step for each phase
         experiment.train.steps, room = len(experiment.phases), experiment.data.sequence_length
         sizes = {"sequence_length": lambda n: min(n, 2 * room), "global_batch_size": lambda n: 16}
         short = [{k: f(getattr(p, k)) for k, f in sizes.items() if getattr(p, k)} for p in experiment.phases]

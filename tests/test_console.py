@@ -1,4 +1,4 @@
-"""The console script `pretrainax`: every command by one name."""
+"""Tests the console script `pretrainax`, which runs every command by its name."""
 
 import configparser
 import pkgutil
@@ -20,7 +20,7 @@ NAMES = {"train" if c == "main" else c.replace("_", "-") for c in COMMANDS if c 
 
 @pytest.fixture
 def pretrainax():
-    """What an installation makes the script `pretrainax` of."""
+    """Returns the function that an installation would call for the script `pretrainax`."""
     name, _, target = SETUP["options.entry_points"]["console_scripts"].strip().partition(" = ")
     assert name == "pretrainax"
     return pkgutil.resolve_name(target)
@@ -36,7 +36,8 @@ def test_alone_it_lists_every_command_with_what_it_does(words, pretrainax, monke
     assert listed["verify-resume"] == summary and example.startswith("`python -m pretrainax.verify_resume")
 
 
-@pytest.mark.parametrize("command", ["evaluate", "zoo"])  # `main` is in another module; a package
+# The `main` of evaluate is in another module, and zoo is a package.
+@pytest.mark.parametrize("command", ["evaluate", "zoo"])
 def test_help_begins_with_the_docstring_of_the_command(command):
     done = run([sys.executable, "-m", "pretrainax", command, "--help"])
     docstring = pkgutil.resolve_name("pretrainax." + {"zoo": "zoo.__main__"}.get(command, command)).__doc__
@@ -83,7 +84,7 @@ def test_a_run_with_loader_workers_starts_by_its_name(tmp_path, text, cache):
 
 @pytest.mark.slow
 def test_a_config_file_may_import_what_lies_beside_it(tmp_path):
-    """The script of an installation is in another folder: `python -m` adds the one that the user is in."""
+    """The installed script is in another folder, and only `python -m` adds the current folder to the path."""
     (tmp_path / "mine.py").write_text("STEPS = 7")
     (tmp_path / "config.py").write_text(
         "import mine\nfrom tests.support import tiny\n\n"

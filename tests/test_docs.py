@@ -26,8 +26,9 @@ PAGES = [
 
 
 def paths_named(page: pathlib.Path) -> list[str]:
-    """Returns what looks like a file or a folder: `layers/block.py`, `docs/`, [text](docs/design.md)."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)  # code: commands of a user, with paths of theirs
+    """Returns the paths of files and folders in a page: `layers/block.py`, `docs/`, [text](docs/design.md)."""
+    # Code blocks contain paths of the user.
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     found = re.findall(r"`([\w./]+/[\w./]*)`", text) + re.findall(r"\]\(([\w./]+)[)#]", text)
     return [path for path in found if "NAME" not in path]
 
@@ -78,14 +79,14 @@ def test_the_page_of_commands_shows_their_help():
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_without_a_network(tmp_path):
-    """Strict: links, anchors, navigation, docstrings. The proxy of the environment leads nowhere."""
+    """Builds in strict mode: links, anchors, navigation, docstrings. The proxy in the environment leads nowhere."""
     env = os.environ | {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", f"--site-dir={tmp_path}"]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "index.html").read_text()
     hosts = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(?:https?:)?//([^/"]+)', page)
-    assert set(hosts) <= {"colab.research.google.com"}  # the badge of README
+    assert set(hosts) <= {"colab.research.google.com"}  # the badge of the README
 
 
 @pytest.mark.parametrize(

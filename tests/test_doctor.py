@@ -1,4 +1,4 @@
-"""`pretrainax doctor` shows what a maintainer asks for, and nothing that identifies the user."""
+"""`pretrainax doctor` prints the facts that maintainers need, and no facts that identify the user."""
 
 import getpass
 import json

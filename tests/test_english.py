@@ -1,6 +1,7 @@
-"""The English of docs, docstrings, comments and messages: the rate of hard phrases may not rise.
+"""Limits the rate of hard phrases in docs, docstrings, comments and messages.
 
-The patterns are a smoke detector, not a judge. A sentence may need one of them; a page full of them needs an editor.
+The patterns are a smoke detector, not a judge. A sentence may need such a phrase, but a page full of them needs an
+editor.
 """
 
 import ast
@@ -32,7 +33,7 @@ PATTERNS = {
     "a rare adverb": r"\b(?:anew|seldom|whichever|whoever|hence|thereof|wherever|meanwhile|sooner|dearer|farther|"
     r"rather than one)\b",
 }
-LONG = 35  # words of a sentence
+LONG = 35  # words in a sentence
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

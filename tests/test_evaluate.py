@@ -1,6 +1,6 @@
-"""`python -m pretrainax.evaluate` says what a run's last validation said, and scores any text with any model.
+"""`python -m pretrainax.evaluate` reproduces a run's last validation, and scores any data with any model.
 
-All its commands are forked from one process that has imported what they need.
+The test forks all commands from one process that has imported their packages.
 """
 
 import dataclasses
@@ -50,8 +50,11 @@ AVERAGED = ", moving average of the parameters"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, text, cache) -> pathlib.Path:
-    """Of a run with two checkpoints, which validates the moving average of its parameters, what is like it and is not
-    it, a model of others, and another text."""
+    """Creates the inputs of the commands.
+
+    They are a run with two checkpoints that validates the moving average of its parameters, similar folders that are
+    not a run, an imported model, and another text.
+    """
     root = tmp_path_factory.mktemp("evaluate")
     flags = "--config.train.steps=4", "--config.evaluate.every=2", "--config.evaluate.batches=1"
     flags += "--config.train.ema_decay=0.5", "--config.evaluate.parameters=ema"
@@ -78,7 +81,7 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
 
 
 def evaluated(folder: pathlib.Path, commands: list[list[str]]) -> list[tuple[int, str]]:
-    """The exit code and all that is printed, of each command line."""
+    """Returns the exit code and the output of each command line."""
     done = run([sys.executable, "-c", FORKING, str(folder)], input=json.dumps(commands))
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
@@ -127,7 +130,7 @@ def page_commands(folder: pathlib.Path) -> list[list[str]]:
 
 
 def words(said: tuple[int, str]) -> dict[str, list[str]]:
-    """The words of each line, by its first."""
+    """Returns the words of each line, by the first word."""
     code, text = said
     assert code == 0, text
     return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
@@ -175,7 +178,7 @@ def test_the_parameters_are_those_that_the_run_validates_or_those_that_are_asked
 
 
 def test_another_text_is_evaluated_wherever_the_run_is_now(said, folder):
-    """With the run's tokenizer: one that is trained on the other text would give other ids."""
+    """The command uses the run's tokenizer. A tokenizer trained on the other text would give other ids."""
     found = words(said["other text"])
     assert f"TextFiles(path='{folder}/text'" in said["other text"][1]
     assert found["loss"][0] != f"{lines(folder / 'run', 'valid')[-1]['loss']:,.4f}"
@@ -186,7 +189,7 @@ def test_another_objective_is_asked_where_one_is_given(said, folder):
     assert said["another objective"][0] == 0, said["another objective"][1]
     found = {result["measure"]: result for result in results(folder / "out" / "objective.json")}
     line = lines(folder / "run", "valid")[-1]
-    assert found["loss"]["counts"]["tokens"] < line["loss_tokens"]  # nothing of the prefix
+    assert found["loss"]["counts"]["tokens"] < line["loss_tokens"]  # excludes the tokens of the prefix
     assert found["loss"]["how"].startswith("PrefixLM, teacher-forced")
     assert found["loss"]["value"] != pytest.approx(line["loss"], rel=1e-6)
 
@@ -226,7 +229,7 @@ def test_tasks_are_asked_as_python_does(said, folder):
     found = results(folder / "out" / "tasks.json")
     asked = run_tasks(load(f"{folder}/run@4"), load_tasks(["grammar", "everyday"]), most=3)
     for result, expected in zip(found, [of for of_task in asked for of in of_task], strict=True):
-        value, interval = expected.value, expected.interval  # JSON has lists, and null for the value of no example
+        value, interval = expected.value, expected.interval  # JSON has lists, and null for the value without examples
         as_json = {"value": None if math.isnan(value) else value, "interval": interval and list(interval), "step": 4}
         assert result == dataclasses.asdict(expected) | as_json
 
@@ -317,7 +320,7 @@ def test_mistakes_are_one_line_each(folder):
         ([f"{of_run}@3"], "checkpoint 3 of"),
         ([f"--from={folder}/empty", text], "is neither a run"),
         ([f"--from={folder}/none"], "none"),
-        # before the evaluation, so that no results are lost
+        # These errors occur before the evaluation, so that no results are lost.
         ([of_run, f"--output={folder}/text"], f"--output={folder}/text is a folder, it must be a file"),
         ([of_run, text, "--transcripts=/dev/null/x"], "--transcripts=/dev/null/x cannot be written: File exists"),
         (

@@ -1,4 +1,4 @@
-"""evaluate --compare-with for the heads of two runs with the same task."""
+"""Tests evaluate --compare-with for the heads of two runs with the same task."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from tests.support.runs import run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two runs on the same records that differ in their rate, and a run on fewer records."""
+    """Trains two runs on the same records with different learning rates, and a run on fewer records."""
     folder = tmp_path_factory.mktemp("heads")
     for name, rate in (("slow", 1e-6), ("fast", 1e-2)):
         experiment = fine_tuning(folder)

@@ -1,4 +1,4 @@
-"""`python -m pretrainax.evaluate --bytes-of-spans` asks models of two families for the same spans."""
+"""`python -m pretrainax.evaluate --bytes-of-spans` scores models of two families on the same spans."""
 
 import collections
 import json

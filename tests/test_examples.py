@@ -1,8 +1,8 @@
 """Runs the stories of examples/ in their short form, and compares each page with the log of its real run.
 
 A story is a folder with config.py, README.md and log.txt. The commands of README.md run in order, in a folder with tiny
-data. `config.py` becomes `config.py:short`, and a variant `config.py:NAME` becomes `config.py:short_NAME`; variants of
-full size (`:full…`) stay, because only `plan` reads them. A study file gets the short config and a budget of FLOPS.
+data. `config.py` becomes `config.py:short`, and a variant `config.py:NAME` becomes `config.py:short_NAME`. Variants of
+full size (`:full…`) stay, because only `plan` reads them. A study file gets the short config and a budget of FLOPs.
 Commands that download (DOWNLOADS) do not run.
 """
 
@@ -24,9 +24,9 @@ from tests.support.runs import ENV, ROOT, write_text
 
 EXAMPLES = ROOT / "examples"
 STORIES = sorted(file.parent.name for file in EXAMPLES.glob("*/config.py"))
-DOWNLOADS = ("curl", "git", "pip")  # a test needs no network
+DOWNLOADS = ("curl", "git", "pip")  # tests use no network
 COMMAND_SECONDS = 300
-FLOPS = 1e9  # of a run of a study: a few steps
+FLOPS = 1e9  # FLOPs of a run of a study, which allow a few steps
 FINE_TUNING = (  # shortens `--config=finetune:…`
     "--config.train.steps=4 --config.schedule.warmup_steps=1 --config.evaluate.every=4 --config.checkpoint.every=4"
 )
@@ -69,7 +69,7 @@ def write_records(file: pathlib.Path, records: list[dict]) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> pathlib.Path:
-    """A folder with the files that the stories read, with made-up text."""
+    """Writes a folder with the files that the stories read, with made-up text."""
     root, rng = tmp_path_factory.mktemp("data"), random.Random(0)
     texts = [file.read_text() for file in sorted(write_text(root / "text").iterdir())]
     for name in ("train-00000-of-00008", "valid", "test"):
@@ -105,7 +105,7 @@ def run_story(name: str, root: pathlib.Path) -> list[tuple[list[str], str]]:
     return outputs
 
 
-@pytest.mark.slow  # a story takes about 80 s of processor time, mostly the starts of its commands
+@pytest.mark.slow  # a story takes about 80 s of processor time, mostly for starting its commands
 @pytest.mark.parametrize("name", STORIES)
 def test_the_commands_of_a_story_run_in_order(name, data, tmp_path):
     for part in data.iterdir():

@@ -1,4 +1,4 @@
-"""docs/how-to/own-code.md: code of another package, in its own loop and in the whole program."""
+"""Tests the code of docs/how-to/own-code.md as a package, in its own loop and in the whole program."""
 
 import os
 import pathlib
@@ -53,10 +53,10 @@ class Histogram(pretrainax.Callback):
     def evaluation_metrics(self, loop, state):
         return {"largest": max(float(abs(x).max()) for x in jax.tree.leaves(state.params))}
 """
-CALL = re.compile("^(?:run|experiment)\\b", re.MULTILINE)  # begins the lines of a block that use its class
+CALL = re.compile("^(?:run|experiment)\\b", re.MULTILINE)  # matches the first line of a block that uses its class
 DEFINITIONS = [CALL.split(block)[0] for block in BLOCKS if "\nclass " in block]
 LOSS = next(block for block in BLOCKS if "def entropy_loss(" in block)
-PACKAGE = "\n\n".join([LOSS, *DEFINITIONS, IMPORTS, CLASSES])  # the blocks import what they use
+PACKAGE = "\n\n".join([LOSS, *DEFINITIONS, IMPORTS, CLASSES])  # the blocks import the names that they use
 LOOP = """
 import sys, jax, pretrainax
 from mypackage.own import Bag, entropy_loss
@@ -118,7 +118,7 @@ print(pretrainax.load(f"{sys.argv[3]}/ours"))
 
 @pytest.fixture
 def package(tmp_path):
-    """A package that is installed elsewhere."""
+    """Writes a package that is installed in another folder."""
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "own.py").write_text(PACKAGE)
     metadata = tmp_path / "mypackage-1.0.dist-info"
@@ -148,7 +148,7 @@ def test_the_program_with_a_loss_a_model_an_optimizer_a_callback_and_an_evaluato
     assert done.stderr.count("standard deviations after step 2: ") == 2
     assert "  extra loss  entropy_loss\n" in done.stderr
     assert re.search(r"  state +\S+ kB of optimizer state are replicated, because shapes differ", done.stderr)
-    line = done.stdout.splitlines()[-1]  # of a model that is loaded
+    line = done.stdout.splitlines()[-1]  # from a loaded model
     assert line.startswith("LanguageModel(") and "step 4" in line
 
 

@@ -1,4 +1,4 @@
-"""`python -m pretrainax.generate` writes after the prompts of its command line, or after those of a file."""
+"""`python -m pretrainax.generate` continues the prompts of its command line or of a file."""
 
 import json
 import re
@@ -63,7 +63,8 @@ def test_a_file_that_was_cut_short_is_gone_on_with(model, tmp_path):
     lines = [json.loads(line) for line in whole.splitlines()]
     assert [line["prompt"] for line in lines] == ["a cat", "the dog.", "no", "x, y", "z"]
     assert all(len(line["texts"]) == 1 and line["texts"][0].keys() == {"text", "ended"} for line in lines)
-    (tmp_path / "texts.jsonl").write_bytes(whole[: whole.index(b"\n", whole.index(b"\n") + 1) + 9])  # killed in line 3
+    # The process was killed while it wrote line 3.
+    (tmp_path / "texts.jsonl").write_bytes(whole[: whole.index(b"\n", whole.index(b"\n") + 1) + 9])
     again = generate(*flags, f"--output={tmp_path}/texts.jsonl")
     assert again.returncode == 0 and "2 of 5 prompts are done" in again.stderr
     assert (tmp_path / "texts.jsonl").read_bytes() == whole

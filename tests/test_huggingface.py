@@ -1,4 +1,4 @@
-"""The command `pretrainax huggingface` compares its imports and exports with transformers, and says what differs."""
+"""The command `pretrainax huggingface` compares its imports and exports with transformers, and reports differences."""
 
 import sys
 
@@ -21,7 +21,7 @@ DIFFERENT = exact("token ids", 3, "texts", ["'a' has other ids"])
 
 @pytest.fixture
 def compared(monkeypatch):
-    """Returns the arguments of each comparison; `compared.result` is what the comparisons find."""
+    """Returns the arguments of each comparison; `compared.result` is the result of the comparisons."""
 
     class Calls(list):
         result = EQUAL

@@ -1,4 +1,4 @@
-"""`python -m pretrainax.inspect` shows what a model will see, in the terminal and on a page."""
+"""`python -m pretrainax.inspect` shows the model's input, in the terminal and on a page."""
 
 import subprocess
 import sys

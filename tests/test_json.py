@@ -1,4 +1,4 @@
-"""With --json, stdout is one JSON value and nothing else, for each command that has the flag."""
+"""With --json, stdout is exactly one JSON value, for each command that has the flag."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""launch/: what the scripts print, and a run that local.py starts again."""
+"""Tests the output of the scripts in launch/, and a run that local.py restarts."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def test_slurm_prints_one_srun_with_a_process_for_each_gpu():
 
 
 def test_slurm_numbers_the_processes_of_all_nodes_and_gives_each_its_gpu(tmp_path):
-    """srun runs here what it would run in each task."""
+    """The stub of srun runs its command locally, once for each task."""
     stubs = {
         "scontrol": "echo node1",
         "srun": "while [[ $1 != bash ]]; do shift; done\n"
@@ -126,7 +126,7 @@ def test_a_tpu_vm_restarts_on_all_workers():
 
 @pytest.mark.parametrize("code, starts", [(0, 1), (2, 1), (1, 3), (75, 3)])
 def test_a_tpu_vm_starts_again_what_may_end_otherwise(code, starts, tmp_path):
-    """gcloud runs here what it would run on a worker."""
+    """The stub of gcloud runs its command locally, as on a worker."""
     stubs = {"gcloud": 'for a; do case $a in --command=*) cd "$HOME"; bash -c "${a#*=}";; esac; done'}
     stubs |= dict.fromkeys(("tar", "sleep", "python3"), ":")
     stubs |= {"uv": '[[ $2 != find ]] || echo "python$3"', "make": 'echo "make $2"'}
@@ -165,7 +165,7 @@ BUCKET = [RUN[0], "--workdir=gs://mine/runs/t5", "--config.data.cache_dir=gs://m
 
 @pytest.mark.parametrize("script", sorted(p for p in LAUNCH.iterdir() if p.suffix in (".sh", ".sbatch")), ids=str)
 def test_no_script_writes_under_a_fixed_name_where_others_can_write(script):
-    """Somebody else could put a link of that name there first."""
+    """Other users could create a link with this name first."""
     assert "/tmp/" not in script.read_text()
 
 
@@ -231,7 +231,7 @@ def test_gke_refuses_what_is_not_set():
 
 @pytest.mark.slow
 def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text, cache):
-    """The whole run has as many processes and devices: the figures are the same to the last bit."""
+    """The undisturbed run has the same numbers of processes and devices, so its metrics are equal to the last bit."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     env = os.environ | {"XLA_FLAGS": FAST}
     out = subprocess.run(local(whole, text, cache), cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
@@ -250,8 +250,9 @@ def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text
     environment = pathlib.Path(f"/proc/{children[0]}/environ").read_text().split("\0")
     (port,) = (int(line.rpartition(":")[2]) for line in environment if line.startswith("JAX_COORDINATOR_ADDRESS="))
     (address,) = listening(port)
-    assert address in ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1, and as one of IPv6
-    os.kill(int(children[0]), signal.SIGKILL)  # of process 0 the other hears at once, of another only after 20 s
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1, and its form in IPv6
+    # The other process notices the loss of process 0 at once, but the loss of any other process only after 20 s.
+    os.kill(int(children[0]), signal.SIGKILL)
     said, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, said[-3000:]
     assert "[1] pretrainax: process 0 of 2 (the coordinator) is gone" in said
@@ -261,7 +262,7 @@ def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text
 
 
 def listening(port: int) -> list[str]:
-    """The addresses at which somebody on this machine waits for connections to a port, in words of the kernel."""
+    """Returns the local addresses that listen on a port, in the notation of the kernel."""
     rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
     return [row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port]
 
@@ -287,7 +288,7 @@ def losses(workdir: pathlib.Path) -> list[tuple]:
     return [(line["step"], line["split"], line["loss"]) for line in lines]
 
 
-# In place of pretrainax.main: it says where it stands, and which signal has ended it.
+# Replaces pretrainax.main: it prints its folder, and records the signal that ended it.
 STUB = """
 import os, pathlib, signal, sys, time
 
@@ -312,12 +313,13 @@ while "--talk" not in sys.argv:
 
 @pytest.fixture
 def stubs(tmp_path):
-    """Starts local.py in a folder of its own, by bash with $LOCAL for it; what ended a child comes into `ends`."""
+    """Starts local.py in a separate folder, with bash and $LOCAL; `ends` records which signal ended each child."""
     (tmp_path / "pretrainax").mkdir()
     (tmp_path / "pretrainax" / "__init__.py").touch()
     (tmp_path / "pretrainax" / "main.py").write_text(STUB)
     (tmp_path / "ends").mkdir()
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup would have children ignore it
+    # Under nohup, the children of the test would ignore SIGHUP.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     started = []
 
     def start(shell: str, *arguments: str) -> subprocess.Popen:
@@ -337,7 +339,7 @@ def stubs(tmp_path):
 
 
 def ends(folder: pathlib.Path) -> list[str]:
-    """What has ended each child, once all have."""
+    """Waits until all children have ended, and returns the signal that ended each child."""
     deadline = time.monotonic() + 30
     while len(os.listdir(folder)) < 2 or not all(path.read_text() for path in folder.iterdir()):
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""The real command in a subprocess: the three families end to end, killed and resumed, and its error lines."""
+"""Runs the real command in a subprocess: three families end to end, kills and resumes, and errors of one line."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def test_a_run_of_each_family_leaves_what_the_design_names(family, tmp_path, tex
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, text, cache) -> pathlib.Path:
-    """A run that nothing disturbed."""
+    """Trains an undisturbed run."""
     workdir = tmp_path_factory.mktemp("whole")
     out = run(command("tests/support/tiny.py:t5", workdir, text, cache))
     assert out.returncode == 0, out.stderr
@@ -37,7 +37,7 @@ def whole(tmp_path_factory, text, cache) -> pathlib.Path:
 
 
 def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> int:
-    """Starts the command, sends the signal once a line of the step is there, returns the exit code."""
+    """Starts the command, sends the signal after the log line of the step, and returns the exit code."""
     process = start(args)
     metrics = workdir / "metrics.jsonl"
     deadline = time.time() + 200

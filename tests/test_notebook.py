@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, and are stored with the output of a whole run."""
+"""The notebooks run from the first to the last cell, and the stored files have the output of a complete run."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from tests.support.runs import ENV, ROOT, TINY
 from tests.support.tiers import few
 
 NOTEBOOKS = ROOT / "notebooks"
-# notebook -> (texts of its output, number of pictures)
+# Notebook -> (strings in its output, number of plots).
 EXPECTED = {
     "train_small_model": (("JAX", "unigram baseline", "validation loss", "token accuracy", "mask 1:"), 1),
     "evaluate_checkpoint": (
@@ -22,7 +22,7 @@ EXPECTED = {
     ),
     "compare_two_runs": (("JAX", "rotary", "validation loss", "model.position", "95 %", "Raised when"), 1),
 }
-# notebook -> replacements in its parameters that make it short
+# Notebook -> replacements in its parameters that make it short.
 SHORT = {
     "train_small_model": {
         'TEXT = ""': "TEXT = {text!r}",

@@ -1,4 +1,4 @@
-"""`python -m pretrainax.plan`, and the page in docs/ that it writes."""
+"""Tests `python -m pretrainax.plan`, and the page in docs/ that it writes."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from tests.support.huggingface_weights import write_run
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-TINY = ("--config=tests/support/tiny.py:gpt",)  # its corpus is not there: a plan needs none
+TINY = ("--config=tests/support/tiny.py:gpt",)  # its corpus does not exist; a plan needs no corpus
 
 
 def run(*words):
@@ -135,9 +135,9 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
     text = report.run_report("tiny", candidate, Topology.parse("v5e:2x2"), found, "compiled in 2 s")
     assert "FITS as compiled: 8.00 MB; the estimate differs from it by" in text
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["data", "all-reduce"]]
-    assert line.endswith("10.00 MB  0%")  # none of it while products run
+    assert line.endswith("10.00 MB  0%")  # it does not overlap with products
     assert "bf16[8,32,64]" in text
-    # products take the time of their bytes, which is longer than that of so small a model's FLOPs
+    # The memory time of the products exceeds the compute time of such a small model.
     chip = CHIPS["v5e"]
     counted = 4 * 10**9 / chip.memory_rate + 10**9 / chip.memory_rate + 2 * 5_000_000 / chip.link_rate
     (line,) = [line for line in text.splitlines() if line.startswith("  as compiled")]
@@ -171,7 +171,7 @@ def test_the_page_has_a_row_for_every_config_on_every_topology():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert_base", "gpt2", "t5_base"])  # all of them take some minutes
+@pytest.mark.parametrize("name", ["bert_base", "gpt2", "t5_base"])  # all configs take some minutes
 def test_the_page_in_docs_is_what_the_code_says_today(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     wanted = plans_page.markdown(list(plans_page.rows([os.path.join("configs", f"{name}.py")]))).splitlines()

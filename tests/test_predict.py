@@ -1,6 +1,6 @@
-"""`python -m pretrainax.predict` writes what a model says of records, and evaluate its figures on them.
+"""`python -m pretrainax.predict` writes a model's predictions for records, and evaluate prints metrics on them.
 
-All commands are forked from one process that has imported what they need.
+The test forks all commands from one process that has imported their packages.
 """
 
 import csv
@@ -36,12 +36,12 @@ for name, *words in json.loads(sys.stdin.read()):
 """
 TEXTS = ["a cat", "the dog sat, the cat ran.", "no"]
 LABELS = ("bad", "fair", "good")
-LABELLED = (2, 2, 0)  # the labels of the texts, in a file that has them
+LABELLED = (2, 2, 0)  # labels of TEXTS, in a file with labels
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
-    """Of a directory of others with a head, a language model, and records of every kind."""
+    """Writes an imported model with a head, a language model, and records of every kind."""
     root = tmp_path_factory.mktemp("predict")
     named_labels(write_directory(root / "hf", with_head("bert")), *LABELS)
     write_directory(root / "lm", "bert")
@@ -60,7 +60,7 @@ def commands(folder, list_of_words):
 
 
 def mistakes(folder) -> list[tuple[list[str], str]]:
-    """Command lines, and what is said of each."""
+    """Returns invalid command lines with their error messages."""
     hf, a, out = f"--from={folder}/hf", f"--input={folder}/a.jsonl", f"--output={folder}/x.jsonl"
     source = f"--source=JsonLines(path='{folder}/a.jsonl')"
     return [
@@ -156,7 +156,7 @@ def test_an_imported_classifier_is_evaluated_on_a_file_that_counts_labels_in_ano
     meant = [("good", "bad", "fair")[label] for label in LABELLED]
     right = [name == line["prediction"] for name, line in zip(meant, lines(folder / "out.jsonl"), strict=True)]
     (row,) = (line.split() for line in text.splitlines() if line.startswith("accuracy "))
-    assert row[1] == f"{np.mean(right):.4f}" and row[2:4] == ["3", "records,"]  # of which one is cut
+    assert row[1] == f"{np.mean(right):.4f}" and row[2:4] == ["3", "records,"]  # one of the records is cut
     assert "both splits" in text and "Classification, as in a run's own validation" in text
 
 

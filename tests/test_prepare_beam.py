@@ -1,4 +1,4 @@
-"""Apache Beam's local runner writes the files that one call of `prepare` writes."""
+"""Apache Beam's local runner writes the same files as one call of `prepare`."""
 
 import os
 import pathlib
@@ -52,7 +52,7 @@ def contents(folder):
 
 
 def test_beam_writes_the_same_files(folder):
-    # Beam asks for pyarrow < 26 and protobuf < 7, which are older than those of constraints.txt.
+    # Beam requires pyarrow < 26 and protobuf < 7, which are older than the versions in constraints.txt.
     pytest.importorskip("apache_beam", reason="apache_beam is not installed: pip install 'pretrainax[beam]'")
     beam_flags = ("--runner=DirectRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing")
     done = command(folder, "prepare_beam", "--config.data.cache_dir=beam", *beam_flags)

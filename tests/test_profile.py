@@ -1,4 +1,4 @@
-"""`python -m pretrainax.profile` prints the table of a profile, draws it, and says what is not there."""
+"""`python -m pretrainax.profile` prints and plots the table of a profile, and reports missing files."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """A run with the profile of a TPU, which is made by hand, at steps 7 and 8."""
+    """Writes a run with a hand-made profile of a TPU at steps 7 and 8."""
     made = tmp_path_factory.mktemp("run")
     experiment = tiny.get_config("gpt")
     experiment.data.source.path = str(made)
@@ -43,7 +43,7 @@ def test_the_table_is_printed_beside_the_plan_and_drawn(workdir, tmp_path):
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
     assert rows["module"] == ["module", "kind", "ms", "per", "step", "share", "plan"]
     assert rows["mlp"][:2] == ["mlp", "products"] and rows["mlp"][3] == f"{4 / 9:.1%}" and len(rows["mlp"]) == 5
-    assert len(rows["in"]) == 5 and rows["in"][3] == "100.0%"  # in all, and what a plan expects
+    assert len(rows["in"]) == 5 and rows["in"][3] == "100.0%"  # total, with the plan's expectation
     assert (tmp_path / "shares.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,4 +1,4 @@
-"""Every command of the README and of docs/guide.md runs, with small sizes."""
+"""Runs every command of the README and of docs/guide.md with small sizes."""
 
 import ast
 import io
@@ -33,7 +33,7 @@ def run(words: list[str], cwd) -> str:
 
 
 def commands(start: str) -> list[list[str]]:
-    """The commands of both that begin so, as words; python is the one that runs the tests."""
+    """Returns the commands of both pages with this start, as words; python is the interpreter of the tests."""
     return [shlex.split(c.replace("python -m", f"{sys.executable} -m")) for c in COMMANDS if c.startswith(start)]
 
 
@@ -72,7 +72,7 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     assert "token accuracy" in run([*encoder, *SMALL.split(), cached], tmp_path)
     assert "tokens/s" in run(generate, tmp_path)
     python, loop = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert loop.startswith("run = pretrainax.open(experiment)")  # tests/test_extending.py runs one like it
+    assert loop.startswith("run = pretrainax.open(experiment)")  # tests/test_extending.py runs a similar loop
     assert "(2, 128) " in run([sys.executable, "-c", python], tmp_path)
     assert "as T5ForConditionalGeneration" in run(give, tmp_path)
     assert "parameters imported" in run(take, tmp_path)
@@ -126,7 +126,8 @@ def test_each_measurement_is_that_of_the_linked_section_of_the_lab_book():
     assert len(rows) == 8 and stated == (dates[0], dates[-1])
     for anchor, cells in rows:
         tables = "".join(line for line in sections[anchor].splitlines() if line.startswith("|"))
-        measured = [number for number in re.findall(r"[\d,.]*\d", cells) if number != "500"]  # 500 W: of published.toml
+        # 500 W comes from published.toml.
+        measured = [number for number in re.findall(r"[\d,.]*\d", cells) if number != "500"]
         assert measured and set(measured) <= set(re.findall(r"[\d,.]*\d", tables)), anchor
 
 

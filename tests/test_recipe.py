@@ -1,4 +1,4 @@
-"""Every number and choice of every config and preset has its source, and every line of a ledger is of one."""
+"""Every number and choice of every config and preset has a source, and every line of a ledger belongs to a value."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ NO_FIELDS = (*ledger.STATUSES, "theirs", "variants", "see", "named", "quote", "e
 
 @functools.cache
 def compared() -> dict[str, ledger.Comparison]:
-    """Each config and preset beside its ledger."""
+    """Compares each config and preset with its ledger."""
     with mock.patch.object(ledger, "read", functools.cache(ledger.read)):
         of_configs = {
             f"{name}:{variant}": ledger.compare(load(name, variant), str(ROOT / "configs" / f"{name}.toml"), variant)
@@ -46,11 +46,11 @@ def test_every_number_and_choice_is_that_of_its_ledger():
     assert wrong == []
 
 
-# --- a change on one side ---------------------------------------------------------------------------------------------
+# --- changes of a config or a ledger ----------------------------------------------------------------------------------
 
 
 def part_of(whole: object, names: list[str]) -> object:
-    """What is at a path in a config or in a block of a ledger: ["objectives[0]", "mode"]."""
+    """Returns the value at a path in a config or in a block of a ledger: ["objectives[0]", "mode"]."""
     for name in names:
         name, _, i = name.rstrip("]").partition("[")
         whole = whole[name] if isinstance(whole, dict) else getattr(whole, name)
@@ -59,7 +59,7 @@ def part_of(whole: object, names: list[str]) -> object:
 
 
 def with_other(config: Experiment, path: str, value: object) -> Experiment:
-    """The config with another value of a field, or with another class that has the same numbers."""
+    """Returns the config with another value of a field, or with another class that has the same numbers."""
     *owner, name = path.split(".")
     part = part_of(config, owner)
     if name != "type":
@@ -74,7 +74,7 @@ def with_other(config: Experiment, path: str, value: object) -> Experiment:
 
 
 def other_than(row: ledger.LedgerRow) -> object:
-    """Another value of the kind of a row's, or another class of the kind of its class."""
+    """Returns another value of the same type as a row's value, or another class of the same kind."""
     if row.path.endswith(".type"):
         cls = Choice.named(str(row.value))
         kind = cls.__mro__[cls.__mro__.index(Choice) - 1]
@@ -87,7 +87,7 @@ def other_than(row: ledger.LedgerRow) -> object:
 
 
 def places() -> Iterator[tuple[str, str, ledger.LedgerRow]]:
-    """Config, variant and row of each value in configs that have all kinds of them."""
+    """Yields config, variant and row of each value in configs that together have all kinds of values."""
     configs = "albert_base:base gpt3:13b llama:3_8b modernbert_base:large t5_base:nano transformer:big ul2_base:base"
     for name in configs.split():
         for row in compared()[name].rows:
@@ -101,7 +101,7 @@ def noticed(name: str, variant: str, config: Experiment, path: str) -> bool:
 
 
 def read_otherwise(row: ledger.LedgerRow, read: Callable[[str], dict], path: str) -> dict:
-    """The contents of a ledger with another value in the line that a row is of."""
+    """Returns the contents of a ledger with another value in the line of a row."""
     file, i, line = row.fact.line
     contents = read(path)
     if path.endswith(file):
@@ -143,7 +143,7 @@ def test_any_other_number_word_or_class_in_a_ledger_is_noticed():
         ("gemma", "2_2b", "model.norm", "rms"),
         ("gpt2", "124m", "model.position.type", "SinusoidalPositions"),
         ("mistral", "7b", "tokenizer.type", "Unigram"),
-        # of which the ledger says nothing, as they are as by default
+        # The ledger has no entries for these fields, because they have their default values.
         ("qwen", "3_8b", "objective.mask_documents", True),
         ("gpt2", "124m", "optimizer.scale_by_parameter_rms", True),
         ("gpt2", "124m", "model.gated", True),
@@ -154,11 +154,11 @@ def test_another_class_with_the_same_numbers_is_noticed(name, variant, path, oth
     assert noticed(name, variant, with_other(load(name, variant), path, other), path)
 
 
-# --- every line is of use ---------------------------------------------------------------------------------------------
+# --- every line is used -----------------------------------------------------------------------------------------------
 
 
 def lines(value: object, path: str = "") -> Iterator[str]:
-    """The keys of a block: "train.steps", or "train.steps.base" of a table by variant."""
+    """Yields the keys of a block: "train.steps", or "train.steps.base" in a table by variant."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from lines(part, f"{path}.{key}".lstrip("."))
@@ -183,7 +183,7 @@ def test_every_line_of_a_ledger_is_of_some_number():
 
 
 def facts() -> Iterator[tuple[str, str, ledger.Fact]]:
-    """Config, path and fact of each value in a ledger of a config, once."""
+    """Yields config, path and fact of each value in a ledger of a config, once."""
     yield from {
         (row.path, row.fact.line): (name, row.path, row.fact)
         for name, comparison in compared().items()
@@ -266,7 +266,10 @@ optimizer.weight_decay = 0.01
 
 @pytest.fixture
 def checked(tmp_path):
-    """Checks the optimizer of a config, of which a copy of the released file has one line: exit code, output."""
+    """Returns a function that checks a config's optimizer against a released file with the given text.
+
+    The function returns the exit code and the output.
+    """
     (tmp_path / "mine.py").write_text("from tests.support.tiny import get_config")
     copy = tmp_path / "copies" / "some" / "code" / ("a" * 40) / "train.py"
     copy.parent.mkdir(parents=True)

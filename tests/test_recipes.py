@@ -1,4 +1,4 @@
-"""Every command of the how-to guides is valid: the real parsers read its flags, and its config is sound."""
+"""Every command of the how-to guides is valid: the real parsers read its flags, and its config is valid."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.support.runs import ENV, ROOT
 
 COMMANDS = commands(how_to())
 NAMES = sorted({words[1] for words in COMMANDS})
-# Reads each command line in a process of its own, a copy of one that has imported all of it.
+# Parses each command line in a separate process, forked from a process with all imports.
 PARSER = """
 import json, os, sys
 import pretrainax.data.objectives, pretrainax.interop.start, pretrainax.optim, pretrainax.trackers, pretrainax.zoo
@@ -46,7 +46,7 @@ def test_every_config_of_a_recipe_is_sound(tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "words.txt").write_text("床前\n")
     (tmp_path / "runs" / "tokenizer").mkdir(parents=True)
-    # where a fine-tuning begins: its config.json is all that is read here
+    # Fine-tuning starts from these folders. The test reads only their config.json.
     for name, family in {"bert": "bert", "student": "bert", "t5": "t5", "gpt2": "gpt2"}.items():
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "config.json").write_text(f'{{"model_type": "{family}"}}')

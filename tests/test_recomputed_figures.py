@@ -1,4 +1,4 @@
-"""Figures that the commands print, computed again with transformers, scikit-learn, SciPy and NumPy.
+"""Computes the metrics that commands print again, with transformers, scikit-learn, SciPy and NumPy.
 
 The models of transformers read exported directories, and the tests read the numbers from the output of the commands.
 """
@@ -59,7 +59,7 @@ def small(name: str, folder, **sizes):
 
 
 def write_documents(folder, count: int) -> None:
-    """Writes documents in which each word is followed by one of two others, so that the context predicts a token."""
+    """Writes documents in which one of two words follows each word, so that the context predicts a token."""
     folder.mkdir()
     for number in range(count):
         numbers = [int(RNG.integers(60))]
@@ -175,7 +175,7 @@ def test_the_spread_of_the_hidden_states(masked):
 
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory):
-    """A small BERT that classifies texts by their words: its output, the records, and the logits of transformers."""
+    """Trains a small BERT that classifies by words; returns its output, the records, and the logits of transformers."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""`python -m pretrainax.report` lays runs over each other in a picture and a page, and says what a run lacks."""
+"""`python -m pretrainax.report` compares runs in a plot and on a page, and reports what a run lacks."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.support.runs import ENV, ROOT
 
 
 def write_run(folder, losses, **counted):
-    """Writes metrics.jsonl of a run with a line every 10 steps of a second each, and a validation after the last."""
+    """Writes metrics.jsonl of a run: a line every 10 steps of one second each, and a validation after the last line."""
     folder.mkdir(parents=True)
     lines = []
     for i, loss in enumerate(losses, start=1):
@@ -50,7 +50,7 @@ def made(runs, tmp_path_factory):
 @pytest.mark.slow
 def test_the_page_has_each_run_over_each_axis_that_it_counted(made):
     data = json.loads(re.search(r"^const data = (.*);$", made[2], re.MULTILINE)[1])
-    deep, wide = data["runs"]  # as the folder has them
+    deep, wide = data["runs"]  # in the order of the folder
     assert (deep["name"], wide["name"]) == ("deep<script>", "wide")
     train, valid = wide["curves"]["loss"]["train"], wide["curves"]["loss"]["valid"]
     assert train["x"] == {"step": [10, 20, 30], "tokens": [5120, 10240, 15360], "time": [10, 20, 30]}
@@ -157,7 +157,7 @@ def test_the_command_says_which_values_are_left_out(tmp_path):
     with open(tmp_path / "a" / "metrics.jsonl", "a") as f:
         f.write('{"step": "4", "split": "train", "loss": 1.0}\n{"step": 5, "split": 1, "loss": 2}\n{"step": 6, "spl')
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
-    lines = len((tmp_path / "a" / "metrics.jsonl").read_bytes().splitlines()) - 1  # the last one is being written
+    lines = len((tmp_path / "a" / "metrics.jsonl").read_bytes().splitlines()) - 1  # the run is writing the last line
     assert done.returncode == 0
     assert "a: metrics.jsonl has invalid lines, not JSON or" in done.stderr
     assert f"left out: 2 of {lines} lines" in done.stderr

@@ -1,4 +1,4 @@
-"""Holds the shape of the house: what may import what, sizes of files and functions, a use for each field."""
+"""Checks the structure of the code: allowed imports, sizes of files and functions, a use for each field."""
 
 import ast
 import dataclasses
@@ -20,7 +20,7 @@ SCRIPTS = sorted(file for folder in SCRIPT_FOLDERS for file in (ROOT / folder).r
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 ALL = FILES + SCRIPTS + TESTS
 
-# Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
+# Top-level imports of a package may only be from itself and from earlier packages. A top-level module is a command.
 PACKAGES = (
     "files config storage reporting trackers sharding checkpoints runtime tokenization data layers models optim "
     "training tasks adapt distill zoo interop inference scoring runs planning profiling scaling evaluation studies"
@@ -30,7 +30,8 @@ COMMANDS = (
     "watch evaluate generate predict verify_resume huggingface doctor completion"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
-# The two chains that a user takes apart: text without models, models without text but for the contract of a batch.
+# Two chains of packages that users can use separately: data without models, and models without data except for the
+# definition of a batch.
 CHAINS = {
     "data": {"files", "config", "storage", "reporting", "tokenization"},
     "tasks": {"files", "config", "storage", "data", "tokenization"},
@@ -46,7 +47,7 @@ def tree(file: pathlib.Path) -> ast.Module:
 
 
 def names_imported(file: pathlib.Path) -> set[str]:
-    """Returns what the file imports of the package when it is imported itself: "data.batch.Batch", and so on."""
+    """Returns the names of the package that a file imports at its top: "data.batch.Batch", and so on."""
     names = set()
     for node in tree(file).body:
         if isinstance(node, ast.Import):
@@ -57,7 +58,7 @@ def names_imported(file: pathlib.Path) -> set[str]:
 
 
 def imported(file: pathlib.Path) -> set[str]:
-    """Returns the parts of the package ("data", "config", …) that the file imports when it is imported itself."""
+    """Returns the parts of the package ("data", "config", …) that the file imports at its top."""
     return {name.split(".")[0] for name in names_imported(file)}
 
 
@@ -68,7 +69,7 @@ def part_of(file: pathlib.Path) -> str:
 MODULES = [file for file in FILES if part_of(file) != "__init__"]
 
 
-# What imports the package of an extra at its top, as its classes are subclasses of some there.
+# These modules import the package of an extra at their top, because their classes extend classes of the package.
 OF_EXTRAS = {"pretrainax.scoring.tasks.harness": "lm_eval"}
 
 
@@ -87,7 +88,7 @@ def test_every_script_imports(monkeypatch):
 
 
 def wrong_imports(file: pathlib.Path) -> set[str]:
-    """Returns the packages that stand after the file's own, and the names that its chain may not import."""
+    """Returns the imported packages that come after the file's own, and the names that its chain may not import."""
     part = part_of(file)
     after = {name for name in imported(file) if name != part and RANK[name] >= RANK[part] and name != "cli"}
     if part not in CHAINS:
@@ -111,7 +112,7 @@ def test_the_training_loop_needs_nothing_that_uses_a_trained_model():
     assert {"models", "data", "training"} <= found and not found & set(ABOVE_TRAINING)
 
 
-# A worker imports the program's main module again.
+# A worker imports the main module of the program again.
 LIGHT = "config tokenization tokenizer data tasks prepare prepare_beam cli inspect".split()
 
 
@@ -127,7 +128,7 @@ def test_a_loader_worker_imports_no_jax():
 MOST_LINES_OF_A_FILE = 500
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_PARAMETERS = 8  # self and cls not counted
-MOST_ANY = 100  # in the whole package, at its seams to libraries without types
+MOST_ANY = 100  # in the whole package, where it uses libraries without types
 NO_VERBS = ("Of", "As", "What", "Whether", "Where", "How", "Which")
 
 
@@ -175,7 +176,7 @@ def test_a_docstring_begins_with_a_sentence():
 
 
 def test_a_problem_of_a_config_names_its_field_or_flag():
-    """The messages of `problems` and its helpers; fields of task files and study files have no path in a config."""
+    """Checks the messages of `problems` and its helpers, except in task files and study files without config paths."""
     names = re.compile(r"config\.|config_path|--|\{(path|name|message|where)|WANDB_MODE")
     yields = [
         (path_of(file), ast.unparse(node.value))
@@ -195,7 +196,7 @@ def test_few_things_may_be_of_any_type():
     assert names.count("Any") <= MOST_ANY
 
 
-# The store of keys and values that processes share has no public name, nor has the check of heads for cuDNN.
+# JAX has no public name for the key-value store between processes, nor for cuDNN's check of head sizes.
 PRIVATE_NAMES = {
     "pretrainax/runtime/cluster.py",
     "pretrainax/planning/topologies.py",
@@ -227,7 +228,7 @@ def attributes_read(tree: ast.AST) -> set[str]:
 
 
 def model_fields_read() -> set[str]:
-    """Returns the attributes read in layers/ and models/, and what the properties of ModelConfig among them read."""
+    """Returns the attributes that layers/ and models/ read, directly or through properties of ModelConfig."""
     names = set()
     for file in FILES:
         if part_of(file) in ("layers", "models"):
@@ -242,7 +243,7 @@ def test_an_architecture_field_is_read_by_a_brick():
     assert set(FIELDS) - model_fields_read() == set()
 
 
-OF_NO_PRESET = ("head", "multi_token", "parts")  # which a task, a recipe or another package brings along
+OF_NO_PRESET = ("head", "multi_token", "parts")  # a task, a recipe or another package sets them
 
 
 def test_two_presets_differ_in_an_architecture_field():

@@ -28,7 +28,7 @@ def experiment(text, cache, variant="t5"):
     return made
 
 
-# --- what a model costs --------------------------------------------------------------------------------------------
+# --- costs of a model ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -39,7 +39,7 @@ def test_costs_are_those_of_the_model_at_this_size(tie, text, cache):
     costs = tokenizer_command.model_costs(made, LETTERS, bytes_per_token=2.0)
     assert costs["embedding_parameters"] == (1 if tie else 2) * LETTERS.vocabulary.size * 512
     lengths, made.model.vocab_size = made.objective.lengths(made.data.sequence_length), LETTERS.vocabulary.size
-    # the update of a batch of 8, over the text in it
+    # FLOPs of an update with a batch of 8, divided by the bytes of its text.
     assert costs["flops_per_byte"] == pytest.approx(
         flops_per_step(made.model, 8, lengths.inputs, lengths.targets) / (8 * lengths.raw * 2)
     )
@@ -58,7 +58,7 @@ def test_train_saves_what_the_preparation_uses(text, cache, tmp_path, capsys):
     assert "training the tokenizer" not in capsys.readouterr().err
     first, second = (load_tokenizer(str(tmp_path / name)) for name in ("made", "again"))
     assert first.fingerprint == second.fingerprint
-    assert said.split(";")[0] == again.split(";")[0]  # the metrics; the rest is about time
+    assert said.split(";")[0] == again.split(";")[0]  # compares the metrics; the rest depends on time
 
 
 # --- report --------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_train_saves_what_the_preparation_uses(text, cache, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def reported(text, cache, tmp_path_factory):
-    """The same report twice: the table and the directory."""
+    """Creates the same report twice, and returns each table and directory."""
     made = experiment(text, cache)
     folders = [tmp_path_factory.mktemp("report") for _ in range(2)]
     tables = [tokenizer_command.report(made, list(KINDS), [330, 400, 9000], str(f)) for f in folders]
@@ -132,7 +132,7 @@ def run(*flags, stdin=""):
 @pytest.mark.slow
 def test_command_trains_and_encodes(text, cache, tmp_path):
     flags = [f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", f"--to={tmp_path / 'made'}"]
-    # two processes: they find the classes of the config under the names that this one gives them
+    # Two worker processes find the classes of the config by the names in this process.
     flags += ["--config.data.prepare_workers=2", "--config.tokenizer=BPE(vocab_size=340)"]
     trained = run("train", f"--config={ROOT}/tests/support/tiny.py:gpt", *flags)
     assert trained.returncode == 0 and "BPE of 340 ids" in trained.stdout, trained.stderr

@@ -1,4 +1,4 @@
-"""What chooses tests, and what plants faults, fits the code of today."""
+"""The scripts that select tests and plant faults match the current code."""
 
 import pathlib
 

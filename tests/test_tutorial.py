@@ -18,7 +18,7 @@ SMALL = (
     "--config.evaluate.batches=1 --config.model.num_layers=1"
 ).split()
 VERIFY = "--steps=4 --kills=1 --config.model.num_layers=1 --config.data.sequence_length=32".split()
-# What else makes a command small, or fit to this machine, by the page
+# Additional flags for each page, which make a command small or adapt it to this machine.
 FLAGS = {
     "first-model": lambda words: SMALL if "--config=small.py" in words else [],
     "fine-tune": lambda words: fewer_steps(words, 3),
@@ -71,7 +71,7 @@ def output_of(outputs: dict[str, str], *start: str) -> str:
 
 @pytest.fixture(scope="module")
 def first_model(tmp_path_factory, text) -> tuple[pathlib.Path, dict[str, str]]:
-    """The reader's folder after all commands of the first tutorial, and their outputs."""
+    """Returns the reader's folder after all commands of the first tutorial, and their outputs."""
     root = tmp_path_factory.mktemp("tutorial")
     (root / "books").symlink_to(text)
     (root / "small.py").write_text(python_blocks("first-model")[0])

@@ -1,4 +1,4 @@
-"""The how-to guides about trained models run as they stand: their Python block by block, on a trained run."""
+"""The Python blocks of the how-to guides about trained models run unchanged, one by one, on a trained run."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ FLAGS = "--config.checkpoint.every=10", "--config.evaluate.every=20", "--config.
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory, text, cache) -> pathlib.Path:
-    """Where the reader of the page stands: runs/mine is a decoder that was trained; there is an encoder, and a T5."""
+    """Creates the folder of the guides' reader: runs/mine is a trained decoder; there are an encoder and a T5."""
     root = tmp_path_factory.mktemp("use")
     done = run(command("tests/support/tiny.py:gpt", root / "runs" / "mine", text, cache, *FLAGS))
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def printed(folder) -> list[str]:
-    """What each block has printed, all of them run one after the other."""
+    """Returns the output of each block; the blocks run one after the other."""
     said, names, before = [], {}, os.getcwd()
     os.chdir(folder)
     try:
@@ -58,7 +58,7 @@ def printed(folder) -> list[str]:
 
 
 def said_by(code: str, printed: list[str]) -> list[str]:
-    """The lines that the one block with this code has printed."""
+    """Returns the output lines of the only block with this code."""
     (said,) = [said for block, said in zip(BLOCKS, printed, strict=True) if code in block]
     return said.splitlines()
 

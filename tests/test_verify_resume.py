@@ -1,4 +1,4 @@
-"""The proof that a config resumes passes where it does, and fails where batches are no function of the step."""
+"""Verification passes for a config that resumes, and fails if batches are not a function of the step."""
 
 import os
 import subprocess
@@ -40,13 +40,13 @@ def test_a_config_that_resumes_passes_also_where_its_phases_change(text, cache):
     out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2", phases)
     assert out.returncode == 0, out.stdout + out.stderr
     assert "undisturbed run: 6 steps" in out.stdout and "2 × cpu" in out.stdout
-    assert out.stdout.count("6 steps bit-identical") == 2  # killed; resumed by 2 processes
+    assert out.stdout.count("6 steps bit-identical") == 2  # the killed run, and the run that 2 processes resumed
     assert "killed at step 3, resumed by 2 processes" in out.stdout
     assert out.stdout.splitlines()[-1] == "all checks pass: the config resumes"
 
 
 def test_the_killed_run_has_the_programs_of_the_other(tmp_path):
-    """On a GPU, where two compilations may differ; elsewhere a run stores none."""
+    """On a GPU, two compilations may differ, so the runs share programs. On other platforms, a run stores none."""
     whole, killed, other = (Trial(str(tmp_path / name), [], 1) for name in ("whole", "killed", "other"))
     other.copy_programs(whole)
     (programs := tmp_path / "whole" / "run" / "xla").mkdir(parents=True)

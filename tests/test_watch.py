@@ -1,4 +1,4 @@
-"""`pretrainax watch` serves the page of runs that are still training, to its user alone."""
+"""`pretrainax watch` serves the page of runs in training, only to its user."""
 
 import contextlib
 import http.client
@@ -72,7 +72,7 @@ def test_no_path_names_a_file(server, path):
     "host", [[], ["evil.example"], ["127.0.0.1"], ["localhost:1"], ["localhost:{0}", "evil.example"]]
 )
 def test_a_request_to_another_host_gets_404(server, host):
-    """As after DNS rebinding, where the name of a foreign page leads to this machine."""
+    """After DNS rebinding, the name of a foreign page leads to this machine."""
     host = [value.format(server.server_port) for value in host]
     assert get(server, f"/{server.token}/", host)[0] == 404
     assert get(server, f"/{server.token}/", [f"localhost:{server.server_port}"])[0] == 200
@@ -107,7 +107,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path):
     write_run(tmp_path / "runs" / "a", [1.0])
     folder = str(tmp_path / "runs")
     watch.check_links(folder, [f"{folder}/a"])
-    (tmp_path / "runs" / "a" / "copy.jsonl").symlink_to("metrics.jsonl")  # inside
+    (tmp_path / "runs" / "a" / "copy.jsonl").symlink_to("metrics.jsonl")  # a link inside the folder
     watch.check_links(folder, [f"{folder}/a"])
     (tmp_path / "runs" / "a" / "config.json").symlink_to("/etc/passwd")
     with pytest.raises(UserError, match=r"config.json leads to a place outside of .*runs: remove the link"):
@@ -116,7 +116,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """The URL and the folder of two runs that a command serves."""
+    """Returns the URL and the folder of two runs that a command serves."""
     folder = tmp_path_factory.mktemp("watched") / "runs"
     write_run(folder / "wide", [5.0, 4.0, 3.5])
     write_run(folder / "deep<script>alert(1)</script>".replace("/", "|"), [5.5, 3.25])
@@ -136,14 +136,15 @@ def watched(tmp_path_factory):
 
 def test_a_run_of_long_steps_is_running_after_its_first_line(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
-    os.utime(tmp_path / "metrics.jsonl", (time.time() - 250, time.time() - 250))  # 50 steps later is the second line
+    # The second line comes 50 steps later.
+    os.utime(tmp_path / "metrics.jsonl", (time.time() - 250, time.time() - 250))
     line = {"step": 50, "split": "train", "loss": 1.0, "step_seconds": 10.0}
     report = types.SimpleNamespace(runs=[RunLines("a", [line])], records=[types.SimpleNamespace(experiment=None)])
     assert status_table(report, [str(tmp_path)])[1][2] == "running"
 
 
 def read(url: str):
-    """Returns the body of the answer to a URL."""
+    """Returns the body of the response of a URL."""
     address, path = re.fullmatch(r"http://([\d.:]+)(/.*)", url).groups()
     connection = http.client.HTTPConnection(address, timeout=120)
     with contextlib.closing(connection):

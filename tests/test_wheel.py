@@ -1,4 +1,4 @@
-"""A wheel is all that a user needs: it trains and loads without a repository, with the configs inside it."""
+"""A user needs only the wheel: it trains and loads without a repository, and contains the configs."""
 
 import importlib.util
 import pathlib
@@ -28,18 +28,18 @@ print(pretrainax.__file__, model.origin, model(model.encode(["a text"])).logits.
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> pathlib.Path:
-    """What `pip install` of the wheel puts into an environment."""
+    """Returns the files that `pip install` of the wheel would put into an environment."""
     pytest.importorskip("setuptools_scm", reason="setuptools-scm is not installed: pip install 'pretrainax[test]'")
     root = tmp_path_factory.mktemp("wheel")
     (root / "source").mkdir()
-    for name in SOURCE:  # a copy, as building leaves its traces
+    for name in SOURCE:  # a copy, because the build leaves files
         if (ROOT / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, root / "source" / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / name, root / "source")
     code = "from setuptools import build_meta; build_meta.build_wheel('..')"
-    env = ENV | {"SETUPTOOLS_SCM_PRETEND_VERSION": VERSION}  # the tag, as the copy has no .git
+    env = ENV | {"SETUPTOOLS_SCM_PRETEND_VERSION": VERSION}  # replaces the tag, because the copy has no .git
     subprocess.run([sys.executable, "-c", code], cwd=root / "source", check=True, capture_output=True, env=env)
     (wheel,) = root.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -51,7 +51,7 @@ def installed(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture
 def python(installed, tmp_path):
-    """Runs Python in an empty folder, with the wheel before all that is installed here."""
+    """Runs Python in an empty folder, with the wheel before all installed packages."""
     (tmp_path / "empty").mkdir()
 
     def run(*words):
