@@ -47,11 +47,11 @@ class Vocabulary:
     mask: Optional[int] = None
     sentinels: tuple[int, ...] = ()  # ids of <extra_id_0>, <extra_id_1>, … in order
     # The last three fields affect neither the ids of a text nor the fingerprint, and equality ignores them.
-    # special tokens that the tokenizer itself adds around texts; None: the model family determines them
+    # Special tokens that the tokenizer itself adds around a text. None: the model family determines them.
     frame: Optional[SpecialTokenFrame] = dataclasses.field(default=None, compare=False)
-    # first decoder token of the encoder-decoder that has this tokenizer; None: the training objective determines it
+    # First decoder token of an encoder-decoder with this tokenizer. None: the training objective determines the token.
     decoder_start: Optional[int] = dataclasses.field(default=None, compare=False)
-    # "padding_side" and "truncation_side", if an export sets them to "left" in tokenizer_config.json
+    # The fields of tokenizer_config.json ("padding_side", "truncation_side") that an export sets to "left".
     left_sides: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @functools.cached_property
@@ -85,8 +85,9 @@ class Tokenizer:
     vocabulary: Vocabulary
     fingerprint: str  # hash of everything that determines the ids; equal fingerprints imply equal ids for every text
     file: ClassVar[str]  # name of the model file in the directory that `save` writes
-    # Where the class of transformers adds a space, if it does not obey its files: before a text ("first"), or also
-    # after each special token in it ("always"); text that begins with a space gets none.
+    # The positions at which the tokenizer class of transformers adds a space, if the class ignores the tokenizer files.
+    # "first": before a text; "always": also after each special token in the text. Text that begins with a space gets
+    # no second space.
     prefix_spaces: Optional[Literal["first", "always"]] = None
     _separator: ClassVar[str] = ""  # string that separates text and special pieces in the result of `decode`
 
@@ -127,10 +128,10 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Encodes a list of texts; returns each text's token ids as `encode` does.
+        """Encodes each text in a list, like `encode`; returns the token ids of each text.
 
         Raises:
-          UserError: a text has an unpaired surrogate, such as the JSON string "\\ud800".
+          UserError: a text has an unpaired surrogate, for example the JSON string "\\ud800".
         """
         with surrogates_as_errors(texts):
             batch = self._encode_batch(texts)
@@ -157,8 +158,8 @@ class Tokenizer:
     def _replace_special(self, ids: np.ndarray) -> np.ndarray:
         """Replaces each special id (except unk) with the ids of its piece, encoded as two fragments of ordinary text.
 
-        This is necessary because mT5's unigram model and those of the `tokenizers` library list special pieces among
-        the pieces for text. They would encode a text such as "</s>" as a special id.
+        Unigram models of mT5 and of the `tokenizers` library list special pieces among the pieces for text. Without the
+        replacement, these models would encode the text "</s>" as a special id.
         """
         return _concatenate(self._split_special_ids(ids))
 
@@ -190,7 +191,8 @@ class Tokenizer:
     def special_patterns(self) -> dict[str, int]:
         """Maps a regular expression for each special token in a prompt to the token's id.
 
-        A tokenizer.json can have special tokens in addition to `special_pieces`, such as <|im_start|> of chat formats.
+        A tokenizer.json can have special tokens in addition to `special_pieces`, for example <|im_start|> in chat
+        formats.
         """
         return {re.escape(piece): i for i, piece in self.special_pieces.items() if piece}
 
@@ -199,7 +201,7 @@ class Tokenizer:
         """Two bool arrays [V]: whether each id always begins a word, and whether it always ends one.
 
         For all tokenizers, words are defined as in BERT: white space separates words, and each punctuation mark and
-        each Chinese character is a word of its own. Special ids also count as words.
+        each Chinese character is a separate word. Special ids also count as words.
         """
         edges = np.array([_word_edges(spelling) for spelling in self.spellings()], bool)  # [V, 2]
         edges[list(self.vocabulary.special_ids)] = True
@@ -250,7 +252,7 @@ class Tokenizer:
 
 @contextlib.contextmanager
 def surrogates_as_errors(texts: Iterable[str]) -> Iterator[None]:
-    """Converts the error of a library for an unpaired surrogate in `texts` to a UserError."""
+    """Converts the error that a library raises for an unpaired surrogate in a text to a UserError."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError):
@@ -267,7 +269,7 @@ def _concatenate(id_lists: list[list[int]]) -> np.ndarray:
 
 
 def _word_edges(spelling: bytes) -> tuple[bool, bool]:
-    """Returns whether the piece with UTF-8 bytes `spelling` always begins a word, and whether it always ends one."""
+    """Returns two flags for the piece with UTF-8 bytes `spelling`: it always begins a word, it always ends a word."""
     if not spelling:
         return False, False
     text = spelling.decode("utf-8", "replace")

@@ -35,7 +35,7 @@ PLAIN = """\
 {{ 'Assistant:\n' }}
 {%- endif %}
 """
-# The default template, and the folder of further templates, as in transformers
+# The file of the default template, and the folder of further templates, as in transformers.
 _TEMPLATE_FILE, _TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 _SETTING = "config.objective.template"  # the origin of a template in error messages, for training
 _MARK = "\ufdd2"  # marks a place in a message; this Unicode noncharacter occurs in no text
@@ -96,8 +96,9 @@ class Chat:
     def render(self, messages: Sequence[Message]) -> Rendered:
         """Renders a conversation as text; returns the text and the character spans of the answers.
 
-        The spans include end-of-turn tokens. A template can mark answers with {% generation %}. For templates without
-        these marks, the spans are found by rendering the conversation up to the start and up to the end of each answer.
+        The spans include end-of-turn tokens. A template can mark answers with {% generation %}. If a template lacks
+        these marks, `render` finds the spans by rendering the conversation up to the start and up to the end of each
+        answer.
         """
         if self.marks_answers:
             return _parse_marks(*self._render_prefixes(messages, [(len(messages), False)]))
@@ -145,18 +146,18 @@ class Chat:
 
     @functools.cached_property
     def end_of_turn(self) -> str:
-        """The text that the template writes after the content of an answer, such as "<|im_end|>"; "": none."""
+        """The text that the template writes after the content of an answer, for example "<|im_end|>"; "": none."""
         text, ((_, end),) = self.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": _MARK}])
         return text[:end].rpartition(_MARK)[2].strip()
 
     @property
     def end_before_text(self) -> str:
-        """The part of `end_of_turn` before the end-of-text token, such as "<|im_end|>"; "": none."""
+        """The part of `end_of_turn` before the end-of-text token, for example "<|im_end|>"; "": none."""
         return self.end_of_turn.removesuffix(self.end_of_text).rstrip()
 
     @property
     def end_id(self) -> Optional[int]:
-        """The id of `end_before_text` if that is one special token."""
+        """The id of `end_before_text` if this text is a single special token."""
         added = self._encoder.get_added_tokens_decoder().items()
         return next((i for i, token in added if token.content == self.end_before_text and token.special), None)
 
@@ -183,7 +184,7 @@ class Chat:
 
 @functools.lru_cache(maxsize=2)
 def cached_chat(template: str, tokenizer: Tokenizer) -> Chat:
-    """Returns a `Chat` for a template and a tokenizer, caching the two most recently used ones."""
+    """Returns a `Chat` for a template and a tokenizer; caches the two most recently used objects."""
     return Chat(template, tokenizer)
 
 
@@ -206,7 +207,8 @@ def read_template(directory: str) -> Optional[str]:
 def read_templates(directory: str) -> dict[str, str]:
     """Reads the chat templates of a Hugging Face directory, or of the tokenizer directory of a run, by name.
 
-    The only template of a directory is named "default". Template files take precedence over tokenizer_config.json.
+    If a directory has a single template, its name is "default". Template files take precedence over
+    tokenizer_config.json.
 
     Raises:
       UserError: a file cannot be read.
@@ -231,10 +233,10 @@ def write_template(directory: str, template: str) -> None:
 
 
 def copy_templates(directory: str, to: str) -> None:
-    """Copies all chat templates of a directory as files to another directory; both are as in `read_templates`.
+    """Copies all chat templates of a directory to another directory, as files; both are as in `read_templates`.
 
     Raises:
-      UserError: the name of a template is no file name.
+      UserError: the name of a template is not a valid file name.
     """
     for name, template in read_templates(directory).items():
         if name == "default":

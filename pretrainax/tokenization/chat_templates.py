@@ -26,7 +26,7 @@ def render(template: str, requests: Sequence[Mapping[str, object]], has_clock: b
     """Renders a template once for each request; returns the rendered strings.
 
     Args:
-      requests: for each rendering, a mapping from variable names (such as "messages") to values.
+      requests: for each rendering, a mapping from variable names (for example "messages") to values.
       has_clock: whether the template can call `strftime_now(format)`, as in transformers.
 
     Raises:

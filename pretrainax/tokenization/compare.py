@@ -22,7 +22,7 @@ from pretrainax.tokenization.sentencepiece import BPE, Unigram
 from pretrainax.tokenization.subwords import ByteBPE, WordPiece
 
 KINDS = {"unigram": Unigram, "bpe": BPE, "byte_bpe": ByteBPE, "wordpiece": WordPiece}
-# (tokenizer, bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of a model that uses the tokenizer
+# (tokenizer, bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of a model that uses the tokenizer.
 Costs = Callable[[Tokenizer, float], dict[str, float]]
 
 
@@ -47,9 +47,9 @@ def compare(
       say: prints a line of progress.
 
     Returns:
-      A JSON object. "rows" has each tokenizer's metrics. "skipped" has the kinds and sizes that the training text is
-      too short for, with the reason. "training_bytes", "held_out_bytes" and "held_out_documents" are the sizes of the
-      two sets of documents.
+      A JSON object. "rows" has each tokenizer's metrics. "skipped" lists the kinds and sizes for which the training
+      text is too short, with the reason. "training_bytes", "held_out_bytes" and "held_out_documents" are the sizes of
+      the two sets of documents.
     """
     rows, skipped = [], []
     for kind in kinds:

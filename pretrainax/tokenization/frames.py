@@ -1,7 +1,7 @@
-"""Describes the special tokens that a tokenizer adds around a text or a pair of texts, and measures them.
+"""Describes the special tokens that a tokenizer adds around a text or a pair (two texts in one row).
 
-The post-processor of a tokenizer.json adds these tokens. `probe_frame` reads them from its output, `post_processor`
-writes them as a post-processor.
+The post-processor of a tokenizer.json adds these tokens. `probe_frame` finds them in the output of a post-processor,
+and `post_processor` builds a post-processor that adds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,42 +13,42 @@ import tokenizers
 from pretrainax.config import UserError
 from pretrainax.files.json_files import JsonObject
 
-_PROBES = ("a", "b c", "e", "1", "the", ".")  # texts; a vocabulary may lack some of their characters
+_PROBES = ("a", "b c", "e", "1", "the", ".")  # several, because a vocabulary may lack some of the characters
 
 
 class RowFrame(NamedTuple):
-    """The special tokens before, between and after the texts of a row."""
+    """The special tokens of a row: before the first text, between two texts, and after the last text."""
 
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    # Token type of each special token and each text, in the order of the row. (): the 0-based index of the text, where
-    # special tokens between two texts belong to the first text.
+    # Token type of each special token and each text, in the order of the row. (): the token type is the 0-based index
+    # of the text; special tokens between two texts belong to the first text.
     types: tuple[int, ...] = ()
 
     @classmethod
     def typed(
         cls, before: Sequence[int], between: Sequence[int], after: Sequence[int], types: Sequence[int]
     ) -> "RowFrame":
-        """Builds a frame with the given token types, which are stored only if they are not the usual ones."""
+        """Builds a frame with the given token types; stores them only if they differ from the default types."""
         row = cls(tuple(before), tuple(between), tuple(after))
         texts = len(types) - len(row.before + row.between + row.after)
         return row if tuple(types) == row.types_of(texts) else row._replace(types=tuple(types))
 
     def types_of(self, texts: int) -> tuple[int, ...]:
-        """Returns the token type of each special token and each text in a row of one or two texts."""
+        """Returns the token type of each special token and each text in a row; `texts` is 1 or 2."""
         second = [1] * (1 + len(self.after)) if texts == 2 else [0] * len(self.after)
         return self.types or (0,) * (len(self.before) + 1 + len(self.between)) + tuple(second)
 
 
 class SpecialTokenFrame(NamedTuple):
-    """The special tokens around a single text, and around and between the texts of a pair."""
+    """The special tokens of a row with a single text, and of a row with a pair."""
 
     single: RowFrame
-    pair: Optional[RowFrame]  # None: the tokenizer's rule for pairs does not put two texts one after the other
+    pair: Optional[RowFrame]  # None: the tokenizer's row for a pair is not one text followed by the other
 
     def row(self, texts: int) -> RowFrame:
-        """Returns the frame of a row of one or two texts; raises UserError if the tokenizer has none for two."""
+        """Returns the frame of a row; `texts` is 1 or 2. Raises UserError if the tokenizer has no frame for a pair."""
         if texts > 1 and self.pair is None:
             raise UserError(
                 "the tokenizer's post_processor does not put the second text of a pair after the first, so tasks with "
@@ -57,17 +57,17 @@ class SpecialTokenFrame(NamedTuple):
         return self.single if texts == 1 or self.pair is None else self.pair
 
     def count(self, texts: int) -> int:
-        """Returns how many special tokens a row of `texts` texts has."""
+        """Returns the number of special tokens in a row; `texts` is 1 or 2."""
         row = self.row(texts)
         return len(row.before) + len(row.between) * (texts - 1) + len(row.after)
 
     @property
     def max_count(self) -> int:
-        """The largest number of special tokens in a row of one or two texts."""
+        """The largest number of special tokens in a row, with a single text or a pair."""
         return max(self.count(1), 0 if self.pair is None else self.count(2))
 
     def wrap(self, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Adds the special tokens to the one or two texts of a row.
+        """Adds the special tokens to the tokens of each text in a row.
 
         Returns:
           The tokens and the token types of the row, both int32 [n].
@@ -94,9 +94,9 @@ class SpecialTokenFrame(NamedTuple):
 
 
 def probe_frame(tokenizer: tokenizers.Tokenizer) -> Optional[SpecialTokenFrame]:
-    """Returns the frame that a tokenizer's post-processor adds, or None if it does not keep a text in one piece.
+    """Returns the frame that a tokenizer's post-processor adds to a row.
 
-    The frame is None, too, if the special tokens depend on the text.
+    Returns None if the post-processor splits a text, or if the special tokens depend on the text.
     """
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()

@@ -34,7 +34,7 @@ def check_growth(described: JsonObject) -> None:
 
 
 def _max_growth(component: object) -> float:
-    """Returns the most bytes that a tokenizer.json's normalizer or decoder may output per byte of text."""
+    """Returns an upper bound on the bytes that a tokenizer.json's normalizer or decoder outputs per byte of text."""
     if not isinstance(component, dict):
         return 1.0
     kind = component.get("type")

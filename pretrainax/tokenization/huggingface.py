@@ -4,12 +4,12 @@
 and fingerprint. This module reads JSON files, text files and SentencePiece models. It never runs code from a
 repository.
 
-For text without special pieces, the ids are the same as in transformers. This module encodes a string such as "<s>" or
-"[MASK]" within a text as ordinary characters, whereas transformers encodes it as the special id unless
+For text without special pieces, the ids are the same as in transformers. This module encodes a special piece within a
+text ("<s>", "[MASK]") as ordinary characters, whereas transformers encodes it as the special id unless
 `split_special_tokens=True`.
 
-The special tokens around a text (`Vocabulary.frame`) are the ones that AutoTokenizer of transformers 5 adds. The
-post-processor of tokenizer.json defines them, or the tokenizer class if it replaces the post-processor.
+The special tokens around a text (`Vocabulary.frame`) are the same as with AutoTokenizer of transformers 5. The
+post-processor of tokenizer.json defines them, unless the tokenizer class replaces the post-processor.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from pretrainax.tokenization.subwords import SubwordTokenizer, byte_character, d
 from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json
 
 TokenizerKind = TypeVar("TokenizerKind", bound=Tokenizer)
-_MAX_SENTINELS = 1_000_000  # their strings would have about 100 MB
+_MAX_SENTINELS = 1_000_000  # the strings of a million sentinels take about 100 MB
 FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 # Special pieces of directories that list none: the first entry whose pieces are all in the vocabulary.
 _CONVENTIONS = (
@@ -63,7 +63,7 @@ _CLASSES_OF_FILE = {
     "merges.txt": ("GPT2", "Roberta", "Bart"),
 }
 # Fields of tokenizer_config.json that override a component of tokenizer.json in transformers: field, component, type
-# and field of the component, file of the classes with a default for the field, default
+# and field of the component, file of the classes with a default for the field, default.
 _OVERRIDES = (
     ("do_lower_case", "normalizer", "BertNormalizer", "lowercase", "vocab.txt", True),
     ("strip_accents", "normalizer", "BertNormalizer", "strip_accents", "vocab.txt", None),
@@ -71,16 +71,16 @@ _OVERRIDES = (
     ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space", "merges.txt", False),
 )
 _ADDING_SPACE = ("Llama", "CodeLlama")  # classes in which add_prefix_space, by default true, overrides tokenizer.model
-# model_type -> the tokenizer class that transformers uses if no file names one; only classes of `_CLASS_FRAMES`
+# model_type -> the tokenizer class that transformers uses if no file names a class; only classes in `_CLASS_FRAMES`.
 _CLASS_OF_MODEL = {
     **dict.fromkeys(("bert", "distilbert", "electra", "big_bird"), "Bert"),
     **dict.fromkeys(("roberta", "bart", "longformer", "deberta"), "Roberta"),
     **dict.fromkeys(("t5", "mt5", "switch_transformers"), "T5"),
     **{"albert": "Albert", "deberta-v2": "DebertaV2", "xlm-roberta": "XLMRoberta", "camembert": "XLMRoberta"},
 }
-# model_types for which transformers ignores the tokenizer class of the files, and obeys tokenizer.json
+# The model_types for which transformers ignores the tokenizer class in the files and uses tokenizer.json.
 _WITHOUT_CLASS = ("mistral", "mixtral", "modernbert", "olmo2", "olmo3", "phi3", "umt5")
-# Special tokens before, between and after the two texts of a pair, as fields of `Vocabulary`; token type of the second
+# The special tokens before, between and after the two texts, as fields of `Vocabulary`; the second text's token type.
 _BERT, _ROBERTA = (("cls",), ("sep",), ("sep",), 1), (("cls",), ("sep", "sep"), ("sep",), 0)
 _XLM_ROBERTA, _T5 = (("bos",), ("eos", "eos"), ("eos",), 0), ((), ("eos",), ("eos",), 0)
 # Tokenizer classes that replace the post-processor of tokenizer.json; they also apply to the files of older models.
@@ -165,7 +165,7 @@ class _Directory:
     def __init__(self, directory: str):
         self._directory = directory
         self._config = self._read_json("tokenizer_config.json")
-        # tokenizer_config.json overrides the older special_tokens_map.json
+        # tokenizer_config.json overrides the older special_tokens_map.json.
         settings = self._read_json("special_tokens_map.json") | self._config
         self._piece_of_field = {field: _token_string(settings.get(f"{field}_token")) for field in FIELDS}
         self._piece_of_field = {field: piece for field, piece in self._piece_of_field.items() if piece}
@@ -195,7 +195,7 @@ class _Directory:
         return self.with_model_tokens(loaders.get(name, self._build_byt5)(), name)
 
     def with_model_tokens(self, tokenizer: TokenizerKind, name: str) -> TokenizerKind:
-        """Sets what the files of the directory define besides the model: the vocabulary's fields, and added spaces.
+        """Sets the vocabulary's `frame`, `decoder_start` and `left_sides`, and the added spaces, from the files.
 
         Args:
           name: the file that defines the tokenizer.
@@ -255,7 +255,7 @@ class _Directory:
                 raise self._override_error(key, theirs, ours, "tokenizer.json")
 
     def _override_error(self, key: str, theirs: object, ours: object, file: str) -> UserError:
-        """Returns the error if transformers uses another value of a setting than `ours`, the value of `file`."""
+        """Returns the error for a setting that is `theirs` in transformers, but `ours` in the file `file`."""
         absent = "" if key in self._config else f", the default of {self._class_name()}Tokenizer"
         problem = f"tokenizer_config.json has {key} {theirs}{absent}, but {file} {ours}"
         return self._error(f"{problem}: set {key} to the value of the model's training")
@@ -336,7 +336,7 @@ class _Directory:
             is_roberta = name == "merges.txt" and vocabulary.cls is not None
             class_name = "Roberta" if is_roberta else _CLASSES_OF_FILE.get(name, ("ByT5",))[0]
         if class_name == "Albert" and json.loads(self._read_file("tokenizer.json"))["post_processor"]:
-            return None  # this class has a frame only for files without one
+            return None  # this class has a frame only for files without a frame
         if class_name not in _CLASS_FRAMES:
             return None
         *fields, second_type = _CLASS_FRAMES[class_name]
@@ -347,14 +347,17 @@ class _Directory:
         return SpecialTokenFrame(RowFrame(before, (), after), RowFrame.typed(before, between, after, types))
 
     def _class_name(self) -> Optional[str]:
-        """Returns the tokenizer class or, if no file names one, that of the model; None if transformers ignores it."""
+        """Returns the tokenizer class that a file names, or the class of the model_type if no file names a class.
+
+        Returns None if transformers ignores the class.
+        """
         model_type = self._read_json("config.json").get("model_type")
         if model_type in _WITHOUT_CLASS:
             return None
         return tokenizer_class(self._directory) or _CLASS_OF_MODEL.get(str(model_type), "")
 
     def _flag_frame(self, vocabulary: Vocabulary) -> SpecialTokenFrame:
-        """Returns the frame of the fields add_bos_token and add_eos_token of tokenizer_config.json."""
+        """Returns the frame that the fields add_bos_token and add_eos_token of tokenizer_config.json define."""
         flags = {"add_bos_token": tokenizer_class(self._directory) == "CodeLlama", "add_eos_token": False}
         flags = {name: self._config.get(name, default) for name, default in flags.items()}
         bos = () if vocabulary.bos is None or not flags["add_bos_token"] else (vocabulary.bos,)

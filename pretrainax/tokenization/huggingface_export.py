@@ -35,7 +35,7 @@ def write_tokenizer(
 ) -> None:
     """Writes a Hugging Face directory from which AutoTokenizer loads a tokenizer with the same ids for every text.
 
-    The only exceptions are special pieces within a text, such as "<s>" or "[MASK]". PretrainAX encodes them as ordinary
+    The only exceptions are special pieces within a text ("<s>", "[MASK]"). PretrainAX encodes them as ordinary
     characters, whereas transformers encodes them as special ids unless `split_special_tokens=True`.
 
     AutoTokenizer also adds the same special tokens around a text or a pair as the tokenizer that was imported
@@ -79,8 +79,9 @@ def write_tokenizer(
 def loader(directory: str) -> str:
     """Returns the transformers class that loads the tokenizer of an export with the same ids.
 
-    NOTE This is AutoTokenizer, except for model_type qwen2: AutoTokenizer of transformers 5 loads all its tokenizers as
-    Qwen2Tokenizer, which uses the normalizer and pre-tokenizer of Qwen 2 and ignores those of tokenizer.json.
+    NOTE The class is AutoTokenizer, except for model_type qwen2. AutoTokenizer of transformers 5 loads all tokenizers
+    of this type as Qwen2Tokenizer. This class uses the normalizer and pre-tokenizer of Qwen 2, and ignores the
+    normalizer and pre-tokenizer in tokenizer.json.
     """
     if read_object(os.path.join(directory, "config.json")).get("model_type") != "qwen2":
         return "AutoTokenizer"

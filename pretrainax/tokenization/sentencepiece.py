@@ -14,7 +14,7 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 
 SPACE_MARK = "\u2581"  # represents a space in SentencePiece, which treats this character in a text as a space, too
-# config.tokenizer.special_pieces -> {Vocabulary field: piece}, in the order of the ids
+# config.tokenizer.special_pieces -> {Vocabulary field: piece}, in the order of the ids.
 SPECIALS = {
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     "albert": {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
@@ -166,12 +166,12 @@ def _split_long_line(line: str) -> list[str]:
 def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: str | None) -> SentencePieceTokenizer:
     """Builds a tokenizer from a SentencePiece model and adds sentinels.
 
-    The model defines the ids of pad, bos, eos and unk. The sentinels' ids follow those of the model's pieces in
-    descending order: <extra_id_0> has the highest id.
+    The model defines the ids of pad, bos, eos and unk. The ids of the sentinels follow the ids of the model's pieces,
+    in descending order: <extra_id_0> has the highest id.
 
     Args:
       model: content of the model file.
-      specials: maps Vocabulary fields to special pieces, such as [CLS]; pad, bos, eos and unk are ignored.
+      specials: maps Vocabulary fields to special pieces, for example [CLS]; pad, bos, eos and unk are ignored.
       path: path of the model, for error messages, or None for a newly trained model.
 
     Raises:
@@ -197,7 +197,7 @@ def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: st
 
 
 def _training_error_message(error: str, vocab_size: int) -> str:
-    """Converts an error message from SentencePiece's trainer to one that users understand."""
+    """Converts an error message of SentencePiece's trainer to a message that users understand."""
     max_size = re.search(r"to a value <= (\d+)", error)
     min_size = re.search(r"required_chars\. \d+ vs (\d+)", error)
     if max_size:

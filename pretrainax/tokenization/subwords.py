@@ -70,7 +70,7 @@ class SubwordTokenizer(Tokenizer):
         description = json.loads(self.model)
         if '"ByteLevel"' in json.dumps([description["pre_tokenizer"], description["decoder"]]):
             byte_of = {byte_character(byte): byte for byte in range(256)}
-            # an added token can contain other characters, such as spaces, and then stands for itself
+            # An added token can contain characters that represent no byte, for example spaces. It stands for itself.
             return [bytes(map(byte_of.get, p)) if byte_of.keys() >= set(p) else p.encode() for p in pieces]
         if suffix := getattr(self._tokenizer.model, "end_of_word_suffix", None):  # GPT-1; decoding gives a space
             pieces = [p.removesuffix(suffix) + " " * p.endswith(suffix) for p in pieces]
@@ -81,9 +81,9 @@ class SubwordTokenizer(Tokenizer):
 def _panics_as_errors() -> Iterator[None]:
     """Converts a panic of the `tokenizers` library inside the context to a UserError.
 
-    A panic is a BaseException but not an Exception. One cause is a regular expression in a tokenizer.json, such as
-    (a+)+$, that backtracks through 2^n paths for n characters. This cannot be detected in advance: the library stops
-    matching after ten million steps (half a second) and panics.
+    A panic is a BaseException but not an Exception. One cause is a regular expression in a tokenizer.json that
+    backtracks through 2^n paths for n characters, for example (a+)+$. A check in advance cannot detect this. The
+    library stops matching after ten million steps (half a second) and panics.
     """
     try:
         yield
@@ -200,11 +200,11 @@ class WordPiece(_Subword):
         return self._train(tokenizer, trainer, texts)
 
     def _alphabet(self, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Returns the alphabet: the frequent characters c, and the pieces "##c" for those inside words.
+        """Returns the alphabet: the frequent characters c, and the pieces "##c" for characters inside words.
 
         The alphabet omits the rarest characters, which together are at most 0.01 % of the text. It also omits
         characters that do not fit into the vocabulary. Punctuation and Chinese characters have no piece "##c", because
-        each of them is a word of its own.
+        each of them is a separate word.
         """
         counts = collections.Counter()
         for text in texts:
@@ -224,7 +224,7 @@ class WordPiece(_Subword):
         return sorted(alphabet), sorted(suffix_pieces)
 
 
-# config.tokenizer.special_pieces of a ByteBPE -> {Vocabulary field: special piece}, in the order of the ids
+# config.tokenizer.special_pieces of a ByteBPE -> {Vocabulary field: special piece}, in the order of the ids.
 _SPECIAL_PIECES = {
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "roberta": {

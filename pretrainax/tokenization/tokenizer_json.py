@@ -36,20 +36,20 @@ def tokenizer_json(tokenizer: Tokenizer) -> bytes:
 
 
 def library_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Converts `tokenizer` to one of the `tokenizers` library that encodes whole texts, without padding.
+    """Converts `tokenizer` to a tokenizer of the `tokenizers` library, without truncation and padding.
 
     Raises:
       UserError: a rule of the tokenizer cannot be expressed in a tokenizer.json.
     """
     library = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer).decode())
-    library.no_truncation()  # a tokenizer.json stores both settings of the last call of transformers
+    library.no_truncation()  # a tokenizer.json stores the truncation and padding of transformers' last call
     library.no_padding()
     return library
 
 
 @functools.lru_cache(maxsize=2)
 def special_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Converts `tokenizer` to one of the `tokenizers` library that encodes special pieces in a text as special ids.
+    """Converts `tokenizer` to a tokenizer of the `tokenizers` library that encodes special pieces as special ids.
 
     Its ids are equal to the ids of transformers. The result is cached.
 
@@ -97,7 +97,7 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
 
     - `tokenizers` adds scores in float64, SentencePiece in float32. In a long text, the two libraries may select
       different segmentations whose scores are nearly equal.
-    - If a text contains a special piece or a byte piece as a string ("</s>", "<0x41>"), `tokenizers` encodes the string
+    - A text may contain a special piece or a byte piece as a string ("</s>", "<0x41>"). `tokenizers` encodes the string
       as that piece, whereas `tokenizer` encodes its characters.
 
     Raises:

@@ -13,7 +13,7 @@ from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, too_little_text
 
 _WORD = re.compile(r"\S+")
-# Vocabulary field -> special piece; the first lines of a vocabulary file of bilm-tf (the code of ELMo)
+# Vocabulary field -> special piece. These are the first lines of a vocabulary file of bilm-tf (the code of ELMo).
 _SPECIALS = {"eos": "</S>", "bos": "<S>", "unk": "<UNK>"}
 
 
