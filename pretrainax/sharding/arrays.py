@@ -135,7 +135,7 @@ def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
     If the mesh does not divide the first axis, that axis is not split, because an inference batch may have few rows.
     The compiler pads the other axes, so target lengths need not be multiples of the mesh axis size.
 
-    Parameters are split along axes that activations also have, such as the width. Without constraints, the compiler
+    Parameters are split along axes that activations also have, for example the width. Without constraints, the compiler
     would shard activations like parameters: with fsdp, each device would hold all rows of the batch and a slice of the
     width.
     """

@@ -20,14 +20,14 @@ AXES = ("data", "pipeline", "fsdp", "expert", "sequence", "tensor")  # outermost
 DATA_AXIS, PIPELINE_AXIS, FSDP_AXIS, EXPERT_AXIS, LENGTH_AXIS, TENSOR_AXIS = AXES
 BATCH_AXES = (DATA_AXIS, PIPELINE_AXIS, FSDP_AXIS, EXPERT_AXIS)  # the axes that split the rows of a batch
 TOKEN_AXES = (*BATCH_AXES, LENGTH_AXIS)  # the axes that split the tokens of a batch
-PARAMETER_AXES = (FSDP_AXIS, EXPERT_AXIS)  # the axes that split the width of parameters; experts are split otherwise
+PARAMETER_AXES = (FSDP_AXIS, EXPERT_AXIS)  # the axes that split the width of parameters, except in experts
 
 AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     # Batches and activations
     "batch": BATCH_AXES,
     "length": LENGTH_AXIS,
     "tokens": TOKEN_AXES,  # rows and length merged into one axis
-    # Parameters. Axes that the mesh may split are named after fields of config.model, for error messages.
+    # Parameters. Axes that the mesh may split have the names of fields of config.model, for error messages.
     "d_ff": TENSOR_AXIS,
     "d_model": PARAMETER_AXES,
     "embedding_dim": TENSOR_AXIS,

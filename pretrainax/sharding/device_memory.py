@@ -1,4 +1,4 @@
-"""Reads how much memory this process can use: that of a device, or on a CPU that of the machine."""
+"""Reads the memory that this process can use: the memory of a device or, on a CPU, the memory of the machine."""
 
 import math
 import os
@@ -17,7 +17,7 @@ _CPU_OVERHEAD = 400_000_000
 
 
 def device_memory() -> Optional[int]:
-    """Returns the bytes of arrays that one of this process's devices can hold, or None if it is unknown.
+    """Returns the bytes that arrays can occupy on one of this process's devices, or None if this is unknown.
 
     The CPU devices of a process share the memory that the machine has available.
     """
@@ -46,11 +46,12 @@ def check_parameters_fit(params: PyTree, description: str) -> None:
 
 
 def available_memory(root: str = "/") -> Optional[int]:
-    """Returns the bytes that this process can still allocate on its machine, or None if the system does not tell.
+    """Returns the bytes that this process can still allocate on its machine, or None if this is unknown.
 
     The result respects the limits of control groups (containers, Slurm). Swap space does not count.
 
-    root: folder that contains `proc` and `sys`.
+    Args:
+      root: folder that contains `proc` and `sys`.
     """
     return min((*_system_memory(root), *_group_memory(root)), default=None)
 
@@ -86,7 +87,7 @@ def _group_memory(root: str) -> Iterator[int]:
 
 
 def _number(path: str) -> Optional[int]:
-    """Reads a number from a file; returns None if the file is missing, or says "max"."""
+    """Reads a number from a file; returns None if the file is missing or contains "max"."""
     try:
         with open(path, encoding="ascii") as f:
             return int(f.read())

@@ -55,9 +55,9 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
       devices, processes: the total number of devices and of processes.
 
     Raises:
-      UserError: a size is invalid, the product of the sizes is not the number of devices, the number of devices per
-        batch row neither divides nor is a multiple of the number per process, or `config.slices` does not divide the
-        size of the axis `data`.
+      UserError: a size is invalid. The product of the sizes is not the number of devices. The number of devices per
+        batch row neither divides nor is a multiple of the number per process. `config.slices` does not divide the size
+        of the axis `data`.
     """
     sizes = {axis: getattr(config, axis) for axis in AXES}
     settings = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
@@ -87,9 +87,9 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
 def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> np.ndarray:
     """Arranges the devices in an array of shape `sizes`, with the slices along the first axis.
 
-    Within a slice, devices that are close in the network are neighbors in the array. Each process loads the batch rows
-    of its own devices. In network order, two processes may have to load the same rows, for example on a torus if the
-    devices of a row span several small hosts. In that case, the devices are sorted by host instead.
+    Devices of a slice that are close in the network are neighbors in the array. Each process loads the batch rows of
+    its devices. In network order, two processes may have to load the same rows, for example on a torus if the devices
+    of a row span several small hosts. In that case, this function sorts the devices by host instead.
     """
     slice_shape = (sizes[0] // slices, *sizes[1:])
     arrange = functools.partial(mesh_utils.create_device_mesh, slice_shape, allow_split_physical_axes=True)
@@ -178,10 +178,11 @@ def platform() -> str:
 
 
 def gpu_capability() -> tuple[int, int]:
-    """Returns the compute capability of this process's GPUs, such as (8, 9) for an L4.
+    """Returns the compute capability of this process's GPUs: (8, 9) for an L4.
 
     Without GPUs, for example when the step is compiled for another machine, it is (9, 0), as for an H100. For AMD's
-    GPUs, whose architectures have names such as gfx942, it is (0, 0): they run none of the kernels that need one.
+    GPUs, whose architectures have names like gfx942, it is (0, 0): they run none of the kernels that require a compute
+    capability.
     """
     if jax.default_backend() != "gpu":
         return 9, 0

@@ -2,8 +2,8 @@
 
 Paths in an optimizer state are arbitrary, so `optax.tree_utils.tree_map_params` finds each array's parameter. An array
 may have its parameter's shape (moments), some of the parameter's axes (Adafactor's statistics), or two of the
-parameter's axes merged into one (heads). An array of any other shape, such as a Shampoo factor [D, D], is replicated
-unless it is a `Placed`, which contains the names of its axes.
+parameter's axes merged into one (heads). An array of any other shape, for example a Shampoo factor [D, D], is
+replicated unless it is a `Placed`, which contains the names of its axes.
 """
 
 import functools
@@ -24,7 +24,7 @@ from pretrainax.sharding.rules import named_sharding, param_specs
 
 @flax.struct.dataclass
 class Placed:
-    """An optimizer state array with its logical axes (keys of AXIS_RULES), such as ("layers", "d_model", None)."""
+    """An optimizer state array with its logical axes, which are keys of AXIS_RULES: ("layers", "d_model", None)."""
 
     array: PyTree  # the array, or its shape or sharding
     axes: tuple[Optional[str], ...] = flax.struct.field(pytree_node=False)
@@ -33,8 +33,8 @@ class Placed:
 def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of the optimizer state.
 
-    Arrays that belong to no parameter, such as counters, are replicated, as are arrays whose axes do not match those
-    of their parameter.
+    Arrays that belong to no parameter (counters) are replicated. Arrays whose axes do not match the axes of their
+    parameter are also replicated.
 
     Args:
       params: arrays or shapes.
@@ -98,7 +98,7 @@ def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, par
 
 
 def _spec_of(array: PyTree, param: PyTree, spec: P) -> Optional[P]:
-    """Returns the PartitionSpec of one state array, or None if its axes do not match those of its parameter.
+    """Returns the PartitionSpec of one state array, or None if its axes do not match the axes of its parameter.
 
     Args:
       array: the state array, or its shape.

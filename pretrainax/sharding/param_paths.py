@@ -1,4 +1,4 @@
-"""Handles parameter paths such as "decoder/blocks/mlp/up/kernel": paths of leaves, stacks of layers, and path rules."""
+"""Handles parameter paths ("decoder/blocks/mlp/up/kernel"): paths of leaves, stacks of layers, and path rules."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -75,11 +75,11 @@ def layer_indices(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
 
 
 def split_layers(layers: int, first: int, every: int) -> tuple[Sequence[int], range]:
-    """Returns the indices of the layers without experts, which form a separate stack, and of those with experts.
+    """Returns the indices of the layers without experts, which form a separate stack, and of the layers with experts.
 
     Args:
       layers: the total number of layers.
-      first: how many layers at the beginning have no experts.
+      first: the number of layers without experts at the beginning.
       every: after these, every `every`-th layer has experts.
     """
     with_experts = range(first + every - 1, layers, every)

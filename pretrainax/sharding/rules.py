@@ -35,7 +35,7 @@ PARTITION_RULES = [
 ]
 
 
-# logical axis of an expert parameter -> field of config.model that sets the size of the axis
+# Logical axis of an expert parameter -> field of config.model that sets the size of the axis.
 _EXPERT_FIELDS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}
 
 
@@ -84,7 +84,7 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     has_two_stacks = {"encoder", "decoder"} <= {name.partition("/")[0] for name in names}
     first_stack_paths = (
         ("encoder/", "token_embedding/") if has_two_stacks else ()
-    )  # no axis of these parameters has a size of the second stack
+    )  # The axes of these parameters never have a size of the second stack.
     first_sizes = {
         pair
         for path, array, axes in leaves
@@ -127,7 +127,7 @@ def _field(path: str, axes: tuple[str, ...], axis: str, is_second_stack: bool) -
 def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     """Computes shardings like `tree_shardings`, but leaves axes unsplit if the mesh does not divide them.
 
-    These shardings are meant for arrays that are read once and then converted to other arrays.
+    Use these shardings for arrays that are read once and then converted to other arrays.
     """
 
     def sharding(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:

@@ -12,7 +12,7 @@ class Stages(NamedTuple):
     """The stages of a pipeline, and the pipeline microbatches that pass through them (`layers/pipeline.py`)."""
 
     count: int  # number of stages; 1: no pipeline, and one pipeline microbatch
-    # number of pipeline microbatches; with gradient accumulation, per accumulated microbatch
+    # Number of pipeline microbatches. With gradient accumulation, this is the number per accumulated microbatch.
     parts: int
     rows: int  # rows of a pipeline microbatch on one device
     recompute: float = 0.0  # time of the forward pass that 1F1B recomputes / time of the layers; 0: GPipe
@@ -75,7 +75,7 @@ def uses_1f1b(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
 
 
 def _rows_per_pipeline(experiment: Experiment, sizes: Mapping[str, int]) -> int:
-    """Returns how many rows of a gradient-accumulation microbatch pass through one pipeline."""
+    """Returns the number of rows of a gradient-accumulation microbatch that pass through one pipeline."""
     pipelines = math.prod(sizes[axis] for axis in BATCH_AXES if axis != PIPELINE_AXIS)
     return experiment.train.global_batch_size // (experiment.train.accumulate * pipelines)
 
@@ -120,7 +120,7 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
 
 
 def stages_obstacle(model: ModelConfig) -> Optional[str]:
-    """Returns why a model does not support pipeline stages, or None if it does."""
+    """Returns the reason why a model does not support pipeline stages, or None if it supports them."""
     if model.family != "decoder":
         return f"config.model.family is {model.family!r}"
     for name in ("experts", "multi_token"):
