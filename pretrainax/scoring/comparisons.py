@@ -80,7 +80,7 @@ def _text_difference(
 def _example_difference(
     one: Mapping[Hashable, JsonObject], other: Mapping[Hashable, JsonObject], measure: str
 ) -> tuple[Optional[Estimate], dict[str, int]]:
-    """Computes the difference between two shares of correct examples, over the examples that both models were asked.
+    """Computes the difference between two shares of correct examples, over the examples with answers of both models.
 
     Returns None for other metrics.
     """

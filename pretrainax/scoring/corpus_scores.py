@@ -78,13 +78,13 @@ def read_source(text: str, experiment: Experiment) -> Source:
 
 
 class _Totals(NamedTuple):
-    """The negative log-likelihoods, token counts and byte counts of U pieces of documents, in order."""
+    """The negative log-likelihoods, token counts and byte counts of U document pieces, in order."""
 
     nats: np.ndarray  # [U] float64, negative log-likelihood of each piece
     tokens: np.ndarray  # [U] numbers of predicted tokens
     bytes: np.ndarray  # [U] bytes of the predicted text; fractions, because a token may be a part of a character
     documents: np.ndarray  # [U] document of each piece
-    extra_counts: collections.Counter[str]  # counts of special cases, such as skipped documents
+    extra_counts: collections.Counter[str]  # counts of special cases, for example skipped documents
 
     @property
     def num_documents(self) -> int:
@@ -157,7 +157,7 @@ def _score_component(
 def _piece_bytes(table_bytes: np.ndarray, tokens: np.ndarray, documents: np.ndarray, sizes: list[int]) -> np.ndarray:
     """Divides the bytes of each document among its pieces, in proportion to the bytes of their tokens, [U].
 
-    The tokens of a document that the tokenizer changes, for example to lower case, have other bytes than its text.
+    If the tokenizer changes a document (for example to lower case), the tokens have other bytes than the document.
 
     Args:
       table_bytes: bytes of the tokens of each piece, [U].

@@ -96,7 +96,7 @@ def score(
 
 
 def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[ExampleScore]:
-    """Computes the score of each example; yields the scores, with the indices of their texts, in any order.
+    """Computes the score of each example; yields the scores in any order, each with the index of its text.
 
     Args:
       questions: pairs (text index, example); consumed lazily.
@@ -126,7 +126,7 @@ def score_examples(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Computes the log-probability of each target, and whether the target is the most likely token.
 
-    Meant to be passed to `LoadedModel.compute`.
+    Pass this function to `LoadedModel.compute`.
 
     Returns:
       Log-probabilities in nats, float32 [B, N], and a bool array [B, N]: True if no token is more likely than the

@@ -20,7 +20,7 @@ _MAX_LINE_CHARACTERS = 130  # per line of text
 
 
 def draw(path: str, results: Sequence[Result], title: str) -> None:
-    """Plots the results in a figure with one panel per metric and one curve per source and part.
+    """Plots the results with one panel per metric and one curve per source and part.
 
     Error bars are 95 % confidence intervals.
 
@@ -63,7 +63,7 @@ def draw(path: str, results: Sequence[Result], title: str) -> None:
 
 
 def _draw_curve(panel, results: Sequence[Result], color: str) -> None:
-    # [2, n] lengths of the error bars below and above the values
+    # Lengths of the error bars below and above the values, [2, n].
     errors = np.transpose([np.abs(np.subtract(r.interval or (np.nan, np.nan), r.value)) for r in results])
     style = {"color": color, "marker": "o", "markersize": 4.5, "linewidth": 1.6, "capsize": 2}
     panel.errorbar([r.step for r in results], [r.value for r in results], errors, **style)

@@ -14,12 +14,13 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.reporting.significance import ALPHA, holm_levels, p_value, t_quantile
 from pretrainax.reporting.tables import text_table
 
-# The splits of a source that --split names, and how results describe them
+# The values of --split, and the descriptions of the splits in results.
 SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
 
 
 _WITHIN = ": for more text of the same documents; other documents may differ more"
-# Fewer documents do not show how documents differ: intervals of two documents are 13 standard errors wide.
+# With fewer documents, the differences between documents are unknown: the interval of two documents is 13 standard
+# errors wide.
 MIN_DOCUMENTS = 3
 _BLOCKS = 20  # number of blocks into which fewer documents are cut
 _NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
@@ -32,7 +33,7 @@ class Estimate(NamedTuple):
     value: float
     standard_error: Optional[float]
     interval: Optional[tuple[float, float]] = None
-    clusters: str = ""  # the independent units from which the interval is computed: "documents"
+    clusters: str = ""  # the independent units from which the interval is computed, for example "documents"
     degrees: Optional[float] = (
         None  # degrees of freedom of the t distribution; None: the interval is normal or Wilson's
     )
@@ -83,11 +84,11 @@ def ratio(sums: Numbers, counts: Numbers, documents: Optional[Numbers] = None, u
     mean and its usual t interval. If all documents have the same ratio, the error is 0 and there is no interval.
 
     Fewer than MIN_DOCUMENTS documents are cut into blocks of consecutive units, which replace the documents. The
-    interval then describes more text of the same documents, not other documents. The error is that of a block
+    interval then describes more text of the same documents, not other documents. The error is the error of a block
     bootstrap, in closed form. tests/scoring/test_coverage.py measures how often the intervals contain the true value.
 
     Args:
-      sums, counts: numerator and denominator of each of n units, such as documents or pieces of documents, [n].
+      sums, counts: numerator and denominator of each of n units (documents, or pieces of a document), [n].
       documents: document of each unit, [n]; the units of a document are in order. None: each unit is a document.
       unit: plural name of the documents.
     """
@@ -101,7 +102,7 @@ def ratio(sums: Numbers, counts: Numbers, documents: Optional[Numbers] = None, u
 
 
 def ratio_difference(one: Sums, other: Sums, clusters: np.ndarray, unit: str = "records") -> Estimate:
-    """Computes the difference of two ratios of totals, such as mean losses, of two models on the same n records.
+    """Computes the difference of two ratios of totals (for example mean losses) of two models on the same n records.
 
     The error is as in `ratio`, for the paired difference. It is None for a single cluster.
 
@@ -124,7 +125,7 @@ def leave_one_out(sums: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarr
     """
     total = counts.sum() or 1.0
     value, shares = float(sums.sum() / total), counts / total
-    rest = np.where(shares < 1, 1 - shares, np.inf)  # without the only cluster there is no ratio
+    rest = np.where(shares < 1, 1 - shares, np.inf)  # there is no ratio without the only cluster
     return value, (sums - value * counts) / rest / total, shares
 
 
@@ -136,7 +137,7 @@ def _over_clusters(value: float, errors: np.ndarray, shares: np.ndarray, name: s
     error = math.sqrt((num - 1) / num * np.square(errors).sum())
     odds = shares / (1 - shares)
     squares = np.square(odds)
-    # Satterthwaite's approximation for independent clusters whose variance is proportional to their counts
+    # Satterthwaite's approximation for independent clusters whose variance is proportional to their counts.
     degrees = odds.sum() ** 2 / (squares.sum() + squares.sum() ** 2 - np.square(squares).sum())
     if error <= _SAME * abs(value):
         return Estimate(value, 0.0, None, name, float(degrees))
@@ -146,7 +147,7 @@ def _over_clusters(value: float, errors: np.ndarray, shares: np.ndarray, name: s
 def share(successes: Sequence[bool] | np.ndarray, unit: str = "examples") -> Estimate:
     """Computes the share of successes in n independent trials, with Wilson's interval (1927).
 
-    The standard error is None if all trials are equal, because the sample then does not show it.
+    The standard error is None if all trials have the same outcome, because the sample then contains no variance.
 
     Args:
       successes: outcome of each trial, bool [n].
@@ -173,8 +174,8 @@ def wilson(value: float, trials: float) -> tuple[float, float]:
 def paired_share(differences: Sequence[float] | np.ndarray) -> Estimate:
     """Computes the difference between two shares of successes in the same n trials, with its adjusted Wald interval.
 
-    The interval adds 0.5 to each cell of the 2 × 2 table (Agresti and Min 2005, Statistics in Medicine 24), so that it
-    has a width if the outcomes of all trials are equal.
+    The interval adds 0.5 to each cell of the 2 × 2 table (Agresti and Min 2005, Statistics in Medicine 24), so its
+    width is not zero if the outcomes of all trials are equal.
 
     Args:
       differences: outcome of the first minus outcome of the second in each trial, -1, 0 or 1, [n].
@@ -183,7 +184,7 @@ def paired_share(differences: Sequence[float] | np.ndarray) -> Estimate:
     trials, total, discordant = len(differences) + 2, differences.sum(), np.abs(differences).sum() + 1
     center, error = total / trials, math.sqrt(discordant - total**2 / trials) / trials
     bounds = center - _NORMAL_QUANTILE * error, center + _NORMAL_QUANTILE * error
-    scale = trials / len(differences)  # of the unadjusted difference
+    scale = trials / len(differences)  # factor from the adjusted to the unadjusted difference
     return Estimate(float(center * scale), error * scale, bounds, "examples (Agresti and Min)")
 
 
@@ -242,11 +243,11 @@ def _blocks(counts: np.ndarray, documents: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The value of one metric of a model, such as the bits per byte on a data source."""
+    """The value of one metric of a model, for example the bits per byte on a data source."""
 
     source: str  # description of the evaluation data: a data source, or a task
     measure: str  # name of the metric: "bits_per_byte"
-    value: float  # NaN if no example of a task was asked
+    value: float  # NaN if the model answered no example of a task
     standard_error: Optional[float]  # over documents or questions; None if unknown
     counts: dict[str, int]  # {"documents": 12, "tokens": 3400, …}; includes counts of skipped items
     how: str  # evaluation method: "left to right, …"
@@ -322,7 +323,7 @@ def _estimate(result: Result) -> Estimate:
 
 
 def name_among(result: Result, among: Sequence[Result]) -> str:
-    """Builds a label that tells a result apart from the others in `among`; "" if no label is needed.
+    """Builds a label that distinguishes a result from the other results in `among`; "" if no label is needed.
 
     The label contains the source if `among` has several sources, and the part of the source if there are parts.
     """
@@ -346,7 +347,7 @@ def _add_captions(table: str, results: Sequence[Result]) -> str:
 def write_results(path: str, results: Sequence[Result]) -> str:
     """Writes results to a JSON file as a list of objects; returns a message that contains the path.
 
-    The message also says whether an existing file was overwritten. NaN and infinity are written as null.
+    The message also states if an existing file was overwritten. NaN and infinity are written as null.
     """
     is_overwritten = os.path.exists(path)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

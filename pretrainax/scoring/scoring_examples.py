@@ -29,7 +29,7 @@ from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """Options for scoring texts; `method_of` raises UserError for an option that has no effect on the model."""
+    """Options for scoring text; `method_of` raises UserError for an option that has no effect on the model."""
 
     context: Optional[int] = (
         None  # number of tokens that the model reads at a time; None: the default of `context_length`

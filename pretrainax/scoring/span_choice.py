@@ -1,7 +1,7 @@
 """Selects spans of documents by bytes, without a tokenizer, so that all models are scored on the same spans.
 
-A span consists of consecutive whole words, each with the white space before it. A Chinese character is a word of its
-own. All common kinds of tokenizers have a token boundary between two of these words: tokens of SentencePiece and
+A span consists of consecutive whole words, each with the white space before it. Each Chinese character is a separate
+word. All common kinds of tokenizers have a token boundary between two of these words: tokens of SentencePiece and
 byte-level BPE begin with the space, and WordPiece ignores spaces. Spans of arbitrary characters would not end at token
 boundaries.
 """

@@ -67,7 +67,7 @@ class SpanFormat:
     def fitted(self, ids: Ids, longest: int) -> Ids:
         """Truncates the context in `ids` so that an input has at most `longest` token ids.
 
-        The context closest to the span is kept.
+        The result has the part of the context that is closest to the span.
 
         Raises:
           UserError: `longest` is too small for the span and one token of each context that the format reads.
@@ -150,7 +150,8 @@ def _objective_forms(component: Objective, loaded: LoadedModel) -> Iterator[Span
 def _longest_span(loaded: LoadedModel) -> Optional[int]:
     """Returns the length in tokens of the longest span that the denoisers of a run predict; None for imported models.
 
-    A sequence has a fixed number of dropped tokens: 10 for 64 tokens, of which a T5 then predicts no more in a row.
+    The corruption removes a fixed number of tokens from a sequence, for example 10 of 64 tokens. A model that was
+    trained on such sequences (T5) has never predicted a longer span.
     """
     data = loaded.experiment.data
     if isinstance(data.source, NoSource):

@@ -54,7 +54,7 @@ from pretrainax.scoring.span_choice import Span, SpanChoice, words
 from pretrainax.scoring.span_forms import BOTH, Ids, SpanFormat, span_formats
 from pretrainax.tokenization.base import Tokenizer
 
-_FULL_STOP = "."  # prepended to each text, so that no tokenizer adds a space; nearly always a token of its own
+_FULL_STOP = "."  # prepended to each text, so that no tokenizer adds a space; nearly always a separate token
 Watch = Callable[[Iterable], Iterable]  # yields its items unchanged, and may display progress
 
 
@@ -127,10 +127,10 @@ class SpanScores:
 
     @property
     def caveat(self) -> str:
-        """States what makes the cost too low or too high, with the share of the bytes; "" if there is nothing.
+        """States the reasons why the cost is too low or too high, with the affected share of the bytes; "" if none.
 
-        The cost is too low for text that the tokenizer does not restore, and high for spans that are longer than each
-        span of the training: in one run, the tokens of a span after the longest span cost 10 nats or more.
+        The cost is too low for text that the tokenizer does not restore. It is too high for spans that are longer than
+        the longest span of the training: in one run, each token beyond this length cost 10 nats or more.
         """
         changed, long = (self.bytes[which].sum() / self.bytes.sum() for which in (self.is_changed, self.is_long))
         lines = []
@@ -250,7 +250,7 @@ def _score_form(loaded: LoadedModel, form: SpanFormat, spans: list[Span], ids: l
     )
     for score in score_examples(loaded, numbered_examples):
         token_bits[score.number] += score.nats / math.log(2)
-    # A span that the tokenizer drops, such as a zero-width space in WordPiece, has the length cost of one id.
+    # A span that the tokenizer drops (for example a zero-width space in WordPiece) has the length cost of one id.
     numbers = np.array([max(len(span_ids.span), 1) for span_ids in ids])
     documents = np.array([span.document for span in spans])
     full_lengths = [len(full.left) + len(full.right) * (form.given == BOTH) for full in ids]

@@ -25,7 +25,7 @@ def write_transcripts(path: str, transcripts: Iterable[JsonObject]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Converts NumPy arrays and scalars, which `json` does not know."""
+    """Converts NumPy arrays and scalars, which `json` does not support, to Python values."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

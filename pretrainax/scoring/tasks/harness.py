@@ -50,7 +50,7 @@ _OPTIONS = (
 )  # options with the same names in both packages
 _MAX_NEW_TOKENS = 256  # default for tasks that do not set `max_gen_toks`, as in `hf`
 _BATCH_SIZE = 16  # prompts per generation batch
-_ARGUMENTS = ("path", "step", "max_length", "dtype", "batch_size")  # of --model_args
+_ARGUMENTS = ("path", "step", "max_length", "dtype", "batch_size")  # names of the arguments in --model_args
 _log = logging.getLogger(__name__)
 
 
@@ -200,12 +200,12 @@ register_model("pretrainax")(PretrainAX)  # not a decorator, which would hide th
 def _given(options: dict[str, object], ends: Sequence[str]) -> dict[str, object]:
     """Converts the harness's `generation_kwargs` to fields of `Sampling`; raises UserError for unsupported options.
 
-    As in `hf`, the model's generation_config.json sets the other fields, except sampling if `do_sample` is false. An
-    export lists the ends of answers there, so `ends` are stop strings of a run.
+    The model's generation_config.json sets the other fields, as in `hf`, except sampling if `do_sample` is false. An
+    export lists the ends of answers in this file. A run has no such file, so `ends` are its stop strings.
     """
     settings: dict[str, object] = dict(normalize_gen_kwargs(options, _MAX_NEW_TOKENS))
     stop, max_new_tokens, do_sample = (settings.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
-    beams = {"num_beams": settings.pop("num_beams")} if settings.get("num_beams") == 1 else {}  # as NorEval's tasks
+    beams = {"num_beams": settings.pop("num_beams")} if settings.get("num_beams") == 1 else {}  # NorEval's tasks set it
     for name in settings.keys() - set(_OPTIONS):
         raise UserError(f"generation_kwargs has {name}={settings[name]!r}, {nearest(name, _OPTIONS)}")
     if not do_sample:

@@ -1,6 +1,6 @@
-"""Converts texts to model inputs, and ids to text, as the class `hf` of the lm-evaluation-harness does.
+"""Converts text to model inputs, and ids to text, as the class `hf` of the lm-evaluation-harness does.
 
-Special tokens in a text, such as "</s>" or the role tokens of a chat template, are encoded as special ids. An imported
+Special tokens in a text ("</s>", or the role tokens of a chat template) are encoded as special ids. An imported
 model reads the special tokens that its tokenizer adds. A model that was trained with PretrainAX reads its training
 format. The encoder of an encoder-decoder reads the context, and the decoder predicts the continuation.
 """
@@ -138,9 +138,10 @@ class HarnessInputs:
     def prompt(self, text: str, max_new_tokens: int) -> tuple[Example, int]:
         """Builds the input from which the model generates, and returns it with the maximum number of new tokens.
 
-        NOTE: As in `hf` with one prompt per batch, the prompt of a decoder is cut from the left to leave room for the
-        new tokens, and an encoder-decoder generates up to `max_new_tokens` plus the length of its encoder input minus
-        one, because the harness adds the input to the limit and transformers counts the start token.
+        NOTE: Both limits are the same as in `hf` with one prompt per batch. The prompt of a decoder is cut from the
+        left to leave room for the new tokens. An encoder-decoder generates up to `max_new_tokens` plus the length of
+        its encoder input minus one. The reason is that the harness adds the length of the input to the limit, and
+        transformers counts the start token.
 
         Raises:
           UserError: a decoder's prompt would have no room.

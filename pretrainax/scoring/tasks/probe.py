@@ -27,10 +27,10 @@ class Labeled(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Probe(Task[Labeled]):
-    """Classifies texts by a ridge regression on the mean of their last hidden states.
+    """Classifies each text with a ridge regression on the mean of its last hidden states.
 
-    A hash of the text divides the examples into five parts. The classifier of each part is fitted on the other four, so
-    `accuracy` counts unseen texts. `majority_accuracy` is the share of the most frequent label.
+    A hash of the text divides the examples into five parts. The classifier of each part is fitted on the other four
+    parts, so `accuracy` is measured on unseen text. `majority_accuracy` is the share of the most frequent label.
     """
 
     text: str = "{text}"
@@ -86,7 +86,7 @@ def _classify(train: np.ndarray, labels: np.ndarray, states: np.ndarray, ridge: 
     """
     if not len(train):
         return np.zeros(len(states), int)
-    mean, deviation = train.mean(0), train.std(0) + 1e-6  # float32 states that are equal deviate by rounding
+    mean, deviation = train.mean(0), train.std(0) + 1e-6  # equal states deviate by rounding
     scaled, targets = (train - mean) / deviation, np.eye(labels.max() + 1)[labels]
     weights = np.linalg.solve(
         scaled.T @ scaled + ridge * np.eye(scaled.shape[1]), scaled.T @ (targets - targets.mean(0))

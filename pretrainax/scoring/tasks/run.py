@@ -44,7 +44,8 @@ def run_tasks(
 ) -> Iterator[list[Result]]:
     """Evaluates a model on tasks; yields the results of one task at a time.
 
-    An example that does not fit into the model's context is not asked: the metrics omit it, and the counts contain it.
+    The model does not answer an example that does not fit into its context. The metrics omit such an example, and the
+    counts state the number of these examples.
 
     Args:
       most: maximum number of examples per task, evenly spaced over all examples. None means all examples.

@@ -28,10 +28,10 @@ def mean(values: Sequence[float]) -> Estimate:
 
 @dataclasses.dataclass(kw_only=True)
 class Task(Generic[Item]):
-    """Base class of task kinds, such as multiple choice.
+    """Base class of task kinds, for example multiple choice.
 
-    The description file of a task sets the fields. A template is a string with names of an example's fields in braces,
-    such as "{question}".
+    The description file of a task sets the fields. A template is a string with names of an example's fields in braces:
+    "{question}".
     """
 
     about: str = ""  # description for users
@@ -59,11 +59,11 @@ class Task(Generic[Item]):
         raise NotImplementedError
 
     def transcripts(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[JsonObject]:
-        """Asks a model the chosen examples; returns a JSON object for each example, in order.
+        """Runs a model on the chosen examples; returns a JSON object for each example, in order.
 
-        An object contains the prompt, the target, the output of the model and whether it is correct; if the prompt has
-        shots, "shots" is their number and "dropped_shots" the number of shots that do not fit. None of this exists
-        for an example that does not fit into the context; its "asked" is False.
+        An object contains the prompt, the target, the output of the model and whether it is correct. If the prompt has
+        shots, "shots" is their number, and "dropped_shots" is the number of shots that do not fit. For an example that
+        does not fit into the context, the object has none of these fields, and "asked" is False.
 
         Args:
           asked: all examples, parsed by `read`.
@@ -110,7 +110,7 @@ class Prompted(Task[Item]):
     def fitting_prompt(
         self, questions: Sequence[Question], index: int, fits: Callable[[str], bool]
     ) -> Optional[tuple[str, JsonObject]]:
-        """Builds the prompt of a question, without the first shots if it does not fit into the context otherwise.
+        """Builds the prompt of a question; drops the first shots if the prompt otherwise exceeds the context.
 
         Returns:
           The prompt, and the fields "shots" and "dropped_shots" of the transcript; None if the question alone does not
@@ -118,7 +118,7 @@ class Prompted(Task[Item]):
 
         Args:
           index: index of the question in `questions`.
-          fits: returns whether a prompt fits into the context.
+          fits: returns True if a prompt fits into the context.
         """
         parts = self.with_shots(questions, index)
         for dropped in range(len(parts)):
