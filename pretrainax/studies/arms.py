@@ -12,7 +12,7 @@ from pretrainax.config.values import fields
 from pretrainax.studies.study import Arm, Final
 
 VALIDATIONS = 10  # validations of each run, equal for all arms: a run that validates more often finds a better minimum
-# numbers of steps that scale with the length of a run
+# The fields with numbers of steps that scale with the length of a run.
 _SCALED = (
     "schedule.warmup_steps schedule.anneal_steps schedule.decay_steps schedule.cosine_steps layers.unfreeze_every "
     "layers.unfreeze_warmup"
@@ -41,8 +41,8 @@ def configured(arm: Arm, flags: Sequence[str] = (), files: bool = False) -> Expe
 def length_flags(experiment: Experiment, steps: int, validations: int = VALIDATIONS) -> list[str]:
     """Returns the flags that set the length of a run, its validations and its schedule.
 
-    The schedule keeps its shape: numbers of steps, such as the warmup, scale with the length. If the arm's config has
-    no number of steps, the warmup is a tenth of the run.
+    The schedule keeps its shape: numbers of steps, for example of the warmup, scale with the length. If the arm's
+    config has no number of steps, the warmup is a tenth of the run.
 
     Args:
       experiment: the arm's config.
@@ -79,7 +79,7 @@ def value_flags(values: Mapping[str, float]) -> list[str]:
 
 
 def seed_flags(experiment: Experiment, final: Final, seed: int) -> list[str]:
-    """Returns the flags that set the four seeds of a run: `seed` for the uses in `final.vary`, else the arm's."""
+    """Returns the flags that set the four seeds of a run: `seed` for the uses in `final.vary`, else the arm's seed."""
     seeds = {use: seed if use in final.vary else experiment.train.seed_of(use) for use in SEED_USES}
     return [f"--config.train.{use}_seed={number}" for use, number in seeds.items()]
 

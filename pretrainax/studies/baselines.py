@@ -1,4 +1,4 @@
-"""Compares the arms of a study with the baselines of its measures, such as token frequencies or a bag of words."""
+"""Compares the arms of a study with the baselines of its measures: token frequencies, a bag of words."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -19,7 +19,8 @@ def baseline_notes(study: Study, findings: Findings, names: Collection[str]) -> 
 def baseline_warning(study: Study, findings: Findings, contrast: Contrast) -> str:
     """Returns a sentence that names the baselines that neither arm of a contrast beats; "" if there are none.
 
-    The difference between two such arms says little: one number, or a linear model, is better than both.
+    The difference between two arms that do not beat a baseline means little: a constant or a linear model is better
+    than both.
     """
     measure = study.measure(contrast.measure)
     one, other = (_unbeaten(measure, findings, arm) for arm in (contrast.one, contrast.other))

@@ -19,12 +19,12 @@ from pretrainax.studies.study import AMOUNTS, Arm, Budget, Study
 from pretrainax.training.work import Work
 
 _TRIAL_STEPS = 1000  # steps of the run whose mean costs give a first estimate of the steps
-_SAMPLE = 64  # batches whose text is counted
+_SAMPLE = 64  # number of batches whose tokens and bytes of text are counted
 _TOLERANCE = 0.02  # largest relative difference between the budget and the cost of an arm's steps
 
 
 class Length(NamedTuple):
-    """The length of each run of an arm, and what it costs."""
+    """The length and the cost of each run of an arm."""
 
     steps: int
     flops: float  # training FLOPs of the run, equal to "flops" in the last line of its metrics.jsonl

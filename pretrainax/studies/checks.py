@@ -12,7 +12,7 @@ from pretrainax.studies.study import AMOUNTS, Arm, Contrast, Study
 from pretrainax.studies.study_file import raise_problems
 
 SELECTED_METRIC = "loss"  # the default of `Tuning.measure`: the validation metric that selects checkpoints
-_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of an arm or a measure, which is the name of a folder
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # names of arms and measures, which are also names of folders
 
 
 def check_study(study: Study, path: str) -> dict[str, Experiment]:
@@ -97,7 +97,7 @@ def _seed_problems(study: Study) -> Iterator[str]:
 
 
 def _look_problems(study: Study) -> Iterator[str]:
-    """Yields a line if the rule that ends the study does not use `stop.looks`, or cannot have as many looks."""
+    """Yields a line if the rule that ends the study does not use `stop.looks`, or if this number is invalid."""
     looks, seeds = study.stop.looks, study.final.seeds
     if study.stop.rule == "fixed" and looks != 1:
         yield f"stop.looks is {looks}, which only the rule 'group_sequential' uses: set stop.rule, or leave looks out"

@@ -69,7 +69,7 @@ def run(path: str, workdir: str, topology: Optional[str], go: bool) -> int:
             if code := run_jobs(functools.partial(results.next_jobs, seeds), workdir, worker, left):
                 return code
             findings = findings_of(results, seeds)
-            if judge(study, findings)[0].is_decided:  # a study with one look ends here in any case
+            if judge(study, findings)[0].is_decided:  # a study with one look has no further look in any case
                 break
         write_atomically(os.path.join(workdir, _FINDINGS), findings_json(without_times(findings, study)))
         write_times(workdir, study, findings, times_of(results, findings))
@@ -138,8 +138,8 @@ def _plan(study: Study, workdir: str, speeds: Callable[[], Mapping[str, JsonObje
       speeds: measures the speeds of the arms; called only if the budget is a time on this machine.
 
     Raises:
-      UserError: the file changed after the start in more than additions, a config or a text changed, or the budget
-        cannot become steps.
+      UserError: changes of the file after the start are not only additions, a config or a text changed, or the budget
+        cannot be converted to steps.
     """
     plan = with_texts(extended(read_plan(workdir), study) if has_plan(workdir) else Plan(study, {}))
     if all(arm.name in plan.lengths for arm in study.arms):

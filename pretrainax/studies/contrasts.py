@@ -22,7 +22,8 @@ from pretrainax.reporting.significance import ALPHA
 from pretrainax.scoring.results import Estimate
 from pretrainax.studies.outcomes import Outcome, Outcomes
 
-_SAME = 1e-9  # differences of seeds whose range is smaller, relative to the values of the arms, differ by rounding
+# If the range of the differences over seeds, divided by the values of the arms, is smaller, rounding causes it.
+_SAME = 1e-9
 
 
 class Noise(NamedTuple):
@@ -40,8 +41,8 @@ class Noise(NamedTuple):
         """Returns the degrees of freedom of the t distribution, by Satterthwaite's approximation.
 
         The mean square of the estimated variance over n seeds is (n + 1) / (n - 1) times its square. With this factor,
-        intervals of 2 and 3 seeds contain the true difference more often: in 91 and 94 % of studies instead of 87 and
-        92 % if the spread over records is a third of the spread over seeds.
+        intervals of 2 and 3 seeds contain the true difference more often. If the spread over records is a third of the
+        spread over seeds, they contain it in 91 and 94 % of studies instead of 87 and 92 %.
         """
         by_seeds = np.square(self.spread) / seeds
         if np.any(self.record_error):
@@ -54,11 +55,11 @@ class Noise(NamedTuple):
 class Comparison(NamedTuple):
     """The difference of two arms; positive means that the first arm is better."""
 
-    estimate: Estimate  # with its 95 % interval
-    noise: Optional[Noise]  # None: there are fewer than two seeds, or nothing varies
+    estimate: Estimate  # the difference with its 95 % interval
+    noise: Optional[Noise]  # None: there are fewer than two seeds, or all differences are equal
     seeds: tuple[int, ...]  # pretraining seeds that both arms have
     unpaired: tuple[int, ...]  # pretraining seeds that one of the arms has, which are ignored
-    differences: tuple[float, ...]  # of each seed
+    differences: tuple[float, ...]  # difference of each seed
     records: int  # number of test records; 0: the measure of one of the arms has none
 
 
@@ -112,18 +113,18 @@ def noise_of(differences: np.ndarray, changes: Optional[np.ndarray], scale: floa
         return Noise(np.sqrt(variance))
     records = changes.shape[-1]
     means = changes.mean(axis=-2)
-    factor = (records - 1) / records  # of the jackknife
+    factor = (records - 1) / records  # factor of the jackknife variance
     squares = np.square(means).sum(axis=-1)
     by_record = factor * squares
     pairs = factor * np.square(changes - means[..., None, :]).sum(axis=(-2, -1)) / (seeds * (seeds - 1))
-    # The differences of a discrete measure, such as an accuracy, can be equal by chance
+    # The differences of a discrete measure, for example an accuracy, can be equal by chance.
     variance = np.where(is_same, seeds * pairs, variance)
     shared = by_record - pairs
     shared = np.where(shared > _SAME * (by_record + variance / seeds), shared, 0.0)
-    # Few records can have most of the influence. The variance of a sample variance follows from the kurtosis
+    # A few records can have most of the influence. The variance of a sample variance follows from the kurtosis.
     kurtosis = records * np.power(means, 4).sum(axis=-1) / np.maximum(np.square(squares), np.finfo(float).tiny)
     degrees = np.clip(2 * records / np.maximum(kurtosis - 1, 0.01), 1, records - 1)
-    # `shared` is a difference of two estimates, so that it has fewer degrees than `by_record`
+    # `shared` is a difference of two estimates, so it has fewer degrees of freedom than `by_record`.
     total = np.square(by_record) + np.square(pairs) / (seeds - 1)
     degrees = degrees * np.square(shared) / np.maximum(total, np.finfo(float).tiny)
     return Noise(np.sqrt(variance), np.sqrt(shared), np.where(shared > 0, degrees, np.inf))

@@ -20,21 +20,21 @@ from pretrainax.studies.verdicts import planned_level
 
 
 class Runs(NamedTuple):
-    """The runs of an arm; the trained arms have equally many."""
+    """The number of runs of an arm; all trained arms have the same number."""
 
     trials: int  # tuning runs without widening
-    scored: int  # of these, those that do not stop early
-    trial_runs: float  # their length in whole runs: a trial that stops early is a part of a run
+    scored: int  # number of trials that do not stop early
+    trial_runs: float  # total length of the trials in whole runs: a trial that stops early is a part of a run
     finals: int
 
 
 class ArmEstimate(NamedTuple):
     """The costs of all runs of an arm."""
 
-    steps: int  # of one run
-    flops: float  # of all runs
-    trial_seconds: float  # of all trials on this machine
-    final_seconds: float  # of all final runs and their measures
+    steps: int  # steps of one run
+    flops: float  # FLOPs of all runs
+    trial_seconds: float  # time of all trials on this machine
+    final_seconds: float  # time of all final runs and their measures
 
     @property
     def seconds(self) -> float:
@@ -146,7 +146,7 @@ def report(plan: Plan, speeds: Mapping[str, JsonObject], machine: Optional[str])
 
 
 def facts(study: Study) -> list[str]:
-    """Returns the lines of the estimate that do not depend on a machine: the search, and what the seeds can find."""
+    """Returns the lines of the estimate that do not depend on a machine: the search, and the power of the seeds."""
     tuning = [] if study.tuning is None else [_tuning_line(study.tuning, len(study.trained))]
     return [*tuning, *_power_lines(study)]
 

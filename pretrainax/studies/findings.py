@@ -16,7 +16,8 @@ from pretrainax.studies.tuning import Search
 def findings_of(results: Results, seeds: range) -> Findings:
     """Collects the findings of finished trials and final runs; reads the values of measures that the worker saved.
 
-    seeds: seeds of the final runs.
+    Args:
+      seeds: seeds of the final runs.
     """
     plan, workdir, state = results.plan, results.workdir, results.search()
     changes = list(plan.changes)
@@ -50,7 +51,7 @@ def findings_of(results: Results, seeds: range) -> Findings:
 
 
 def _changes(results: Results, state: Search, arm: str) -> Iterator[str]:
-    """Yields a line if the settings of an arm could not be chosen, and one for each folder of unused final runs."""
+    """Yields a line if no settings of an arm could be chosen, and a line for each folder of unused final runs."""
     chooser = results.chooser(arm, state.chosen)
     choice = chooser and results.of(chooser)
     if choice and choice["failed"]:
@@ -70,7 +71,7 @@ def without_times(findings: Findings, study: Study) -> Findings:
 
 
 def _trials(results: Results, state: Search) -> Iterator[Trial]:
-    """Yields all trials by arm, in the order of the search; the value of a stopped trial is that of its first part."""
+    """Yields all trials by arm, in the order of the search; a stopped trial has the value of its first part."""
     study = results.plan.study
     by_name = {measure.name: measure.larger_is_better for measure in study.measures}
     for request, is_stopped in state.requested.items():
@@ -109,7 +110,7 @@ def _outcomes(results: Results, measure: Measure, finished: list[Job], arms: lis
 
 
 def _choices(results: Results, measure: Measure, state: Search) -> dict[str, JsonObject]:
-    """Returns {arm: result of `Measure.choose`} of the arms that have one."""
+    """Returns {arm: result of `Measure.choose`} for the arms that have this result."""
     study = results.plan.study
     jobs = {arm.name: results.final(arm.name, study.final.seed, "choose", state.chosen) for arm in study.arms}
     return {arm: choice for arm, job in jobs.items() if (choice := results.choices(job).get(measure.name))}

@@ -1,4 +1,4 @@
-"""Lists the jobs of a study: its trials, final runs and measurements, and which of them are next.
+"""Lists the jobs of a study (trials, final runs and measurements), and selects the next jobs.
 
 A job has a folder below the study's workdir, and is finished when its result file exists there. The next jobs follow
 from the result files alone. A killed study therefore continues, processes can share a workdir, and a deleted folder is
@@ -17,7 +17,7 @@ from pretrainax.studies.plan import Plan
 from pretrainax.studies.tuning import Request, Search, search
 
 Step = Literal["part", "train", "choose", "measure"]
-RESULTS: dict[Step, str] = {  # names of the result files; a study may get further measures after the start
+RESULTS: dict[Step, str] = {  # names of the result files; users may add measures to a study after its start
     "part": "part.json",  # the first part of a trial, which may stop early
     "train": "result.json",
     "choose": "choices-{measures}.json",  # settings of the measures that all runs of an arm share
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     seed: int
     values: dict[str, float]  # {tuned field: value}
     is_tuning: bool
-    # number of updates after which the run stops: a part of a trial, or 0 for an untrained arm; None: all updates
+    # The number of updates after which the run stops: a part of a trial, or 0 for an untrained arm. None: all updates.
     stop: Optional[int] = None
     measures: int = 0  # number of the study's measures
 
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 def run_flags(plan: Plan, job: Job) -> list[str]:
-    """Returns the flags of a job's run, in addition to those of its arm."""
+    """Returns the flags that a job adds to the flags of its arm."""
     arm = plan.arm(job.arm)
     experiment = configured(arm)
     flags = untrained_flags() if arm.untrained else length_flags(experiment, plan.lengths[job.arm].steps)
@@ -79,7 +79,7 @@ class Finished(NamedTuple):
 
 
 class Results:
-    """The results of finished jobs, read from the workdir of a study once each."""
+    """The results of finished jobs; each result file in the workdir of a study is read once."""
 
     def __init__(self, plan: Plan, workdir: str):
         self.plan, self.workdir, self._defaults = plan, workdir, plan.defaults()
@@ -95,7 +95,7 @@ class Results:
         return self._read[job.result][1]
 
     def search(self) -> Search:
-        """Returns the state of the tuning; without tuning or training, an arm keeps its own values."""
+        """Returns the state of the tuning; without tuning or training, an arm has the values of its config."""
         tuning, own = self.plan.study.tuning, {arm.name: {} for arm in self.plan.study.arms}
         if tuning is None:
             return Search([], {}, own, {})
@@ -120,8 +120,8 @@ class Results:
     def final(self, arm: str, seed: int, step: Step, chosen: Mapping[str, Mapping[str, float]]) -> Job:
         """Returns a job of a final run; `chosen` has the values of each arm, as `Search.chosen`.
 
-        The folder contains the values. An arm that is added later can extend the search, so that another value becomes
-        the best one of an old arm, whose final runs are then trained again.
+        The name of the folder contains the values. A new arm can extend the search, so that the best value of an old
+        arm changes. The final runs of the old arm are then trained again.
         """
         stop, values = 0 if self.plan.arm(arm).untrained else None, dict(chosen[arm])
         folder = _folder(FINAL, arm, values, seed)
@@ -130,7 +130,8 @@ class Results:
     def next_jobs(self, seeds: range) -> list[Job]:
         """Returns the jobs that can run now, seed by seed with arms interleaved; []: the runs are finished.
 
-        seeds: seeds of the final runs.
+        Args:
+          seeds: seeds of the final runs.
         """
         state = self.search()
         if state.pending:
@@ -151,7 +152,7 @@ class Results:
     def chooser(self, arm: str, chosen: Mapping[str, Mapping[str, float]]) -> Optional[Job]:
         """Returns the job that chooses the settings of an arm's measures; None: all final runs failed.
 
-        They are chosen on the run of the first seed, or of the next one if it failed; arguments as in `final`.
+        The job uses the run of the first seed, or of the next seed if this run failed. Arguments as in `final`.
         """
         final = self.plan.study.final
         for seed in range(final.seed, final.seed + final.seeds):

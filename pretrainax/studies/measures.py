@@ -5,7 +5,7 @@
     name = "bits per byte"
     source = "TextFiles(path='heldout')"
 
-JAX is imported when a measure is computed, so that a study file is parsed fast.
+The methods import JAX when they compute a measure, so that reading a study file is fast.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ class BitsPerByte(Measure):
     """Bits per byte of the same held-out spans for all families and tokenizers (`scoring/spans.py`).
 
     A record is a document, or a span if there are fewer than 20 documents. Every fifth record is for the tuning, and
-    the others are for the final runs.
+    all other records are for the final runs.
     """
 
     source: Source
     split: Literal["valid", "train", "all"] = "valid"
     documents: Optional[int] = 500  # maximum number of documents; None: all
-    # context of a span: own: the format of the model's training, from both sides if it reads both | left: the left side
-    # only, for all models; encoders then read a text that ends with the span
+    # context of a span: own: the format of the model's training, with both sides if the model reads both | left: only
+    # the left side, for all models; encoders then read a text that ends with the span
     given: Literal["own", "left"] = "own"
     share: float = SpanChoice.share  # fraction of the text in spans
     mean_bytes: float = SpanChoice.mean_bytes  # mean length of a span, in bytes
@@ -69,12 +69,12 @@ class TaskScore(Measure):
     the test records once, after its last step.
     """
 
-    task: str = "classification"  # variant of configs/finetune.py, such as sst2
-    source: Optional[Source] = None  # training and test records; None: those of the named task
-    flags: tuple[str, ...] = ()  # further flags of the fine-tuning, such as "--config.train.steps=300"
+    task: str = "classification"  # variant of configs/finetune.py, for example sst2
+    source: Optional[Source] = None  # training and test records; None: the records of the named task
+    flags: tuple[str, ...] = ()  # further flags of the fine-tuning, for example "--config.train.steps=300"
     metric: str = ""  # metric of the task; "": the metric that selects its checkpoints
     rates: tuple[float, ...] = (3e-5, 1e-4, 3e-4, 1e-3)  # learning rates; a best rate at an edge adds one rate
-    # arm: all runs of an arm have the rate that is best for one of them | run: each run has its own
+    # arm: all runs of an arm have the best rate of one of these runs | run: each run has its best rate
     rate_of: Literal["arm", "run"] = "arm"
     selection: float = 0.1  # fraction of the training records that choose the rate
 
@@ -106,13 +106,13 @@ class TaskScore(Measure):
 
 @dataclasses.dataclass
 class ValidationLoss(Measure):
-    """A metric of the run's own validation, of its newest checkpoint.
+    """A metric of the run's validation, for the newest checkpoint.
 
-    A record is a document, or a row if there are fewer than 20 documents. Every fifth record is for the tuning, and the
-    others are for the final runs.
+    A record is a document, or a row if there are fewer than 20 documents. Every fifth record is for the tuning, and all
+    other records are for the final runs.
     """
 
-    metric: str = "loss"  # such as loss, masked_loss (at masked positions) or total_loss
+    metric: str = "loss"  # for example loss, masked_loss (at masked positions) or total_loss
 
     @property
     def larger_is_better(self) -> bool:

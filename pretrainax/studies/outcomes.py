@@ -10,11 +10,11 @@ from pretrainax.files.json_files import JsonObject
 
 
 class Outcome(NamedTuple):
-    """One value of a measure, and how each record of the test data influences it."""
+    """One value of a measure, and the influence of each test record on it."""
 
     value: float
-    # [records]: value minus the value without the record's cluster, as `scoring.results.leave_one_out` returns; records
-    # have the same order for all arms and seeds. None: the measure has no records, such as throughput
+    # [records]: value minus the value without the record's cluster, as `scoring.results.leave_one_out` returns. Records
+    # have the same order for all arms and seeds. None: the measure has no records (throughput).
     changes: Optional[np.ndarray] = None
 
 
@@ -25,10 +25,10 @@ class MeasureContext(NamedTuple):
     """The settings of a study that its measures use."""
 
     downstream_seeds: Sequence[int] = (0,)
-    # True for a trial of the tuning: the measure then uses records that no final value depends on
+    # True for a trial of the tuning. The measure then uses records that have no influence on the final values.
     is_tuning: bool = False
-    choice: JsonObject = {}  # the result of `Measure.choose` for the arm; {}: the run chooses for itself
-    # trains a run in a folder and returns the exit code, as `runs.train.train`; None: `runs.train.train`
+    choice: JsonObject = {}  # the result of `Measure.choose` for the arm; {}: each run has its own choice
+    # Trains a run in a folder and returns the exit code, as `runs.train.train`. None: `runs.train.train`.
     train: Optional[Callable[[Experiment, str], int]] = None
 
 
@@ -38,7 +38,7 @@ class Trial(NamedTuple):
     arm: str
     values: Mapping[str, float]  # {field: value}
     seed: int
-    value: Optional[float]  # of the tuning measure; None: failed or diverged
+    value: Optional[float]  # value of the tuning measure; None: the trial failed or diverged
     flops: float  # training FLOPs that the trial used
     stopped_early: bool = False
 
@@ -53,7 +53,7 @@ class FinalRun(NamedTuple):
     command: str  # reproduces the run
     steps: int
     flops: float
-    lines: Sequence[JsonObject]  # of metrics.jsonl
+    lines: Sequence[JsonObject]  # lines of metrics.jsonl
 
 
 class Findings(NamedTuple):

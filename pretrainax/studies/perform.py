@@ -28,17 +28,17 @@ from pretrainax.studies.study import Arm, Measure, Study
 from pretrainax.training.metrics import read_metrics
 
 Train = Callable[[Experiment, str], int]  # trains a run in a folder and returns the exit code
-_SPEED_STEPS = 3 * VALIDATIONS, 9 * VALIDATIONS  # of timed runs, which have as many validations as a run of the study
+_SPEED_STEPS = 3 * VALIDATIONS, 9 * VALIDATIONS  # steps of the two timed runs; both have VALIDATIONS validations
 
 
 def perform(plan: Plan, workdir: str, job: Job, train_run: Train) -> int:
     """Performs a job and writes its result file; returns 0, or 75 if a signal paused the training.
 
-    A run that diverges, and one that fails with an exit code, have a result file with the reason.
+    If a run diverges or fails with an exit code, its result file has the reason.
 
     Raises:
       UserError: the config or an input is invalid.
-      RunFailed: a cause outside the run, such as a full disk, ended it; a repeated call resumes it.
+      RunFailed: a cause outside the run, for example a full disk, ended it; a repeated call resumes it.
     """
     run, started = os.path.join(workdir, job.folder, RUN), time.perf_counter()
     experiment = experiment_of(plan, job)
@@ -83,9 +83,9 @@ def _outcomes(measure: Measure, run: str, experiment: Experiment, context: Measu
 def context_of(
     study: Study, choice: JsonObject, seed: int, is_tuning: bool = False, train_run: Optional[Train] = None
 ) -> MeasureContext:
-    """Returns the context of a measure of a run with a pretraining seed.
+    """Returns the context of a measure of a run with the pretraining seed `seed`.
 
-    Each pretraining seed has downstream seeds of its own, which all arms share. A trial has one downstream seed.
+    Each pretraining seed has different downstream seeds, which all arms share. A trial has one downstream seed.
     """
     final, tuning = study.final, study.tuning
     first = (seed - final.seed) * final.downstream_seeds
@@ -184,7 +184,7 @@ def measure_speed(
       "fixed_seconds": seconds of a run apart from its updates.
       "choose_seconds": seconds of choosing the settings of the measures, once for an arm.
       "measure_seconds": seconds of the measures of a final run.
-      "trial_seconds": seconds of the measure that scores a trial; 0 without such a measure.
+      "trial_seconds": seconds of the measure that scores a trial; 0 if no measure scores trials.
       "devices": number and kind of the devices.
 
     Raises:

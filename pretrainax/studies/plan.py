@@ -1,8 +1,8 @@
 """Stores the plan of a study in its workdir: the contents of the study file and the length of each arm's runs.
 
-The plan exists from the start of the study. All processes that share the workdir follow it, so that a budget in seconds
-gives the same steps on all machines. It also has the config of each arm and a fingerprint of each text, because the
-study file only names them.
+The plan exists from the start of the study. All processes that share the workdir follow the plan, so a budget in
+seconds gives the same steps on all machines. The plan also has the config of each arm and a fingerprint of each text,
+because the study file has only their names.
 """
 
 import json
@@ -20,18 +20,18 @@ from pretrainax.studies.study import Arm, Study
 from pretrainax.studies.study_file import study_from
 
 PLAN = "plan.json"
-# fields that may grow after the start: new entries at the end, or more seeds
+# The fields that may grow after the start: new entries at the end, or more seeds.
 _GROWING = ("arms", "measures", "declared")
-MORE_SEEDS = "final.seeds increased after the start"  # begins the line about such a change
+MORE_SEEDS = "final.seeds increased after the start"  # the start of the line about this change
 
 
 class Plan(NamedTuple):
     """A started study."""
 
     study: Study
-    lengths: dict[str, Length]  # by name of the arm
+    lengths: dict[str, Length]  # name of the arm -> length of its runs
     changes: tuple[str, ...] = ()  # what changed after the start
-    configs: Mapping[str, JsonObject] = {}  # of each arm at the start, by name
+    configs: Mapping[str, JsonObject] = {}  # name of the arm -> its config at the start of the study
     texts: Mapping[str, str] = {}  # fingerprint of each data source at the start, by its config
 
     def arm(self, name: str) -> Arm:
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
         return next(arm for arm in self.study.arms if arm.name == name)
 
     def defaults(self) -> dict[str, dict[str, float]]:
-        """Returns {trained arm: {tuned field: the arm's own value}}; a field that is 0 has no multiples."""
+        """Returns {trained arm: {tuned field: value in the arm's config}}; a field that is 0 has no multiples."""
         grid = self.study.tuning.grid if self.study.tuning else {}
         values = {arm.name: tunable(configured(arm)) for arm in self.study.trained}
         return {name: {field: own[field] for field in grid if own.get(field)} for name, own in values.items()}

@@ -15,7 +15,7 @@ from pretrainax.studies.contrasts import Noise
 
 TARGET = 0.8  # usual power of a study
 MAX_SEEDS = 1000  # larger numbers of seeds are not proposed
-_POINTS = 500  # of the integral over the estimated error; more points change the power by less than 1e-4
+_POINTS = 500  # points of the integral over the estimated error; more points change the power by less than 1e-4
 
 
 def power(effect: float, seeds: int, noise: Noise, alpha: float = ALPHA) -> float:
@@ -29,7 +29,7 @@ def power(effect: float, seeds: int, noise: Noise, alpha: float = ALPHA) -> floa
     from scipy.special import ndtr  # local import, because it takes 0.2 s
 
     degrees, error = float(noise.degrees(seeds)), math.sqrt(noise.variance(seeds))
-    # scipy's noncentral t distribution returns 0 and NaN for some large effects
+    # scipy's noncentral t distribution returns 0 and NaN for some large effects.
     return float(ndtr(abs(effect) / error - t_quantile(degrees, alpha) * _estimated_errors(degrees)).mean())
 
 

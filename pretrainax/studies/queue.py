@@ -27,9 +27,9 @@ from pretrainax.studies.study import Arm, Study
 
 _PROGRAM = (sys.executable, "-c", "from pretrainax.studies import worker; worker.main()")
 _ATTEMPTS = 2  # crashes after which a job counts as failed
-_POLL_SECONDS = 1.0  # between two looks for results of other processes
+_POLL_SECONDS = 1.0  # time between two checks for results of other processes
 _LOG, _CRASHES = "log.txt", "crashes.json"
-# the result of a job that crashed, in addition to the reason
+# The result of a job that crashed, without the reason.
 FAILED = {"steps": 0, "flops": 0.0, "fingerprint": "", "command": "", "seconds": 0.0, "cost": None}
 
 
@@ -61,14 +61,14 @@ class WorkerEnded(Exception):
     """The worker process ended without a reply."""
 
 
-class Interrupted(BaseException):  # as KeyboardInterrupt: code that handles all exceptions lets it pass
+class Interrupted(BaseException):  # like KeyboardInterrupt, so that handlers of Exception do not catch it
     """A signal arrived outside of a job."""
 
 
 class Worker:
     """Starts a worker process on demand, and forwards the signals that end a study to it.
 
-    Without a worker process, for example while data is prepared, such a signal raises Interrupted.
+    If a signal arrives while no worker process exists, for example while data is prepared, it raises Interrupted.
 
     Args:
       workdir: the study's workdir.
@@ -95,7 +95,8 @@ class Worker:
         """Sends a request and waits for its reply (see `worker`).
 
         Raises:
-          UserError: the worker replied with an error; RunFailed if it is one.
+          UserError: the worker replied with an error.
+          RunFailed: the worker replied that the run failed.
           WorkerEnded: the process ended without a reply.
         """
         if self._process is None or self._process.poll() is not None:
@@ -137,7 +138,7 @@ class Worker:
 def measure_speeds(study: Study, workdir: str, worker: Worker, validations: int = VALIDATIONS) -> dict[str, JsonObject]:
     """Measures the speed of each arm on this machine (see `perform.measure_speed`), and stores it in the workdir.
 
-    The measures take as long for the untrained start of an arm as for the arm, so they are timed once.
+    An arm and its untrained start need the same time for the measures, so this function times the measures once.
 
     Args:
       validations: number of validations of a run.
@@ -224,7 +225,7 @@ def _run(job: QueuedJob, workdir: str, worker: Worker) -> int:
 
 
 def _note_crash(job: QueuedJob, workdir: str, reason: str) -> None:
-    """Counts a crash of a job; after `_ATTEMPTS` crashes, writes a result file that says why the job failed."""
+    """Counts a crash of a job; after `_ATTEMPTS` crashes, writes a result file with the reason of the failure."""
     path = os.path.join(workdir, job.folder, _CRASHES)
     count = 1 + (read_object(path)["count"] if os.path.exists(path) else 0)
     print_progress(f"{job.label}: {reason}")

@@ -1,6 +1,6 @@
 """Builds the report of a study: its verdict, the evidence, and the costs.
 
-The report depends on the study file and the findings alone, so that it has equal bytes after another order of the runs.
+The report depends only on the study file and the findings. Therefore its bytes do not depend on the order of the runs.
 """
 
 import html
@@ -26,8 +26,8 @@ from pretrainax.studies.study import Study
 from pretrainax.studies.verdicts import Verdict, judge
 
 _TEMPLATE = pathlib.Path(__file__).with_name("report_page.html")
-_CURVES = ("bits_per_byte", "loss")  # metrics to draw; the first that all runs have
-_AXES = ("tokens", "bytes", "flops")  # of the curves
+_CURVES = ("bits_per_byte", "loss")  # the report draws the first of these metrics that all runs have
+_AXES = ("tokens", "bytes", "flops")  # x-axes of the curves
 _LONG = 30  # characters of a cell that may have several lines
 _CURVE_NOTES = (
     "A line is the mean over seeds. A band reaches from the smallest to the largest value of a seed.",
@@ -68,7 +68,7 @@ class Report(NamedTuple):
     """The contents of a report, before their formatting."""
 
     question: str
-    verdicts: Sequence[Verdict]  # the first is the primary one
+    verdicts: Sequence[Verdict]  # the first verdict is about the primary contrast
     sections: Sequence[Section]
 
 
@@ -76,7 +76,7 @@ def write_report(folder: str, study: Study, findings: Findings, plan: Sequence[s
     """Writes report.html, report.md and report.json to a local folder; returns the sentence of the verdict.
 
     Args:
-      plan: lines that describe what the study was expected to cost and to find before its start.
+      plan: lines that describe the expected cost and power of the study before its start.
     """
     report = build(study, findings, plan)
     write_files(folder, "report", study, report)
@@ -218,7 +218,7 @@ def render_html(report: Report) -> str:
         "VERDICT": html.escape(verdict.text),
         "SECTIONS": "\n".join(map(_section, report.sections)),
     }
-    # A single pass, so that a placeholder in the name of an arm is not replaced
+    # A single pass, so that a placeholder in the name of an arm is not replaced.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: values[match[1]], _TEMPLATE.read_text(encoding="utf-8"))
 
 

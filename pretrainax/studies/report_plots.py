@@ -18,8 +18,8 @@ matplotlib.use("Agg")  # a backend that needs no display
 from matplotlib import figure, ticker  # noqa: E402
 
 _STYLE: dict = STYLE | {"text.parse_math": False}  # names of arms may contain a dollar sign
-_MOST_POINTS = 200  # of a curve
-_WIDTH = 9.0  # of a plot, in inches
+_MOST_POINTS = 200  # maximum number of points of a curve
+_WIDTH = 9.0  # width of a plot in inches
 _WORD_COLORS = {"better": "#2b7a4b", "worse": "#b3402a", "equivalent": "#3e7cb1", "": "#9aa5b1"}
 
 
@@ -91,9 +91,9 @@ def _band(panel, runs: Sequence[FinalRun], metric: str, axis: str, style: LineSt
 def surface(trials: Sequence[Trial], field: str, chosen: Mapping[str, float], measure: str) -> str:
     """Draws the values of the tuning measure against one field, for one arm.
 
-    Small dots are trials, and larger dots with a line are the means over seeds; the fields that are not on the axis are
-    the chosen ones. The dashed line marks the chosen value. Crosses at the bottom mark trials that stopped early: their
-    values belong to shorter runs, and perhaps to another metric.
+    Small dots are trials, and larger dots with a line are the means over seeds. The fields that are not on the axis
+    have their chosen values. The dashed line marks the chosen value. Crosses at the bottom mark trials that stopped
+    early: their values belong to shorter runs, and perhaps to another metric.
     """
     with matplotlib.rc_context(_STYLE):
         picture = figure.Figure(figsize=(_WIDTH / 2, 2.6))
@@ -129,13 +129,13 @@ def _few(values: Sequence[float]) -> Sequence[float]:
 
 
 def axes_of(runs: Iterable[FinalRun], metric: str, names: Sequence[str]) -> list[str]:
-    """Returns those of some x-axes on which all runs have the metric."""
+    """Returns the x-axes in `names` on which all runs have the metric."""
     lines = [[line for line in run.lines if line["split"] == "valid" and metric in line] for run in runs]
     return [n for n in names if all(x and all(line.get(AXES[n].field) is not None for line in x) for x in lines)]
 
 
 def _svg(picture: figure.Figure, name: str) -> str:
-    """Returns the SVG element of a figure, equal in each call; ids are unique within a page if names are."""
+    """Returns the SVG element of a picture, equal in each call; its ids depend on `name`, to be unique in a page."""
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}), io.StringIO() as file:
         picture.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         text = file.getvalue()

@@ -1,4 +1,4 @@
-"""Computes the measures that need only a run: a metric of its own validation, and its speed."""
+"""Computes the measures that need only a run: a metric of the run's validation, and the run's speed."""
 
 import operator
 import os
@@ -20,7 +20,7 @@ from pretrainax.studies.outcomes import MeasureContext, Outcome
 from pretrainax.studies.saved_outcomes import is_chosen, is_saved, saved_outcomes
 from pretrainax.training.metrics import read_metrics
 
-# fields that determine the loss and its records
+# The fields that determine the loss and its records.
 _SHARED = ("validation_objective", "tokenizer", "data.source", "data.sequence_length", "data.packing")
 
 
@@ -61,13 +61,13 @@ def outcomes(measure: ValidationLoss, folder: str, experiment: Experiment, conte
 def baselines(
     measure: ValidationLoss, folder: str, experiment: Experiment, context: MeasureContext
 ) -> dict[str, Outcome]:
-    """Computes the metric of a model that knows the frequencies of the training tokens and the form of targets."""
+    """Computes the metric of a model that uses only the frequencies of the training tokens and the form of targets."""
     found = _found(measure, folder, context, True)
     return {name: outcome for name, outcome in found.items() if name != "model"}
 
 
 def _found(measure: ValidationLoss, folder: str, context: MeasureContext, has_baseline: bool) -> dict[str, Outcome]:
-    """Computes the metric of the model and, if `has_baseline`, of the baseline, and opens the run once."""
+    """Computes the metric of the model and, if `has_baseline`, of the baseline; opens the run only once."""
     settings, what = {"is_tuning": context.is_tuning}, "baselines" if has_baseline else "outcomes"
     return saved_outcomes(folder, measure, what, settings, lambda _: _compute(measure, folder, context, has_baseline))
 

@@ -24,7 +24,7 @@ def saved(
 
     Args:
       folder: the folder of the run.
-      what: name of the result, such as "outcomes".
+      what: name of the result, for example "outcomes".
       settings: values that determine the result, in addition to the fields of the measure.
       compute: computes the result; receives the path of a folder that it may create for its own files.
     """
@@ -33,7 +33,7 @@ def saved(
     if not os.path.exists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_atomically(path, json.dumps(compute(scratch)) + "\n")
-    with open(path) as file:  # also after `compute`, so that the first call returns what the others do
+    with open(path) as file:  # also after `compute`, so that all calls return equal results
         return json.load(file)
 
 

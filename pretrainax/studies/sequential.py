@@ -2,8 +2,8 @@
 
 A test at 5 % at each look would find a difference between equal arms in more than 5 % of studies. The levels here spend
 the error as O'Brien and Fleming's boundaries do (Lan and DeMets 1983): nearly nothing at early looks, so that the last
-look has nearly the full level. With few seeds the t statistics of the looks have no simple joint distribution, so that
-the levels come from a simulation of equal arms, whose random numbers are fixed.
+look has nearly the full level. With few seeds, the t statistics of the looks have no simple joint distribution.
+Therefore a simulation of equal arms, with fixed random numbers, determines the levels.
 """
 
 import functools

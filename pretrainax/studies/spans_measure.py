@@ -56,9 +56,9 @@ def outcomes(measure: BitsPerByte, folder: str, context: MeasureContext) -> list
 
 
 def baselines(measure: BitsPerByte, folder: str, context: MeasureContext) -> dict[str, Outcome]:
-    """Computes the bits per byte of a model that knows only how frequent bytes and lengths of spans are.
+    """Computes the bits per byte of a model that uses only the frequencies of bytes and of span lengths.
 
-    The frequencies are those in the spans of all other records; one extra count is split evenly among all bytes.
+    The frequencies are counted in the spans of all other records; one extra count is split evenly among all bytes.
     """
 
     def compute(_: str) -> dict[str, Outcome]:

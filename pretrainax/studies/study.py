@@ -19,8 +19,8 @@ class Arm:
     name: str
     # value of --config; a study file may give the arms a config and flags at its top level (`studies/study_file.py`)
     config: str = ""
-    flags: tuple[str, ...] = ()  # further flags, such as "--config.train.global_batch_size=16"
-    # True: the runs keep their initial parameters, those of `checkpoint.init_from` if it is set. Such an arm has no
+    flags: tuple[str, ...] = ()  # further flags, for example "--config.train.global_batch_size=16"
+    # True: the runs keep their initial parameters, from `checkpoint.init_from` if it is set. An untrained arm has no
     # budget and no trials; fine-tuning measures compare it with the pretrained arms
     untrained: bool = False
 
@@ -37,7 +37,7 @@ class Budget:
     bytes: Optional[float] = None  # UTF-8 bytes of text
     seconds: Optional[float] = None  # seconds of updates on `machine`
     dollars: Optional[float] = None  # price of the updates on `machine`
-    machine: Optional[str] = None  # topology, such as h100:8; None: this machine
+    machine: Optional[str] = None  # topology, for example h100:8; None: this machine
     # most epochs of a run; up to 4 are nearly as good as new text (Muennighoff et al. 2023, arXiv 2305.16264, recalled)
     max_epochs: float = 4.0
     tokenizer: Literal["shared", "own"] = "shared"  # shared: all arms must have the same tokenizer
@@ -70,9 +70,9 @@ class Final:
 class Timed(NamedTuple):
     """The estimated seconds of a measure after all programs are compiled."""
 
-    choose: float  # of `Measure.choose`, once for an arm
-    outcomes: float  # of `Measure.outcomes`, for each final run
-    trial: float  # of `Measure.outcomes` in a trial that the measure scores
+    choose: float  # time of `Measure.choose`, once for an arm
+    outcomes: float  # time of `Measure.outcomes`, for each final run
+    trial: float  # time of `Measure.outcomes` in a trial that the measure scores
 
 
 @dataclasses.dataclass
@@ -94,7 +94,7 @@ class Measure(Choice):
 
     @property
     def unit(self) -> str:
-        """Returns the unit of the values, such as "bits per byte"."""
+        """Returns the unit of the values, for example "bits per byte"."""
         raise NotImplementedError
 
     def timed(self, folder: str, experiment: Experiment, context: MeasureContext) -> Timed:
@@ -109,7 +109,7 @@ class Measure(Choice):
         yield from ()
 
     def choose(self, folder: str, experiment: Experiment, context: MeasureContext) -> JsonObject:
-        """Chooses the settings that all runs of an arm share, such as a learning rate; `MeasureContext.choice`.
+        """Chooses the settings that all runs of an arm share (a learning rate), for `MeasureContext.choice`.
 
         Args:
           folder: a finished run of the arm; a study passes the run of the first final seed.

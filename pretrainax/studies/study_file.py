@@ -1,4 +1,4 @@
-"""Reads study files and ladder files: TOML tables that have the fields of a dataclass, such as `study.Study`."""
+"""Reads study files and ladder files: TOML tables that have the fields of a dataclass (`study.Study`)."""
 
 import dataclasses
 import tomllib
@@ -20,7 +20,7 @@ class _File(Study):
     """A study file; its arms share the config and the flags at the top level."""
 
     config: Optional[str] = None
-    flags: tuple[str, ...] = ()  # before the flags of each arm
+    flags: tuple[str, ...] = ()  # flags of all arms, which precede the flags of each arm
 
 
 def read_study(path: str) -> Study:
@@ -47,7 +47,7 @@ def read_file(kind: type[T], path: str) -> T:
 
     Raises:
       UserError: the file is missing or not TOML, or fields are unknown, missing or of the wrong type. The message lists
-        all of them, each with its place in the file, such as "arms[1].flags".
+        all of them, each with its place in the file, for example "arms[1].flags".
     """
     return from_table(kind, _table(path), path)
 
@@ -103,7 +103,7 @@ def _read(kind: type, value: object, place: str, problems: list[str]) -> object:
 
 
 def _with_choices(cls: type[Choice], value: dict) -> dict:
-    """Parses the strings in fields of `cls` that hold a choice, such as source = "TextFiles(path='heldout')"."""
+    """Parses the strings in fields of `cls` that hold a choice, as in source = "TextFiles(path='heldout')"."""
 
     def parsed(hint: object, item: object) -> object:
         kinds = (hint, *typing.get_args(hint))

@@ -40,7 +40,7 @@ from pretrainax.tasks.baselines import Baseline
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import read_metrics
 
-_TUNING_SEED = 1_000_000  # of the fine-tuning runs that choose the rate; final seeds are smaller
+_TUNING_SEED = 1_000_000  # seed of the fine-tuning runs that choose the rate; final seeds are smaller
 _TIMED_STEPS = 30  # updates of a timed fine-tuning run
 _NEVER = 10**9  # steps between validations and between checkpoints: both happen only at the end
 _FLAG = re.compile(r"--(config\.[^=]+)=(.*)", re.DOTALL)
@@ -78,11 +78,11 @@ def problems(measure: TaskScore, experiment: Experiment) -> Iterator[str]:
 def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObject:
     """Finds the best learning rate for a pretrained run on the selection part of the training records.
 
-    If the best rate is at an edge of the grid, one more rate is tried there. If all rates have the same score, such as
-    that of a model that always predicts one label, they are not compared, and the choice is unfinished. The fine-tuning
-    runs have one seed, which no final run has, and the score is that of the last step. The test records are not read,
-    so the choice cannot leak them. If all runs of an arm share this choice, its error is a part of the arm that seeds
-    do not show.
+    If the best rate is at an edge of the grid, the function tries one more rate there. If all rates have the same
+    score, for example because all models always predict one label, the choice is unfinished. The fine-tuning runs have
+    one seed, which no final run has. The score is the score of the last step. The function does not read the test
+    records, so the choice cannot leak them. If all runs of an arm share this choice, the differences between seeds do
+    not include the error of the choice.
 
     Returns:
       {"learning_rate": …, "score": …, "scores": {rate: score, or None if the run diverged}, "unfinished": "" or why}.
@@ -91,7 +91,7 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
     scores = {rate: _selection_score(measure, folder, rate, context) for rate in rates}
 
     def best() -> float:
-        inner = [*rates[1:-1], rates[0], rates[-1]]  # of equal scores, one at an edge is the last choice
+        inner = [*rates[1:-1], rates[0], rates[-1]]  # if scores are equal, an inner rate wins over a rate at an edge
         return max(inner, key=lambda rate: -math.inf if (score := scores[rate]) is None else sign * score)
 
     is_flat = len(set(scores.values())) == 1
@@ -137,8 +137,8 @@ def outcomes(measure: TaskScore, folder: str, context: MeasureContext) -> list[O
 def timed(measure: TaskScore, folder: str, context: MeasureContext) -> Timed:
     """Times a fine-tuning run of `_TIMED_STEPS` updates and its test, and adds the time of the other updates.
 
-    A first run compiles the programs, which the runs of an arm share. A run whose length the data determines is not
-    shortened.
+    A first run compiles the programs, which the runs of an arm share. If the data determines the length of a run, the
+    run is not shortened.
     """
     rate, full = min(measure.rates), _config(measure, folder)
     others = max(full.train.steps - _TIMED_STEPS, 0)
@@ -164,7 +164,7 @@ def timed(measure: TaskScore, folder: str, context: MeasureContext) -> Timed:
 
 
 def baselines(measure: TaskScore, folder: str, context: MeasureContext) -> dict[str, Outcome]:
-    """Computes the scores of the task's trivial baselines, such as label frequencies and a bag of words."""
+    """Computes the scores of the task's trivial baselines: label frequencies, a bag of words."""
 
     def compute(_: str) -> dict[str, Outcome]:
         experiment = _experiment(measure, folder, measure.rates[0], 0)
@@ -208,7 +208,7 @@ def _experiment(measure: TaskScore, folder: str, rate: float, seed: int) -> Expe
     experiment = _config(measure, folder)
     source, fields = experiment.data.source, {"valid_path", "valid_split", "valid_data_files"}
     without = {field.name: field.default for field in dataclasses.fields(source) if field.name in fields}
-    without |= {"valid_split": None} if "valid_split" in without else {}  # the default of TFDS is a split
+    without |= {"valid_split": None} if "valid_split" in without else {}  # the default for TFDS names a split
     experiment.data.source = dataclasses.replace(source, **without, valid_fraction=measure.selection)
     experiment.optimizer = dataclasses.replace(experiment.optimizer, learning_rate=rate)
     experiment.train.seed, experiment.trackers = seed, ()

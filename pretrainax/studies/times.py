@@ -1,6 +1,6 @@
 """Writes the times of a study's final runs: times.html, times.md and times.json.
 
-Times depend on the machine and its load. The files of the report have none, so that they have equal bytes after another
+Times depend on the machine and its load. The files of the report contain no times, so their bytes do not depend on the
 order of the runs.
 """
 
@@ -32,7 +32,7 @@ class RunTime(NamedTuple):
 
     run: FinalRun  # whose lines have "seconds", the time in steps
     machine: str  # number and kind of its devices
-    seconds: float  # of all its starts, without its measures
+    seconds: float  # total time of all starts of the run, without its measures
 
 
 def times_of(results: Results, findings: Findings) -> list[RunTime]:

@@ -20,7 +20,7 @@ class Trainer:
 
     Runs share compiled programs if they differ only in data, seeds, lengths, schedules and the fields in
     `Optimizer.arguments`. The runs have no header, final table, plots and samples. Apart from times, metrics.jsonl and
-    checkpoints are bit-identical to those of `pretrainax.main`, which may also resume a run of this class.
+    the checkpoints are bit-identical to the files of `pretrainax.main`, which may also resume a run of this class.
     """
 
     def __init__(self) -> None:

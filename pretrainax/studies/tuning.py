@@ -1,11 +1,11 @@
 """Searches the hyperparameters of all arms with equal numbers of trials.
 
 The search is a coordinate search: round by round, in the order of `tuning.grid`, one field takes all its values while
-the others keep their best values so far. It has sum(k) trials instead of the product(k) of a full grid, and misses
-interactions between two fields.
+the other fields keep their best values so far. It has sum(k) trials instead of the product(k) of a full grid, and
+misses interactions between two fields.
 
-- An arm with fewer new values in a round, such as one that lacks the field, runs as many trials, at finer steps around
-  its best values.
+- An arm may have fewer new values in a round than other arms, for example because it lacks the field. It then runs the
+  same number of trials, at finer steps around its best values.
 - If `tuning.stop_share` is set, all trials of a round run until this share of the budget. The better half of each arm
   continues to the end. The rule compares all trials of the round at once, so it does not depend on their order.
 - If the best value of an arm is at an edge of a field's grid, the grid of all arms gets the next value on that side,
@@ -21,7 +21,7 @@ from typing import NamedTuple, Optional
 
 from pretrainax.studies.study import Tuning
 
-MAX_WIDENINGS = 4  # of each field
+MAX_WIDENINGS = 4  # maximum number of times that the grid of a field is widened
 Setting = tuple[tuple[str, float], ...]  # the values of an arm's tuned fields, in the order of the grid
 
 
@@ -38,7 +38,7 @@ Costs = Mapping[Request, Optional[float]]  # value of the tuning measure, smalle
 
 
 class Search(NamedTuple):
-    """The state of the search, as the costs so far determine it."""
+    """The state of the search, which the costs so far determine."""
 
     pending: list[Request]  # trials to run next, with arms interleaved; []: the search is done
     requested: dict[Request, bool]  # all trials so far, without parts -> whether they stopped early
@@ -50,7 +50,7 @@ def search(tuning: Tuning, defaults: Mapping[str, Mapping[str, float]], costs: C
     """Determines the next trials and the best values from the costs so far.
 
     Args:
-      defaults: {arm: {tuned field: the arm's own value}}; an arm has only the fields that its config has.
+      defaults: {arm: {tuned field: value in the arm's config}}; an arm has only the fields of its config.
       costs: costs of trials and of their first parts.
     """
     rounds = _Rounds(tuning, defaults, costs)
@@ -112,7 +112,7 @@ class _Rounds:
             settings = (_replaced(start[arm], field, value) for value in values)
             batch[arm] = [setting for setting in settings if setting not in self._settings[arm]]
         count = max(map(len, batch.values()), default=0)
-        for arm in self._defaults:  # also with the field: an earlier refinement can be a value of this grid
+        for arm in self._defaults:  # also arms with the field: an earlier refinement can be a value of this grid
             own, tried = batch.setdefault(arm, []), self._settings[arm]
             settings = (s for s in self._refinements(start[arm]) if s not in tried and s not in own)
             batch[arm] = own + list(itertools.islice(settings, count - len(own)))
@@ -129,7 +129,7 @@ class _Rounds:
                 yield _replaced(setting, field, value / step)
 
     def _pending(self, arm: str, settings: list[Setting], may_stop: bool) -> list[Request]:
-        """Adds settings to the requested ones; returns their trials, or parts of trials, without a cost."""
+        """Adds settings to the requested settings; returns their trials, or parts of trials, without a cost."""
         kept = settings
         if may_stop and self._tuning.stop_share > 0:
             parts = [part for setting in settings for part in self._requests(arm, setting, is_part=True)]
@@ -143,7 +143,7 @@ class _Rounds:
         return [request for request in requests if request not in self._costs]
 
     def _best_setting(self, arm: str) -> Setting:
-        """Returns the setting with the smallest cost, the first one of several; the current one if all failed."""
+        """Returns the first setting with the smallest cost, or the current setting if all trials failed."""
         finished = [setting for setting, is_stopped in self._settings[arm].items() if not is_stopped]
         best = min(finished, key=lambda setting: self._cost(arm, setting))
         if self._cost(arm, best) == math.inf:

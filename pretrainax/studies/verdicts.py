@@ -1,16 +1,16 @@
 """Decides the contrasts of a study: better, worse, equivalent within the margin, or not known.
 
-- The primary contrast and the declared ones are tests with two-sided t intervals. Holm's method keeps the probability
-  of one or more false "better" or "worse" among them at 5 %. A study without declared contrasts tests the primary one
-  at 5 %.
-- "Equivalent" needs two one-sided tests against the margin, which applies to the primary measure. Holm's method keeps
-  the probability of one or more false "equivalent" at 5 %, too. It takes precedence over "better" and "worse", because
-  differences below the margin count as equal.
+- The primary contrast and the declared contrasts are tests with two-sided t intervals. Holm's method keeps the
+  probability of one or more false "better" or "worse" among them at 5 %. A study without declared contrasts tests the
+  primary contrast at 5 %.
+- "Equivalent" needs two one-sided tests against the margin, which applies to the primary measure. Holm's method also
+  keeps the probability of one or more false "equivalent" at 5 %. "Equivalent" takes precedence over "better" and
+  "worse", because differences below the margin count as equal.
 - All other contrasts are exploratory. They have intervals and no verdict.
 
 A verdict requires all seeds of a look (`studies/sequential.py`); without interim looks, all seeds of the study. Further
-looks would find differences between equal arms in more than 5 % of studies. A verdict after `final.seeds` increased is
-such a look, and says so.
+looks would find differences between equal arms in more than 5 % of studies. A verdict after an increase of
+`final.seeds` is a further look, and its text says this.
 """
 
 import functools
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
     interval: Optional[tuple[float, float]]  # None: unknown
     word: Word
     more_seeds: Optional[int]  # seeds to add for a verdict with 80 % power; None: decided, or MAX_SEEDS are too few
-    text: str  # one sentence, and a second one if neither arm beats a baseline
+    text: str  # one sentence, and a second sentence if neither arm beats a baseline
 
     @property
     def is_decided(self) -> bool:
@@ -62,7 +62,7 @@ class _Test(NamedTuple):
 
 
 def judge(study: Study, findings: Findings) -> list[Verdict]:
-    """Judges the primary contrast, the declared contrasts, and the exploratory ones, in this order.
+    """Judges the primary contrast, the declared contrasts, and the exploratory contrasts, in this order.
 
     The exploratory contrasts compare each arm with the second arm of the primary contrast, by each measure. A
     group-sequential study is judged at its first look that decides the primary contrast, whether or not more seeds are
@@ -140,7 +140,7 @@ def _compare(study: Study, findings: Findings, contrast: Contrast, seeds: range)
 
 
 def _test(study: Study, findings: Findings, contrast: Contrast, seeds: range) -> _Test:
-    """Compares two arms, and finds out if a verdict is possible."""
+    """Compares two arms, and determines if a verdict is possible."""
     test, obstacle = _compare(study, findings, contrast, seeds), ""
     if len(test.comparison.seeds) < len(seeds):
         obstacle = f"{len(test.comparison.seeds)} of {len(seeds)} seeds are finished"
@@ -165,7 +165,7 @@ def _equivalence_p_value(study: Study, test: _Test) -> Optional[float]:
 
 
 def _verdict(test: _Test, level: float, equal_level: Optional[float], study: Study) -> Verdict:
-    """Words the verdict of a contrast at its level by Holm's method.
+    """Formulates the verdict of a contrast at its level by Holm's method.
 
     Args:
       equal_level: level of the two one-sided tests if the arms are equivalent; None: they are not.
@@ -225,7 +225,7 @@ def _more_seeds(comparison: Comparison, level: float, margin: Optional[float]) -
 def _size(test: _Test, level: float, word: Optional[Word] = None) -> str:
     """Describes a difference: "+0.0210 bits per byte (95 % interval +0.0100 to +0.0320; 5 seeds, 300 test records)".
 
-    After the word "better" or "worse", positive numbers are a difference in its direction, and have no sign.
+    After the word "better" or "worse", a number is the difference in this direction; positive numbers have no sign.
     """
     comparison = test.comparison
     estimate, count = comparison.estimate, len(comparison.seeds)

@@ -1,10 +1,19 @@
 """A process that performs jobs of a study or of a ladder, on requests from stdin, and replies on stdout, as JSON lines.
 
-Requests are {"job": fields of `Job`, "log": path}, {"rung": fields of `LadderJob`, "log": path}, and {"speed": name of
-an arm, "study": contents of the study file, "twin": speed of an arm with the same measures or null, "validations":
-number of validations of a run, "log": path}.
-Replies are {"code": exit code}, {"speed": result of `perform.measure_speed`}, and {"error": message, "exit_code": 2 for
-an invalid config or input, 1 for a failed run}. All other output goes to the log file of the request.
+There are three requests:
+
+- {"job": fields of `Job`, "log": path}
+- {"rung": fields of `LadderJob`, "log": path}
+- {"speed": name of an arm, "study": contents of the study file, "twin": speed of an arm with the same measures or
+  null, "validations": number of validations of a run, "log": path}
+
+There are three replies:
+
+- {"code": exit code}
+- {"speed": result of `perform.measure_speed`}
+- {"error": message, "exit_code": 2 for an invalid config or input, 1 for a failed run}
+
+All other output goes to the log file of the request.
 """
 
 import json
@@ -30,7 +39,8 @@ from pretrainax.studies.trainer import Trainer
 def main(train_run: Optional[Train] = None) -> None:
     """Performs jobs until stdin is closed or a signal pauses a job.
 
-    train_run: trains a run in a folder and returns the exit code; None: `Trainer.train`.
+    Args:
+      train_run: trains a run in a folder and returns the exit code; None: `Trainer.train`.
     """
     end_with_parent()
     flags.FLAGS.mark_as_parsed()  # Grain reads absl flags

@@ -25,7 +25,7 @@ from pretrainax.studies.plan import check_texts, check_unchanged, sources_of, te
 from pretrainax.studies.queue import Interrupted, Worker, measure_speeds, run_jobs
 from pretrainax.studies.study import Budget, Contrast, Study
 
-_LADDER = "ladder.json"  # the ladder file, with two more keys: the config that it names, and its text's fingerprints
+_LADDER = "ladder.json"  # the content of the ladder file, its config, and the fingerprints of the text
 _BASE, _TEXTS = "base", "texts"
 
 
@@ -47,7 +47,7 @@ def run(path: str, workdir: str, go: bool) -> int:
     _check_same(ladder, base, texts, workdir, path)
     rungs = list_rungs(ladder, base)
     if rungs.held_out is not None and not registration.is_registered(workdir):
-        registration.check_not_started(workdir, rungs.held_out)  # hours before the prediction
+        registration.check_not_started(workdir, rungs.held_out)  # now, not hours later when the prediction is made
     with contextlib.suppress(Interrupted), Worker(workdir) as worker:
         with planning_lock(workdir):
             speeds = measure_speeds(_timed(rungs), workdir, worker, validations=1)
@@ -117,7 +117,7 @@ def estimate(rungs: Rungs, speeds: Mapping[str, JsonObject]) -> str:
 
 
 def _timed(rungs: Rungs) -> Study:
-    """Returns a study whose arms are the sizes; the queue times short runs of its arms."""
+    """Returns a study with one arm per size, so that the queue can time short runs of each size."""
     return Study("", tuple(rungs.sizes.values()), Budget(), (), Contrast("", "", ""))
 
 

@@ -1,6 +1,6 @@
 """Performs the runs of a ladder: copies a trunk's checkpoint to each branch, trains, and writes result files.
 
-A run is finished when its result file exists. The next runs follow from these files alone, so that a killed ladder
+A run is finished when its result file exists. These files alone determine the next runs. A killed ladder therefore
 continues, and processes can share a workdir.
 """
 
@@ -30,7 +30,7 @@ class LadderJob(NamedTuple):
     folder: str
     config: str
     flags: tuple[str, ...]
-    start: Optional[tuple[str, int]] = None  # as `Rung.start`
+    start: Optional[tuple[str, int]] = None  # as in `Rung.start`
 
     @property
     def label(self) -> str:
@@ -80,14 +80,14 @@ def next_jobs(rungs: Iterable[Rung], workdir: str) -> list[LadderJob]:
 def perform_rung(job: LadderJob, workdir: str, train_run: Train) -> int:
     """Trains a run and writes its result file; returns 0, or 75 if a signal paused the training.
 
-    A run that diverges, and one that fails with an exit code, have a result file with the reason.
+    If a run diverges or fails with an exit code, its result file has the reason.
 
     Args:
       train_run: trains a run in a folder and returns the exit code.
 
     Raises:
       UserError: the config or an input is invalid.
-      RunFailed: a cause outside the run, such as a full disk, ended it; a repeated call resumes it.
+      RunFailed: a cause outside the run, for example a full disk, ended it; a repeated call resumes it.
     """
     run, started = os.path.join(workdir, job.folder, RUN), time.perf_counter()
     if job.start is not None:
@@ -114,7 +114,7 @@ def leave_trunk(trunk: str, step: int, branch: str) -> None:
     """
     if os.path.exists(branch):
         return
-    copied = f"{branch}.copying"  # gets its name when it is complete
+    copied = f"{branch}.copying"  # renamed to `branch` when the copy is complete
     shutil.rmtree(copied, ignore_errors=True)
     shutil.copytree(os.path.join(trunk, "checkpoints", str(step)), os.path.join(copied, "checkpoints", str(step)))
     shutil.copytree(os.path.join(trunk, "tokenizer"), os.path.join(copied, "tokenizer"))

@@ -37,7 +37,7 @@ class Ladder:
     config: str  # value of --config
     widths: tuple[int, ...]  # model widths of the rungs; depth, heads and feed-forward follow (see `rungs.size_flags`)
     tokens: tuple[float, ...]  # tokens of text of each size: one trunk, and a branch that decays at each smaller amount
-    flags: tuple[str, ...] = ()  # further flags of all runs, such as "--config.train.global_batch_size=16"
+    flags: tuple[str, ...] = ()  # further flags of all runs, for example "--config.train.global_batch_size=16"
     head_width: int = 16  # width of an attention head; divides all widths
     rate: Optional[Rate] = None  # None: the config's learning rates for all sizes, for example with rates that transfer
     warmup_share: float = 0.1  # steps of the warmup, as a share of the shortest branch
@@ -48,7 +48,7 @@ class Ladder:
 
     @property
     def base(self) -> Arm:
-        """Returns the config of which all runs are sizes."""
+        """Returns the config that all runs share, except for their sizes."""
         return Arm("base", self.config, self.flags)
 
 

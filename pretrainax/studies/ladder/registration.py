@@ -2,7 +2,7 @@
 
 `prediction.json` has the law with its runs and intervals, the config of the held-out run, and the predicted loss with
 its interval. `prediction.sha256` has the SHA-256 of this file, in the format of `sha256sum -c`. Publish the hash before
-the run ends, and nobody has to trust the times of the files.
+the run ends. It proves the date of the prediction, which the modification times of the files do not prove.
 """
 
 import glob
@@ -26,7 +26,7 @@ PREDICTION, HASH, SCORE = "prediction.json", "prediction.sha256", "score.json"
 class Registered(NamedTuple):
     """A registered prediction."""
 
-    content: JsonObject  # of prediction.json
+    content: JsonObject  # content of prediction.json
     sha256: str
 
     @property
@@ -57,7 +57,7 @@ def check_not_started(workdir: str, held_out: Rung) -> None:
 
 
 def register(workdir: str, law_fit: Fit, held_out: Rung) -> Registered:
-    """Writes the prediction of the held-out run and its hash, or reads those that are registered already.
+    """Writes the prediction of the held-out run and its hash, or reads them if they are registered already.
 
     Raises:
       UserError: the folder of the held-out run exists, but no prediction, or prediction.json does not have its hash.

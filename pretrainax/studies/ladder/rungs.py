@@ -9,21 +9,21 @@ from pretrainax.studies.budgets import ArmCost, Length
 from pretrainax.studies.ladder.ladder import MAX_RATIO, MIN_RATIO, Ladder
 from pretrainax.studies.study import Arm, Budget
 
-_ANY_VOCABULARY = 1024  # N does not count the embeddings
+_ANY_VOCABULARY = 1024  # the value is arbitrary, because N does not count the embeddings
 
 
 class Rung(NamedTuple):
     """A run of a ladder."""
 
     folder: str  # below the ladder's workdir
-    arm: Arm  # its config; the flags define the run
+    arm: Arm  # config of the run; the flags define the run
     length: Length
     start: Optional[tuple[str, int]] = None  # a branch: folder of its trunk, and the step at which it leaves the trunk
     keep: tuple[int, ...] = ()  # a trunk: steps at which branches leave it
 
     @property
     def new_steps(self) -> int:
-        """Returns the number of steps that this run trains itself."""
+        """Returns the number of steps that this run trains, without the steps of its trunk."""
         return self.length.steps - (self.start[1] if self.start else 0)
 
     @property
@@ -35,7 +35,7 @@ class Rung(NamedTuple):
 class Rungs(NamedTuple):
     """All runs of a ladder."""
 
-    sizes: dict[int, Arm]  # by width
+    sizes: dict[int, Arm]  # width -> config of the size
     runs: list[Rung]  # trunks before their branches, from small to large
     held_out: Optional[Rung]
 
