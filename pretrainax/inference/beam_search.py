@@ -3,10 +3,10 @@
 Each step extends the K most likely unfinished sequences of a prompt by one token. The score of a finished sequence is
 its total log-probability divided by length ** `length_penalty`, a common simplification of Wu et al. 2016, arXiv
 1609.08144, section 7. The search for a prompt ends when K sequences are finished and no unfinished sequence has a
-higher score than the worst of them. This score is computed with the current length. If `Rules.stops_at_best` is set, it
-is computed with the maximum length if that gives a higher score. If `Rules.stops_when_full` is set, the search ends
-when K sequences are finished. These are transformers' `early_stopping=False`, "never" and True; the results are the
-same token for token.
+higher score than the worst finished sequence. The score of an unfinished sequence is computed with its current length
+or, if `Rules.stops_at_best` is set, with the maximum length if this gives a higher score. If `Rules.stops_when_full` is
+set, the search ends when K sequences are finished. The three modes are transformers' `early_stopping=False`, "never"
+and True; the results are equal token by token.
 """
 
 from typing import NamedTuple
@@ -93,7 +93,7 @@ def generate_chunk(
 
 
 def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, length_penalty: float) -> Beams:
-    """Extends the running sequences by one token, and keeps the K best of the sequences that have finished so far."""
+    """Extends the running sequences by one token; updates the K best finished sequences."""
     prompts, beams = search.running.scores.shape
     parents, candidates = _candidates(search, logits, rules)  # [B, C]
     new_tokens = jnp.take_along_axis(candidates.tokens, (candidates.lengths - 1)[..., None], axis=-1)[..., 0]

@@ -167,7 +167,8 @@ class CachedModel:
     def _recompute(self, params: PyTree, state: State, tokens: jax.Array, logits: jax.Array) -> tuple[jax.Array, State]:
         """Reads a row again from its first token if the token in `tokens` [B] changes the rotation of all its tokens.
 
-        Keys are cached after the rotation, and all layers except the first one compute them from rotated ones.
+        The reason: the cache stores keys after the rotation, and the keys of every layer except the first depend on
+        the rotated keys of the previous layers.
 
         Args:
           state: the state after reading `tokens`, whose history lacks them.

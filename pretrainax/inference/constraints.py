@@ -117,7 +117,7 @@ def stopping(
 ) -> Automaton:
     """Builds the automaton whose forbidden moves complete one of the `stops` strings in a decoded text.
 
-    Unlike in `without_strings`, a special token is spelled as in the decoded text, such as <|im_end|>.
+    Unlike in `without_strings`, special tokens count as text, with the spelling of the decoded text (<|im_end|>).
 
     Args:
       is_continuation: whether the text is decoded after a prompt. If False, decoding drops the space that a tokenizer

@@ -86,9 +86,9 @@ def generate(
       sampling: all options. If None, they are the settings of the model's generation_config.json (`request_of`).
       on_text: called with the index of a prompt and the new characters of its generated text. With beam search, it is
         called once per prompt, with the best sequence. It is not called if there are several samples per prompt.
-      first: index of the first prompt. Sampled texts depend on the index of their prompt.
+      first: index of the first prompt. A sampled text depends on the index of its prompt.
       batch_size: number of prompts that are on the device at the same time.
-      rates: token counts and device times, to which this call adds its own. If None, nothing is measured.
+      rates: token counts and device times; this call adds its counts and times. If None, nothing is measured.
 
     Raises:
       UserError: an option is out of range, a prompt is invalid or too long, or the model is an encoder.
@@ -171,7 +171,7 @@ class _Job:
         vocabulary = loaded.tokenizer.vocabulary
         self.ends = loaded.end_tokens
         is_two_stacks = loaded.experiment.model.family == "encoder_decoder"
-        # special ids around the target of an encoder-decoder, such as <s> in BART
+        # Special ids around the target of an encoder-decoder, for example <s> in BART.
         self.around = {vocabulary.bos, vocabulary.cls, vocabulary.sep} if is_two_stacks else set()
         self.rules = rules_of(loaded, sampling)
         max_length = loaded.experiment.model.position.max_length

@@ -91,8 +91,8 @@ def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) ->
 def last_hidden(model: AnyModel, params: PyTree, batch: Batch) -> jax.Array:
     """Computes the hidden states [B, T, D] after the final norm of the stack that reads the text.
 
-    This stack is the encoder of an encoder-decoder, or the discriminator of an ELECTRA model. As in transformers,
-    DeBERTa's enhanced mask decoder is not applied, because it is used only in pretraining.
+    This stack is the encoder of an encoder-decoder, or the discriminator of an ELECTRA model. DeBERTa's enhanced mask
+    decoder is not applied, as in transformers, because it is used only in pretraining.
     """
     config, family = model.config, model.config.family
     if family == "encoder_decoder":

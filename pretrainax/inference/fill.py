@@ -47,9 +47,9 @@ def fill(
 ) -> Filled:
     """Fills the holes in `text`; returns the filled text and the most likely candidates for each hole.
 
-    A hole is written as [MASK] for any model, or as the tokenizer's mask or a sentinel, such as <extra_id_0>. An
-    encoder fills each hole with one token. An encoder-decoder fills holes from left to right with spans of any length,
-    by beam search. A decoder that was trained to fill in the middle fills one hole. The probability of a candidate is
+    A hole is written as [MASK] for any model, or as the tokenizer's mask or a sentinel (<extra_id_0>). An encoder fills
+    each hole with one token. An encoder-decoder fills holes from left to right with spans of any length, by beam
+    search. A decoder that was trained to fill in the middle fills one hole. The probability of a candidate is
     conditional on the holes that are already filled. The probability of a span covers all its tokens and the end token.
 
     Args:

@@ -180,7 +180,8 @@ def _mask_prompts(loaded: LoadedModel, holes: Holes, objective: Denoising) -> As
 def _middle_prompts(loaded: LoadedModel, holes: Holes, objective: FillInTheMiddle) -> Ask:
     """Returns the input builder for fill-in-the-middle decoders.
 
-    They read `<PRE> A <SUF> D <MID>`, or `<PRE> <SUF> D <MID> A` if trained only so, and generate `B C <eot>`.
+    They read `<PRE> A <SUF> D <MID>`, or `<PRE> <SUF> D <MID> A` if training used only this format, and generate
+    `B C <eot>`.
     """
     vocabulary = loaded.tokenizer.vocabulary
     holes.sentinels()  # raises UserError if the holes do not match the sentinels of training

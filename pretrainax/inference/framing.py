@@ -1,4 +1,4 @@
-"""Adds the special tokens of training to input texts, so that inference inputs have the training format."""
+"""Adds the special tokens of training to an input text, so that inference inputs have the training format."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional, TypeVar
@@ -29,8 +29,8 @@ class Frame(NamedTuple):
 def frame_of(loaded: LoadedModel) -> Frame:
     """Returns the special tokens that the model expects before and after an input text.
 
-    For encoders and for models with a task head, these are the special tokens of training documents, such as [CLS] and
-    [SEP]. For other models, these are the special tokens before and after a prompt.
+    For encoders and for models with a task head, these are the special tokens of training documents ([CLS], [SEP]). For
+    other models, these are the special tokens before and after a prompt.
     """
     model = loaded.experiment.model
     if model.family == "encoder" or model.head is not None:  # any family with a task head
@@ -99,7 +99,7 @@ def check_length(
 
     Args:
       tokens: length of the input in tokens, including special tokens.
-      what: name of the input in the error message, such as "the prompt".
+      what: name of the input in the error message, for example "the prompt".
       remedy: suggestion in the error message.
       special: number of special tokens in the input. If None, it is their number in `frame_of(loaded)`.
       limit: maximum number of tokens. If None, it is `max_input_length(loaded)`.

@@ -1,4 +1,4 @@
-"""Parses text with holes, such as "The [MASK] walks in <extra_id_1> park", and inserts predictions into the holes."""
+"""Parses text with holes ("The [MASK] walks in <extra_id_1> park"), and inserts predictions into the holes."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Holes:
 
     Attributes:
       parts: the strings before, between and after the holes.
-      marks: the string that denotes each hole, such as "[MASK]".
+      marks: the string that denotes each hole, for example "[MASK]".
     """
 
     def __init__(self, tokenizer: Tokenizer, text: str):
@@ -112,7 +112,7 @@ def _mask_of(tokenizer: Tokenizer) -> Optional[str]:
 
 
 def takes_space(spellings: Sequence[bytes]) -> bool:
-    """Returns True if tokens can include the space before a word, such as " park".
+    """Returns True if tokens can include the space before a word (" park").
 
     In this case, a hole includes the space before it.
     """

@@ -25,9 +25,9 @@ class Request(NamedTuple):
 def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = ()) -> Request:
     """Combines options with the settings of the model's generation_config.json, as transformers' generate() does.
 
-    Only imported models that were not trained further have such settings. A model that learned to write answers stops
-    at the text that ends them in its training, as in validations. An option that the user sets takes precedence.
-    Settings that contradict it, or that it leaves without effect, do not apply.
+    Only imported models that were not trained further have these settings. A model that learned to write answers stops
+    at the text that ends an answer in its training, as in validations. An option that the user sets takes precedence:
+    a setting does not apply if it contradicts this option or has no effect together with it.
 
     Args:
       given: fields of `Sampling` that the user sets.

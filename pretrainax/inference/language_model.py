@@ -71,7 +71,7 @@ class LanguageModel(LoadedModel):
         ignore: Sequence[str] = (),
         **sampling: Any,
     ) -> list[Generated]:
-        """Generates text after one or more prompts; returns the generated texts in the order of the prompts.
+        """Generates text after one or more prompts; returns the results in the order of the prompts.
 
         The settings in the generation_config.json of an imported model are the defaults of the options. A message on
         stderr lists them.
@@ -79,8 +79,8 @@ class LanguageModel(LoadedModel):
         Args:
           prompts: a string, or a list of strings.
           on_text: called with the index of a prompt and the new characters of its generated text.
-          ignore: fields of generation_config.json to ignore, such as ("top_k",); ("all",) ignores all settings.
-          sampling: fields of `inference.request.Sampling`, such as max_new_tokens=40, temperature=0.8, stop=("\\n",).
+          ignore: fields of generation_config.json to ignore, for example ("top_k",); ("all",) ignores all settings.
+          sampling: fields of `inference.request.Sampling`: max_new_tokens=40, temperature=0.8, stop=("\\n",), ….
 
         Raises:
           UserError: an option is unknown or out of range, a prompt is too long, or the model is an encoder.
@@ -112,7 +112,7 @@ class LanguageModel(LoadedModel):
         return embed(self, texts, pooling, truncate)
 
     def predict(self, records: Sequence[Union[str, Mapping]], batch_size: int = 32) -> list[JsonObject]:
-        """Returns the task head's prediction for each record, such as {"prediction": …, "probabilities": …}.
+        """Returns the task head's prediction for each record, for example {"prediction": …, "probabilities": …}.
 
         Args:
           records: mappings with the fields that the task reads, without a label. A record may also be a string, the

@@ -43,7 +43,7 @@ class LoadedModel:
     origin: str  # description for messages: "runs/mine, step 2,000"
     ends: Optional[tuple[int, ...]] = None  # ids that end a generated text; None: the separator of the vocabulary
     generation: Optional[GenerationFile] = None  # generation settings of an imported model that was not trained further
-    # called for each batch and each chunk of tokens, for the watchdog of a run
+    # Called for each batch and each chunk of tokens, for the watchdog of a run.
     progress: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class LoadedModel:
             return self._compiled(work)(self.params, self._put_on_devices(with_token_inputs(batch, self._token_inputs)))
 
     def keep(self, make: Callable[["LoadedModel"], Result]) -> Result:
-        """Computes `make(self)` and caches the result, such as a copy of the parameters in another layout."""
+        """Computes `make(self)` and caches the result, for example a copy of the parameters in another layout."""
         return cast(Result, self._cache(make))
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class LoadedModel:
         return functools.cache(lambda make: make(bare))
 
     def clear_cache(self) -> None:
-        """Frees the results that `keep` cached, such as the copy of the parameters that text generation needs."""
+        """Frees the results that `keep` cached, for example the copy of the parameters for text generation."""
         self.__dict__.pop("_cache", None)
 
     def share_compiled(self, other: Self) -> Self:
@@ -130,7 +130,7 @@ class LoadedModel:
         """Raises UserError if the model has parameter-efficient tuning that cannot be merged into the base model.
 
         Args:
-          purpose: operation that needs a merged model, for the message, such as "write text".
+          purpose: operation that needs a merged model, for the message: "write text".
         """
         if isinstance(self.model, Adapted):
             raise UserError(

@@ -34,7 +34,7 @@ class InputRecord(NamedTuple):
 
     where: str  # file and line number, for messages
     fields: JsonObject  # all fields of the record
-    record: Record  # the texts and metadata that the task reads
+    record: Record  # the text and metadata that the task reads
 
 
 class Input:
@@ -168,7 +168,7 @@ class Output:
 
 
 def _columns_of(prediction: JsonObject) -> JsonObject:
-    """Returns the columns of a prediction; a dict, such as the probabilities, has a column for each of its keys."""
+    """Returns the columns of a prediction; a dict (the probabilities) has a column for each of its keys."""
     columns = {}
     for name, value in prediction.items():
         columns |= {f"{name}.{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
@@ -234,7 +234,7 @@ def writing(path: str, format: str) -> Iterator[Output]:
 
 
 def _format_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=lambda text: text.decode())  # very long texts are UTF-8 bytes
+    return json.dumps(value, ensure_ascii=False, default=lambda text: text.decode())  # very long text is UTF-8 bytes
 
 
 def _format_cell(value: object) -> str:

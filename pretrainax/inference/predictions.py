@@ -101,7 +101,7 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
 
 
 def read_unlabeled(task: Task, fields: Mapping) -> Record:
-    """Converts the fields of an entry to a record, whose texts have the line ends of training.
+    """Converts the fields of an entry to a record, and the line ends in its text to the line ends of training.
 
     Raises:
       ValueError: the entry is invalid.

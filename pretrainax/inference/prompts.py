@@ -1,8 +1,8 @@
 """Converts prompts to batches: parses special tokens in the text, and adds the special tokens of training.
 
-A decoder continues the text. Therefore a decoder's prompt begins like the documents in its training: with the
-separator of the previous document if documents were concatenated, or with the BOS token if the tokenizer of an imported
-model adds it. The encoder input of an encoder-decoder ends as in training.
+A decoder continues the text. Therefore a decoder's prompt begins like the documents in its training. If documents were
+concatenated, it begins with the separator of the previous document. If the tokenizer of an imported model adds the BOS
+token, it begins with this token. The encoder input of an encoder-decoder ends as in training.
 """
 
 import re
@@ -30,7 +30,7 @@ _MASK = re.compile(r"\[MASK\]|<mask>")
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Tokenizes a text with special tokens, such as "The <extra_id_0> walks" or "a [MASK]"; returns ids int32 [n].
+    """Tokenizes a text with special tokens ("The <extra_id_0> walks", "a [MASK]"); returns ids int32 [n].
 
     Sentinels and masks are parsed as in `inference.holes`. If tokens include the space before a word, a sentinel or
     mask also replaces the space before it. [MASK] works for every tokenizer with a mask token. A text with only
@@ -61,14 +61,14 @@ def _encode_with_special(text: str, parts: list[str], special_ids: list[int], to
     """Tokenizes a text that consists of `parts` and, between adjacent parts, special tokens other than holes."""
     try:
         library = special_tokenizer(tokenizer)
-    except UserError:  # no tokenizer.json can express the tokenizer, such as one of words
+    except UserError:  # no tokenizer.json can express the tokenizer, for example a `WordTokenizer`
         return with_marks(tokenizer.encode_batch(parts), special_ids)
     with surrogates_as_errors([text]):
         return np.array(library.encode(text, add_special_tokens=False).ids, np.int32)
 
 
 def _check_unknown_tokens(text: str, tokenizer: Tokenizer) -> None:
-    """Raises UserError if a text contains a sentinel or mask, such as <extra_id_0>, that the vocabulary lacks.
+    """Raises UserError if a text contains a sentinel or mask that the vocabulary lacks, for example <extra_id_0>.
 
     Args:
       text: a part of a prompt that lies between special tokens of the vocabulary.

@@ -50,7 +50,7 @@ class Sampling:
         Union[int, str], ...
     ] = ()  # tokens that are not the first token of a text: ids (not in flags) or strings of one token
     banned_sequences: tuple[tuple[int, ...], ...] = ()  # sequences of token ids that never occur (not a flag)
-    # first token of a text, such as the language of mBART; a decoder ignores it after a prompt of several tokens
+    # first token of a text, for example the language of mBART; a decoder ignores it after a prompt of several tokens
     forced_bos_token_id: Optional[int] = None
     forced_eos_token_id: tuple[int, ...] = ()  # last token of a text that reaches its maximum length
     banned_strings: tuple[str, ...] = ()  # strings that never occur, at any token boundaries

@@ -36,7 +36,7 @@ class Rules(NamedTuple):
     banned_sequences: tuple[jax.Array, ...] = ()  # token sequences that never occur, [W, n] for each length n above 1
     min_new_tokens: Optional[Union[int, jax.Array]] = None
     min_length: Optional[Union[int, jax.Array]] = None  # includes the prompt
-    allowed_first: Optional[jax.Array] = None  # [V] bool: True for ids that may be the first token after a forced one
+    allowed_first: Optional[jax.Array] = None  # [V] bool: ids that may be the first token (after a forced token)
     forced_first: Optional[jax.Array] = None  # [V] bool: the ids that follow a prompt of one token
     forced_last: Optional[jax.Array] = None  # [V] bool: the ids of the last token of a text with the maximum length
     stops: Optional[Automaton] = None  # beam search: its forbidden moves complete a stop string
@@ -265,8 +265,8 @@ def keep_top_k(logits: jax.Array, k: Union[int, jax.Array]) -> jax.Array:
 def keep_top_p(logits: jax.Array, p: Number) -> jax.Array:
     """Keeps the nucleus: the smallest set of most likely tokens with a total probability of at least p.
 
-    Of equally likely tokens, it keeps only as many as needed: those with the highest ids, as in transformers. Source:
-    Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
+    If the last tokens of the nucleus have equal probabilities, it keeps only the required number: the tokens with the
+    highest ids, as in transformers. Source: Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
     probability = jax.nn.softmax(ordered, axis=-1)

@@ -13,7 +13,7 @@ def stopped_after(ids: Sequence[int], known: int, text_of: Callable[[Sequence[in
     """Returns the smallest n such that the first n ids contain a complete stop string, or 0 if none occurs.
 
     Args:
-      known: number of leading ids that are known to contain no stop string.
+      known: number of leading ids that contain no stop string.
       text_of: function that decodes token ids to text.
     """
     if not stops or find_stop(text_of(ids), stops) is None:

@@ -1,7 +1,7 @@
 """Verifies that PretrainAX and transformers compute the same model from a Hugging Face directory.
 
-`verify` compares token ids, the readings of the config files, the outputs for probe rows, and greedy texts.
-transformers and torch are imported on use.
+`verify` compares token ids, the interpretation of the config files, the outputs for probe rows, and text from greedy
+decoding. The functions import transformers and torch on first use.
 """
 
 import os
@@ -35,10 +35,10 @@ def verify(
 
     Args:
       directory: a Hugging Face directory, a PEFT directory, or a model of the Hub (hf:org/name[@revision]).
-      model: the run into which `directory` was imported, compared instead of `directory` as PretrainAX reads it. For a
-        PEFT directory also the run that was exported.
+      model: the run into which `directory` was imported, or, for a PEFT directory, also the run from which it was
+        exported. PretrainAX then loads this run instead of `directory`.
       base: base model of an adapter that does not name it.
-      check_memory: whether to leave out the comparison of outputs if the machine has too little memory.
+      check_memory: whether to omit the comparison of outputs if the machine has too little memory.
 
     Raises:
       UserError: transformers or torch is not installed, or PretrainAX does not support the model.
@@ -53,9 +53,9 @@ def verify(
 
 
 def _comparisons(subject: Subject, check_memory: bool) -> Iterator[Comparison]:
-    """Yields all comparisons; a comparison that is not possible yields its reason."""
+    """Yields all comparisons; if a comparison is not possible, its result has the reason."""
     parts: list[tuple[str, Callable[[Subject], Iterator[Comparison]]]] = []
-    if subject.adapter is None:  # an adapter has the files of its base model
+    if subject.adapter is None:  # an adapter uses the files of its base model
         parts = [("token ids", compare_tokens), ("config.json", compare_config), ("dtype", compare_dtype)]
     parts.append(("generation settings", compare_generation))
     problem = memory_problem(subject) if check_memory else None

@@ -7,7 +7,7 @@ from pretrainax.files.errors import printable
 from pretrainax.reporting.tables import text_table
 
 Status = Literal["ok", "DIFFERS", "not compared"]
-_MAX_DETAILS, _MAX_CHARACTERS = 5, 300  # of the differences in the output of one comparison
+_MAX_DETAILS, _MAX_CHARACTERS = 5, 300  # maximum number and length of the differences that one comparison prints
 
 
 class Comparison(NamedTuple):

@@ -1,4 +1,4 @@
-"""Compares the outputs of a model and its greedy texts with those of transformers."""
+"""Compares the outputs of a model, and its text from greedy decoding, with the results of transformers."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
@@ -24,8 +24,9 @@ from pretrainax.reporting.units import byte_size
 from pretrainax.sharding.device_memory import available_memory
 
 NEW_TOKENS = 16
-# float32 sums in another order: 2e-4 in tiny models with logits up to 30, as in the tests of all architectures, and
-# this share of the largest value in models with larger values
+# The two libraries add float32 numbers in different orders. In tiny models with logits up to 30, the difference is at
+# most 2e-4, as in the tests of all architectures. In models with larger values, it is at most this share of the largest
+# value.
 _ABSOLUTE, _RELATIVE = 2e-4, 2e-5
 _FORBIDDEN = -9e5  # logits below this value mark positions that an answer cannot have
 
@@ -42,14 +43,14 @@ class _Theirs(NamedTuple):
 
     rows: list[Arrays]  # outputs of each row without padding; [] if they depend on the padding
     batch: Optional[Arrays]  # outputs of the padded batch
-    refusal: str  # why there is no padded batch
+    refusal: str  # the reason why there is no padded batch
     prompts: list[_Prompt]
-    refusal_of_texts: str  # why there are no generated texts
+    refusal_of_texts: str  # the reason why there is no generated text
     untaken: list[str]
 
 
 def memory_problem(subject: Subject) -> Optional[str]:
-    """Returns why the outputs cannot be computed in the available memory, or None if they can be.
+    """Returns the reason why the available memory is too small for the outputs, or None if it is sufficient.
 
     The parameters are in memory once in transformers, and after that in PretrainAX, which needs a second copy to
     generate text.
@@ -68,7 +69,7 @@ def compare_outputs(subject: Subject) -> Iterator[Comparison]:
     examples, reference = probe_examples(subject), Reference(subject)
     try:
         theirs = _run_reference(subject, reference, examples)
-    except Exception as e:  # of torch: an index out of range, for example
+    except Exception as e:  # from torch, for example because an index is out of range
         yield exact("outputs", len(examples), "rows", [f"transformers does not compute them: {type(e).__name__}: {e}"])
         return
     finally:
@@ -104,16 +105,16 @@ def _run_reference(subject: Subject, reference: Reference, examples: Sequence[Ex
     batch, refusal = None, _padding_problem(subject, examples)
     try:  # before the single rows, because transformers' BigBird stays in full attention after a short row
         batch = reference.outputs(_collate(subject, examples)) if refusal is None else None
-    except ValueError as e:  # of a class that needs a padding id, for example
+    except ValueError as e:  # for example from a class that needs a padding id
         refusal = f"{subject.architecture} of transformers does not compute it: {e}"
     single = [] if _depends_on_padding(subject) else examples
     rows = [reference.outputs(_collate(subject, [example])) for example in single]
     prompts, refusal_of_texts = [], f"no prompt leaves room for a text within {subject.max_length} tokens"
     try:
         prompts = [*_their_texts(subject, reference)] if subject.generates else []
-    except UserError as e:  # of `read_prompt`
+    except UserError as e:  # from `read_prompt`
         refusal_of_texts = str(e)
-    except Exception as e:  # of an encoder-decoder without a start, for example
+    except Exception as e:  # for example from an encoder-decoder without a start token
         refusal_of_texts = f"{subject.architecture} of transformers does not generate: {e}"
     return _Theirs(rows, batch, refusal or "", prompts, refusal_of_texts, reference.untaken)
 
@@ -133,7 +134,7 @@ def _their_texts(subject: Subject, reference: Reference) -> Iterator[_Prompt]:
 
 
 def _padding_problem(subject: Subject, examples: Sequence[Example]) -> Optional[str]:
-    """Returns why rows of a padded batch have other outputs in transformers than single rows, or None."""
+    """Returns the reason why transformers' outputs for rows of a padded batch differ from single rows, or None."""
     position = subject.model.position
     scaling = position.scaling if isinstance(position, RotaryPositions) else None
     if isinstance(scaling, LongRopeScaling):
@@ -174,7 +175,8 @@ def _our_outputs(subject: Subject, loaded: LoadedModel, batch: HostBatch) -> Arr
 
 def _length(subject: Subject, example: Example) -> int:
     """Returns the number of tokens for which a row has outputs."""
-    reads_encoder = isinstance(subject.model.head, Embed)  # the hidden states are those of the encoder, if there is one
+    # For a model with an encoder, the hidden states of an embedding head are the encoder's hidden states.
+    reads_encoder = isinstance(subject.model.head, Embed)
     return tokens_of(example) if reads_encoder else len(example["tokens"])
 
 
@@ -184,7 +186,12 @@ def _length(subject: Subject, example: Example) -> int:
 def _compare_arrays(
     subject: Subject, what: str, examples: Sequence[Example], ours: Arrays, theirs: Sequence[Arrays]
 ) -> Iterator[Comparison]:
-    """Compares each output of all rows, without padding; `ours` are those of the batch, `theirs` those of each row."""
+    """Compares each output of all rows, without padding.
+
+    Args:
+      ours: the outputs for the batch in PretrainAX.
+      theirs: the outputs for each row in transformers.
+    """
     lengths = [_length(subject, example) for example in examples]
     if unknown := sorted({*theirs[0]} ^ {*ours}):
         yield not_compared(f"{what}, {', '.join(unknown)}", "only one of the two models has this output")
@@ -208,7 +215,10 @@ def _compare_arrays(
 
 
 def _compare_texts(loaded: LanguageModel, prompts: Sequence[_Prompt]) -> Comparison:
-    """Compares greedy texts; at a tie, where both ids have equal scores within the limit of logits, both are right."""
+    """Compares text from greedy decoding.
+
+    If the two ids have equal scores within the limit of logits, this is a tie, and both ids are correct.
+    """
     what, found, count = "greedy tokens", [], 0
     try:
         options = {"temperature": 0.0, "num_beams": 1, "num_return": 1}

@@ -1,4 +1,4 @@
-"""Builds the inputs on which the outputs of a model are compared: rows of probe texts and of ids of the vocabulary."""
+"""Builds the inputs for the comparison of a model's outputs: rows of probe text, and rows of ids of the vocabulary."""
 
 from collections.abc import Iterator
 
@@ -20,8 +20,8 @@ _MAX_LOGITS = 64_000_000  # maximum elements of an array of logits, 256 MB
 def probe_examples(subject: Subject) -> list[Example]:
     """Returns the model inputs without padding, each of at most 32 tokens.
 
-    The first rows are texts. The other rows contain ids that are evenly spaced over the vocabulary, so that a
-    difference in the embedding of any id of a small vocabulary is found.
+    The first rows are text. The other rows contain ids that are evenly spaced over the vocabulary, so that the
+    comparison finds a difference in the embedding of any id of a small vocabulary.
     """
     model = subject.model
     length = min(_LENGTH, subject.max_length or _LENGTH)
@@ -42,7 +42,7 @@ def _vocabulary_rows(subject: Subject, length: int) -> Iterator[np.ndarray]:
 
 
 def _example(subject: Subject, ids: np.ndarray, length: int, number: int) -> Example:
-    """Builds the model input of a row; rows with odd numbers are pairs of texts, if the model reads pairs."""
+    """Builds the model input of a row; if the model reads pairs of text, rows with odd numbers are pairs."""
     model, vocabulary = subject.model, subject.tokenizer.vocabulary
     frame = special_token_frame(model.family, vocabulary)
     is_choice = isinstance(model.head, Classify) and model.head.kind == "choice"

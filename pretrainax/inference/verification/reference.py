@@ -1,4 +1,4 @@
-"""Runs a model in transformers: the outputs of its class for rows of token ids, and the texts that it generates."""
+"""Runs a model in transformers: the outputs of its class for rows of token ids, and its generated text."""
 
 import gc
 import re
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     import transformers
 
-# Attribute of a transformers output -> name of the array in `Arrays`
+# Attribute of a transformers output -> name of the array in `Arrays`.
 _OUTPUTS = {
     "prediction_logits": "logits",
     "logits": "logits",
@@ -49,7 +49,7 @@ class Reference:
         import transformers
 
         self._subject, name = subject, subject.architecture
-        self._model: Any  # of transformers or peft, whose methods depend on the class
+        self._model: Any  # a model of transformers or peft, whose methods depend on the class
         if (model_class := getattr(transformers, name, None)) is None:
             raise UserError(f"transformers has no class {name}")
         model = subject.model
@@ -65,7 +65,7 @@ class Reference:
             self.untaken = _untaken(info, subject)
             if subject.adapter is not None:
                 self._model = _with_adapter(self._model, subject.adapter)
-        except Exception as e:  # of transformers, torch, safetensors or peft
+        except Exception as e:  # from transformers, torch, safetensors or peft
             raise UserError(f"{name} of transformers does not load it: {type(e).__name__}: {e}") from e
         self._model.eval()
 
@@ -90,7 +90,7 @@ class Reference:
         """Generates a text after the ids of a prompt [n], greedily, with the settings of the model's files.
 
         Args:
-          banned: ids that the model has and the tokenizer lacks.
+          banned: ids of the model that the tokenizer lacks.
         """
         import torch
         from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
@@ -111,7 +111,7 @@ class Reference:
         return Continuation(out.sequences[0, skipped:].tolist(), torch.cat(out.scores).float().numpy())
 
     def close(self) -> None:
-        """Frees the memory of the parameters, before PretrainAX allocates its own."""
+        """Frees the memory of the parameters before PretrainAX allocates its parameters."""
         del self._model
         gc.collect()
 
@@ -156,8 +156,8 @@ def sparse_inputs(
 ) -> dict[str, "torch.Tensor"]:
     """Returns the arguments of a model with sparse attention, and sets whether it draws random blocks.
 
-    transformers' Longformer has global tokens only where the caller asks for them, and its BigBird draws blocks only in
-    training mode.
+    transformers' Longformer has global tokens only at the positions that the caller requests. Its BigBird draws blocks
+    only in training mode.
     """
     match config.sparse_attention:
         case SlidingWindows(global_tokens="first"):

@@ -1,4 +1,4 @@
-"""Compares how PretrainAX and transformers read the config files of a Hugging Face directory."""
+"""Compares the interpretations of the config files of a Hugging Face directory by PretrainAX and transformers."""
 
 import copy
 import os
@@ -38,7 +38,7 @@ def comparable(config: ModelConfig) -> Mapping[str, object]:
 def field_differences(raw: Mapping[str, object], theirs: ConfigJson) -> list[str]:
     """Lists the fields in which a model differs from the model that transformers' config class describes.
 
-    A difference means that this package has another default than the class, or interprets a key differently.
+    A difference means that this package and the class have different defaults, or interpret a key differently.
 
     Args:
       raw: the model's fields (`comparable`), as this package reads config.json.
@@ -60,12 +60,12 @@ def compare_config(subject: Subject) -> Iterator[Comparison]:
     what, config_json = "config.json", read_config_json(subject.directory)
     try:
         theirs = their_config(config_json)
-    except Exception as e:  # such as an unknown model_type, or a value that the class rejects
+    except Exception as e:  # for example because of an unknown model_type, or a value that the class rejects
         yield not_compared(what, f"transformers does not read it: {type(e).__name__}: {e}")
         return
     model = described_model(copy.deepcopy(config_json))[1]
     found = field_differences(comparable(model), theirs)
-    if subject.origin.steps and not subject.adapter:  # an import; its heads and fields are those of the directory
+    if subject.origin.steps and not subject.adapter:  # an import, which has the heads and fields of the directory
         ours = subject.experiment.model
         found += [
             f"config.model.{name} is {getattr(ours, name)!r} in {subject.origin.directory}, and "
@@ -77,7 +77,7 @@ def compare_config(subject: Subject) -> Iterator[Comparison]:
         names = [*getattr(subject.experiment.objective, "labels", ())]
         their_names = [str(theirs["id2label"][i]) for i in sorted(theirs["id2label"])]
         found = [] if names == their_names else [f"the labels are {names}, in transformers {their_names}"]
-        if names:  # a regression and multiple choice have none
+        if names:  # regression and multiple choice have no label names
             yield exact("labels", len(their_names), "names", found)
 
 
@@ -103,7 +103,7 @@ def _holds(dtype: str, stored: np.dtype) -> bool:
 
 
 def compare_generation(subject: Subject) -> Iterator[Comparison]:
-    """Compares the start and end tokens of generated texts, and the other fields of generation_config.json."""
+    """Compares the start and end tokens of generated text, and the other fields of generation_config.json."""
     if not subject.generates:
         return
     from transformers import AutoConfig, GenerationConfig

@@ -37,7 +37,7 @@ from pretrainax.zoo.family import HuggingFace, without_heads
 class Subject(NamedTuple):
     """A Hugging Face directory, and the model that PretrainAX loads from it or from a run."""
 
-    directory: str  # Hugging Face directory that transformers loads; for an adapter, that of the base model
+    directory: str  # Hugging Face directory that transformers loads; for an adapter, the directory of the base model
     adapter: Optional[str]  # PEFT directory, or None
     origin: Origin  # location of the model that PretrainAX loads
     experiment: Experiment
@@ -93,7 +93,7 @@ class Subject(NamedTuple):
         return self._load_bare() if self.is_bare else load_origin(self.origin, "float32")
 
     def _load_bare(self) -> LanguageModel:
-        """Loads a directory whose model has no head, such as a BertModel."""
+        """Loads a directory whose model has no head, for example a BertModel."""
         verify_files(self.directory)
         source = DirectoryWeights(self.directory, fresh_heads=True)
         source.bind(self.model)
@@ -109,7 +109,7 @@ class Subject(NamedTuple):
 
 @contextmanager
 def open_subject(directory: str, model: Optional[str], base: Optional[str]) -> Iterator[Subject]:
-    """Finds both sides of a comparison; the arguments are those of `verify`.
+    """Finds both sides of a comparison; the arguments are the same as in `verify`.
 
     Raises:
       UserError: the directory is not a Hugging Face directory, or PretrainAX does not support its model.

@@ -1,4 +1,4 @@
-"""Compares the token ids of probe texts with those of AutoTokenizer of transformers."""
+"""Compares PretrainAX's token ids for probe text with the ids of transformers' AutoTokenizer."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _MAX_SPECIAL_PIECES = 16  # special pieces whose spelling inside a text is compa
 
 
 def compare_tokens(subject: Subject) -> Iterator[Comparison]:
-    """Compares the ids of texts and pairs, and the ids of special tokens."""
+    """Compares the ids of single texts, pairs and special tokens."""
     from transformers import AutoTokenizer
 
     try:
@@ -85,10 +85,10 @@ def _compare_pairs(subject: Subject, theirs: "PreTrainedTokenizerBase") -> Compa
 
 
 def _compare_spelled_tokens(subject: Subject, theirs: "PreTrainedTokenizerBase") -> Comparison:
-    """Compares the ids of texts that contain the spelling of a special token, such as "a [MASK] b".
+    """Compares the ids of a text that contains the spelling of a special token, for example "a [MASK] b".
 
-    PretrainAX encodes it as ordinary characters, as transformers does with `split_special_tokens=True`, unless the
-    model of the tokenizer itself has the special token as a piece (T5's sentinels). The ids may then differ.
+    PretrainAX encodes the spelling as ordinary characters, as transformers does with `split_special_tokens=True`.
+    If the model of the tokenizer itself has the special token as a piece (T5's sentinels), the ids may differ.
     """
     what = "ids of special tokens spelled in texts"
     pieces = dict([*subject.tokenizer.special_pieces.items()][:_MAX_SPECIAL_PIECES])
