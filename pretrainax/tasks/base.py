@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
     from pretrainax.training.run import Params, Run
 
-BUDGET = "3 epochs"  # passes over the records if neither their number nor that of the steps is set (BERT: 2 to 4)
+BUDGET = "3 epochs"  # passes over the records if the config sets neither epochs nor steps (BERT: 2 to 4)
 _MAX_SPECIAL_TOKENS = 4  # maximum number of special tokens around a text pair
 
 
 class Task(Objective):
     """Base class of tasks. A subclass is a dataclass that implements the methods that raise NotImplementedError here.
 
-    A record is an entry of a file or dataset. A record's note is its metadata: everything except the strings, such as
-    labels.
+    A record is an entry of a file or dataset. A record's note is its metadata (labels, for example): everything except
+    the strings.
 
     read            entry of a file or dataset -> `Record` with strings and note; runs during data preparation
     encode          record -> one or more documents: token ids, and the note for examples and metrics
@@ -53,8 +53,8 @@ class Task(Objective):
     read_unlabeled  entry without a label -> `Record`; for `python -m pretrainax.predict`
     prediction      head outputs and notes of one record -> the fields that `pretrainax.predict` writes
 
-    All models with the same tokenizer share a corpus (the tokenized documents). Therefore, `example` truncates texts to
-    the row length, but `encode` does not. If `encode` depends on the row length (as with windows), `corpus_settings`
+    All models with the same tokenizer share a corpus (the tokenized documents). Therefore, `example` truncates a text
+    to the row length, but `encode` does not. If `encode` depends on the row length (as with windows), `corpus_settings`
     must include this length.
     """
 
@@ -175,13 +175,13 @@ class Task(Objective):
     def record_sums(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Computes metrics that are ratios of sums over records: {name: (numerators, denominators)}, both [records].
 
-        The standard errors of other metrics are computed by resampling records, so these may be missing here if
-        `metrics` is fast and does not depend on the other records.
+        The standard errors of other metrics are computed by resampling records. Therefore a ratio may also be missing
+        here if `metrics` is fast and does not depend on the other records.
         """
         return {}
 
     def group(self, record: Record) -> str:
-        """Returns the text that dependent records share, such as a passage: the first text that is not empty."""
+        """Returns the text that dependent records share (for example a passage): the first text that is not empty."""
         return next(filter(str.strip, record.texts), "")
 
     def validate(self, run: "Run", params: "Params") -> dict[str, float]:
@@ -212,7 +212,7 @@ class Task(Objective):
         task = stream.objective
         assert isinstance(task, Task)  # bound to the tokenizer, which determines the number of special tokens per row
         truncated, length = stream.plan.statistics["records cut short"], experiment.data.sequence_length
-        if truncated and self.has_head:  # a WritingTask has its own warning
+        if truncated and self.has_head:  # a WritingTask has a different warning
             yield (
                 f"{truncated:,} RECORDS ARE TRUNCATED: they are longer than config.data.sequence_length {length:,}, or "
                 "with config.objective.chunks, longer than max_windows windows of this length"

@@ -1,7 +1,7 @@
 """Trivial baselines of tasks: the most frequent label, word frequencies, and other predictors without a Transformer.
 
 A baseline predicts the validation records after it has seen the training records. Its outputs have the format of a task
-head's outputs, so that the metrics of baselines and models are computed by the same functions.
+head's outputs, so that the same functions compute the metrics of baselines and models.
 """
 
 import warnings
@@ -16,13 +16,13 @@ from pretrainax.files.extras import import_extra
 from pretrainax.tasks.chunks import WINDOW, record_indices
 from pretrainax.tasks.label_metrics import METRICS
 
-_MAX_WORDS = 50_000  # maximum number of words and pairs of words that a bag of words knows: the most frequent ones
+_MAX_WORDS = 50_000  # maximum number of words and pairs of words in a bag of words; the most frequent win
 # Inverse regularization of the linear models on TF-IDF features. Not tuned per task; with words and pairs of words, 10
 # gives an accuracy of 0.80 on SST-2 (6,920 records) and a Matthews correlation of 0.18 on CoLA.
 _INVERSE_REGULARIZATION = 10.0
 
 
-Outputs: TypeAlias = Any  # the first argument of `Task.metrics`: NumPy arrays, or a list of generated texts
+Outputs: TypeAlias = Any  # the first argument of `Task.metrics`: NumPy arrays, or a list of generated strings
 Predicted: TypeAlias = tuple[dict[str, float], Outputs, list[Note]]  # the result of `Validation.predict`
 
 
@@ -55,13 +55,13 @@ def prior_logits(labels: np.ndarray, is_multi_label: bool) -> np.ndarray:
 
 
 class BagOfWords:
-    """TF-IDF features of the words and pairs of words in one or two texts per record.
+    """TF-IDF features of the words and pairs of words in a record's text or text pair.
 
-    For two texts, the features are those of each text, their products (words in both texts), and the cosine similarity.
+    For a text pair, there are the features of each text, their products (words in both), and the cosine similarity.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]]):
-        """Learns the vocabulary from the texts of the training records; raises UserError if they have no word."""
+        """Learns the vocabulary from the training records; raises UserError if they have no word."""
         sklearn = import_extra("sklearn.feature_extraction.text", METRICS, "the bag-of-words baseline")
         self._vectorizer = sklearn.TfidfVectorizer(
             ngram_range=(1, 2), sublinear_tf=True, max_features=_MAX_WORDS, token_pattern=r"(?u)\b\w+\b"
@@ -88,7 +88,7 @@ def bag_of_words_classifier(
     """Trains a logistic regression per label on a bag of words; returns logits for `valid`, [records, L].
 
     Args:
-      train, valid: the texts of each record.
+      train, valid: the text or text pair of each record.
       labels: 0 or 1 for each label of the training records, [records, L].
       is_multi_label: whether a record has any number of labels.
 
@@ -100,7 +100,7 @@ def bag_of_words_classifier(
     multiclass = import_extra("sklearn.multiclass", METRICS, "a baseline")
     model = linear_model.LogisticRegression(C=_INVERSE_REGULARIZATION, solver="liblinear")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a label of no or of all training records has a constant prediction
+        warnings.simplefilter("ignore")  # a label that no or every training record has gets a constant prediction
         classifier = multiclass.OneVsRestClassifier(model).fit(
             words.features(train), labels if is_multi_label else labels.argmax(1)
         )

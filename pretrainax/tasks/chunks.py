@@ -1,4 +1,4 @@
-"""Splits long texts into windows, and combines the head outputs of all windows of a record."""
+"""Splits a long text into windows, and combines the head outputs of all windows of a record."""
 
 import dataclasses
 import itertools

@@ -278,7 +278,7 @@ class ExtractiveQA(Task):
 
     def record_sums(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         sums = sums_of_parts(self.metrics, answers, notes, records_of(notes))
-        return {name: sums[name] for name in label_metrics.OF_ANSWERS}  # the others cover only some of the records
+        return {name: sums[name] for name in label_metrics.OF_ANSWERS}  # other metrics cover only some records
 
     def group(self, record: Record) -> str:
         return record.texts[1]

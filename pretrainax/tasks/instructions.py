@@ -30,12 +30,12 @@ from pretrainax.tokenization.chat import (
 
 _SYSTEM = ("system", "developer")
 _ROLES = (*_SYSTEM, "user", "assistant", "tool")
-# Parts of a message that templates render, and that this task does not read
+# The parts of a message that templates render, but this task does not read.
 _UNREAD = ("tool_calls", "function_call", "reasoning_content", "thinking")
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or value is False or (isinstance(value, Sized) and not len(value))  # also of Parquet's arrays
+    return value is None or value is False or (isinstance(value, Sized) and not len(value))  # also for Parquet's arrays
 
 
 @dataclasses.dataclass
@@ -91,7 +91,7 @@ class Instructions(WritingTask):
 
     @property
     def _chat(self) -> Chat:
-        """Returns the template for the bound tokenizer; `plan` binds one of bytes, for which there is none."""
+        """Returns the template for the bound tokenizer; `plan` binds a tokenizer of bytes, which has no template."""
         assert self._tokenizer is not None
         return cached_chat(self.template or PLAIN, self._tokenizer)
 
@@ -139,7 +139,7 @@ class Instructions(WritingTask):
                     f"message {number} of field {field!r} has {unread[0]!r}, which the template does not receive: "
                     "write it into 'content', as the template formats it"
                 )
-            if role == "assistant" and message.get("weight") not in (None, 1):  # of OpenAI's format for fine-tuning
+            if role == "assistant" and message.get("weight") not in (None, 1):  # OpenAI's format for fine-tuning
                 raise ValueError(
                     f"message {number} of field {field!r} has the weight {message['weight']!r}, but all answers are "
                     "trained: end the conversation before this message, or remove its weight"
@@ -201,7 +201,7 @@ class Instructions(WritingTask):
         return {"answer": ""}
 
     def group(self, record: Record) -> str:
-        """Returns the first text that is no system message, which all conversations of a dataset may share."""
+        """Returns the first text that is not a system message; all conversations may have the same system message."""
         texts = (text for role, text in zip(record.note["roles"], record.texts, strict=True) if role not in _SYSTEM)
         return next(filter(str.strip, texts))
 

@@ -25,9 +25,9 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
     """Computes the accuracy, F1 and Matthews correlation of n predicted classes.
 
     With two classes, F1 is the F1 of the second class, as in GLUE. With more classes, F1 is the mean over all classes.
-    "macro_f1" is the mean over all classes for any number of classes. As in scikit-learn, the mean omits classes that
-    are neither predicted nor correct for any record. "accuracy_f1" is the mean of accuracy and F1, the official metric
-    of MRPC and QQP in GLUE and of CB in SuperGLUE.
+    "macro_f1" is the mean over all classes for any number of classes. The mean omits classes that are neither predicted
+    nor correct for any record, as in scikit-learn. "accuracy_f1" is the mean of accuracy and F1, the official metric of
+    MRPC and QQP in GLUE and of CB in SuperGLUE.
 
     Args:
       said, truth: [n] indices of the predicted and the correct classes.
@@ -39,7 +39,7 @@ def class_metrics(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str
     macro_f1 = float(np.mean(by_class[found]))
     f1 = float(by_class[1]) if classes == 2 else macro_f1
     accuracy = float((said == truth).mean())
-    # with a single class, scikit-learn returns 0 and warns
+    # With a single class, scikit-learn returns 0 and warns.
     matthews = float(sklearn.matthews_corrcoef(truth, said)) if len(found) > 1 else 0.0
     scores = {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
     return scores | {"macro_f1": macro_f1}

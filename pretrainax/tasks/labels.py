@@ -12,7 +12,7 @@ from pretrainax.data.sources.base import Record
 
 UNKNOWN = 2  # number of labels that the plan of a run assumes before the records exist
 _UNEVEN = 0.6  # fraction of the most frequent label above which accuracy no longer selects checkpoints
-_MAX_INFERRED = 1_000  # maximum number of inferred labels; more are probably texts, numbers or identifiers
+_MAX_INFERRED = 1_000  # maximum number of inferred labels; more labels are probably free text, numbers or identifiers
 
 
 def label_name(value: object, field: str) -> str:
@@ -63,7 +63,7 @@ def label_number(value: object, field: str, labels: Sequence[str], meant: Sequen
 
 
 def is_number(name: str) -> bool:
-    """Checks whether the name of a label is a finite number, such as "7", "-1" or "4.5"."""
+    """Checks whether the name of a label is a finite number: "7", "-1", "4.5"."""
     try:
         return math.isfinite(float(name))
     except ValueError:

@@ -30,8 +30,7 @@ class MarkedWords(Classification):
     """
 
     # each mark has the names of three fields: the text (text_field or pair_field), the start of the words, and the end
-    # of the words. With position_unit="words", the third field contains the words instead, of which only the number is
-    # used
+    # of the words. With position_unit="words", the third field contains the words instead; only their number is used
     marks: tuple[str, ...] = ()
     # unit of the positions, from 0; words are separated by spaces
     position_unit: Literal["characters", "words"] = "characters"

@@ -36,8 +36,8 @@ class MultipleChoice(Task):
     A row contains one record. The choices are segments that do not attend to each other. The head computes one score
     per segment, and the softmax over the scores gives the probability of each choice. Shuffling, sharding and
     accumulation move whole rows, so they cannot separate the choices of a record. Validation contains each record
-    exactly once, and short choices need no padding. A disadvantage is that, unless the kernel skips masked segments,
-    attention is computed over the whole row, which costs a third more FLOPs for a BERT-base with four choices of 512
+    exactly once, and short choices need no padding. A disadvantage: if the kernel does not skip masked segments, it
+    computes attention over the whole row. This costs a third more FLOPs for a BERT-base with four choices of 512
     tokens.
 
     config.data.sequence_length is the length of one choice together with its passage and question, and a row is

@@ -19,7 +19,7 @@ from pretrainax.tasks.baselines import Baseline, bag_of_words_regression, per_do
 
 @dataclasses.dataclass
 class Regression(TextTask):
-    """Predicts a number for a text or text pair, such as the similarity of two sentences (STS-B, Cer et al. 2017).
+    """Predicts a number for a text or text pair: the similarity of two sentences, for example (STS-B, Cer et al. 2017).
 
     The loss is the squared error. With pair_field="pair", the record {"text": "A plane is taking off.", "pair": "An air
     plane is taking off.", "label": 5.0} becomes the row of a text pair, as in `Classification`, with label_values

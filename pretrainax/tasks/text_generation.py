@@ -40,7 +40,7 @@ class TextGeneration(WritingTask):
 
     Input and target have the same special tokens as in pretraining. A template can contain nested fields,
     "{translation.de}". If an input is too long, the text up to the end of its last field is truncated. The text after
-    that field (such as "\\nTL;DR:") remains.
+    that field (for example "\\nTL;DR:") remains.
 
     With `labels`, the target is the name of a label, as in T5's format of GLUE: input="sst2 sentence: {sentence}",
     target_field="label", labels=("negative", "positive").
@@ -216,7 +216,7 @@ class TextGeneration(WritingTask):
             targets[note["answer"]] += 1
             wordless.update(text_metrics.wordless_scores(note["answer"], self.scores))
         if num_cut.any():
-            remedy = " or config.objective.target_length" if num_cut[1] else ""  # which shortens inputs of a decoder
+            remedy = " or config.objective.target_length" if num_cut[1] else ""  # it shortens a decoder's inputs
             yield (
                 f"TRUNCATED RECORDS: {num_cut[0]:,} inputs and {num_cut[1]:,} targets of {count:,} records lose "
                 f"their end; raise config.data.sequence_length{remedy}"

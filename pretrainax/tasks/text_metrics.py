@@ -10,7 +10,7 @@ from pretrainax.tasks.label_metrics import METRICS
 
 _ROUGE = ("rouge1", "rouge2", "rougeL")
 SCORES = {"exact_match": ("exact_match",), "rouge": _ROUGE, "bleu": ("bleu",), "chrf": ("chrf",)}  # -> metrics
-# score -> (pattern of the texts in which the score finds no words, the words that it finds)
+# score -> (pattern of a text in which the score finds no words, the words that it finds)
 _WORDLESS = {
     "rouge": (re.compile(r"[^a-z0-9]*", re.IGNORECASE), "words of a to z and 0 to 9"),
     "bleu": (re.compile(r".*[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff].*", re.DOTALL), "words between spaces"),
@@ -33,11 +33,11 @@ def wordless_scores(text: str, scores: Iterable[str]) -> list[str]:
 
 
 def wordless_warnings(counts: Mapping[str, int], total: int) -> Iterator[str]:
-    """Yields a warning for each score that finds no words in most reference texts.
+    """Yields a warning for each score that finds no words in most references.
 
     Args:
-      counts: the number of texts in which a score finds no words.
-      total: the number of texts.
+      counts: the number of references in which a score finds no words.
+      total: the number of references.
     """
     for score, count in counts.items():
         if 2 * count > total:
@@ -48,15 +48,15 @@ def wordless_warnings(counts: Mapping[str, int], total: int) -> Iterator[str]:
 
 
 def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterable[str]) -> dict[str, float]:
-    """Computes the metrics of n generated texts, compared with n reference texts.
+    """Computes the metrics of n generated strings, compared with n references.
 
-    exact_match  fraction of generated texts that equal the reference, without surrounding white space
-    rouge        mean F1 of words, pairs of words and the longest common subsequence, after stemming (Lin 2004)
-    bleu, chrf   BLEU and chrF of the whole split, from 0 to 100, by sacreBLEU (Post 2018; Popović 2015)
+    - exact_match: fraction of generated strings that equal the reference, without surrounding white space.
+    - rouge: mean F1 of words, pairs of words and the longest common subsequence, after stemming (Lin 2004).
+    - bleu, chrf: BLEU and chrF of the whole split, from 0 to 100, by sacreBLEU (Post 2018; Popović 2015).
 
     Args:
-      said: the generated texts.
-      truth: the reference texts.
+      said: the generated strings.
+      truth: the references.
       scores: keys of SCORES.
     """
     metrics = {}
@@ -66,7 +66,7 @@ def generation_metrics(said: Sequence[str], truth: Sequence[str], scores: Iterab
 
 
 def label_accuracy(said: Sequence[str], truth: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
-    """Computes the fraction of generated texts that equal the correct label, and counts texts that are no label.
+    """Computes the fraction of generated strings that equal the correct label; counts strings that are not a label.
 
     Surrounding white space is ignored: labels may begin with a space, which is a part of their token in many decoders.
     """

@@ -46,8 +46,8 @@ class TokenClassification(Task):
     tags_field: str = "tags"  # the field of the list of tags, of the same length
     # names of the tags, in the order of their numbers; (): the tags of the training records, sorted: O, B-X, I-X, …
     labels: tuple[str, ...] = ()
-    # which token of a word is classified; mean: the mean of all; auto: the last in a decoder, which has not read the
-    # rest of a word at its first token, otherwise the first
+    # the token of a word that is classified; mean: the mean of all tokens; auto: the last token in a decoder, which has
+    # not read the rest of a word at its first token, otherwise the first token
     subword: Literal["auto", "first", "last", "mean"] = "auto"
     # span scheme of the tags. iob2: a span of type X begins with B-X and continues with I-X. iob1: a span begins with
     # I-X, or with B-X directly after a span of the same type. none: no spans. auto: iob2 if all labels are O, B-X or

@@ -46,7 +46,7 @@ class WritingTask(Task):
     has_head: ClassVar[bool] = False
     select_by = "loss"
 
-    # special tokens around an answer: those of `_frame`, and the end of an answer if the tokenizer does not add it
+    # The special tokens around an answer: `_frame`, and the end of an answer if the tokenizer does not add it.
     _target_frame: ClassVar[SpecialTokenFrame] = Task._frame
 
     def bind(self, tokenizer: Tokenizer) -> Task:
@@ -56,7 +56,7 @@ class WritingTask(Task):
         task._target_frame = SpecialTokenFrame(row, row)  # pyright: ignore
         return task
 
-    @abc.abstractmethod  # the class is no ABC; the decorator only prevents a config from selecting this class
+    @abc.abstractmethod  # the class is not an ABC; the decorator only prevents a config from selecting this class
     def prompt_example(self, text: ObjectiveInput, vocabulary) -> Example:
         """Builds the model inputs of a record up to the beginning of the answer, as an example without targets."""
         raise NotImplementedError
@@ -130,7 +130,7 @@ class WritingTask(Task):
 
 
 def answer_note(answer: str) -> Note:
-    """Returns the note of a record with its answer, after the normalization of line ends that targets have."""
+    """Returns the note of a record with its answer, whose line ends are normalized like the line ends of targets."""
     return {"answer": normalize_line_ends(answer, collections.Counter())}
 
 
