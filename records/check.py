@@ -4,7 +4,7 @@
 
 `--text` also hashes the text. `--runs` has the runs of the record, seed-0 and so on: the check compares their configs
 and scores their models again. `--replay` with `--text` trains until the first log line and compares its loss and time.
-The exit status is 1 if a check fails or the record does not improve on the standing one.
+The exit status is 1 if a check fails, or if the record does not improve on the standing record.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from pretrainax.studies.contrasts import compare
 from pretrainax.studies.outcomes import MeasureContext
 
 _DRIFT = 2.0  # largest ratio of the 90 % to the 10 % quantile of the reference times of a run
-_SPEED = 1.5  # largest FLOPs per core-second of a run, relative to the reference, which is nearly all large products
+_SPEED = 1.5  # largest FLOPs per core-second of a run, relative to the reference, which consists of large products
 _SHORTEST = 0.5  # shortest time between two log lines, relative to the median
 _SCORE = 1e-3  # bits per byte; float32 sums in another order change a score by less than 1e-4
 _REPLAY = 2e-3  # relative; the loss of the first log line, after at most a 40th of the steps, on another kind of CPU
@@ -54,8 +54,8 @@ def problems(
     Args:
       folder: the folder of the record.
       texts: the folder of the text. None: the check compares only the hashes in result.json.
-      runs: the folder of the runs, to score their models again, which needs `texts`. None: no model is scored.
-      replay: trains seed 0 until its first log line, which needs `texts`.
+      runs: the folder of the runs, to score their models again; this requires the text. None: no model is scored.
+      replay: whether to train seed 0 until its first log line; this requires the text.
 
     Raises:
       UserError: result.json, config.py or a log cannot be read, or result.json has no seeds or an unknown variant.
@@ -120,7 +120,7 @@ def line_problems(path: str, line: JsonObject) -> Iterator[str]:
         return
     functions = {"perplexity": math.exp, "bits_per_token": lambda loss: loss / math.log(2)}
     for name, function in functions.items():
-        # Both are computed from the same float64
+        # Both are computed from the same float64.
         if name in line and not math.isclose(line[name], function(line["loss"]), rel_tol=1e-9):
             yield f"{place}: {name} {line[name]} contradicts the loss {line['loss']}"
 
@@ -156,7 +156,7 @@ def reference_core_seconds(logs: Sequence[JsonObject]) -> np.ndarray:
 
 
 def run_problems(seed: SeedResult, experiment: Experiment, run: str) -> Iterator[str]:
-    """Yields a line if a run has another config than the record; the path of its text may differ."""
+    """Yields a line if the configs of a run and of the record differ; the path of the text may differ."""
     texts = os.path.dirname(getattr(load(os.path.join(run, "config.json")).data.source, "path", ""))
     try:
         if message := check_workdir(run, rules.prepared(experiment, texts, seed.seed)):
@@ -166,8 +166,8 @@ def run_problems(seed: SeedResult, experiment: Experiment, run: str) -> Iterator
 
 
 def score_problems(seed: SeedResult, experiment: Experiment, run: str, texts: str) -> Iterator[str]:
-    """Scores the model of a seed again, and yields a line if result.json has another score, or others of documents."""
-    with tempfile.TemporaryDirectory() as scratch:  # a measure reads the outcome that is saved in the folder of a run
+    """Scores the model of a seed again; yields a line if the score, or that of a document, differs from result.json."""
+    with tempfile.TemporaryDirectory() as scratch:  # in the run's folder, the measure would read a saved outcome
         link = os.path.join(scratch, "run")
         os.mkdir(link)
         for name in os.listdir(run):
@@ -196,11 +196,11 @@ def replay_problems(folder: str, seed: SeedResult, experiment: Experiment, texts
 
 
 def verdict(one: Result, standing: Result) -> Verdict:
-    """Tests if a record improves on the standing one, with the seeds of the standing one.
+    """Tests if a record improves on the standing record, with the seeds of the standing record.
 
     The statistic is the mean difference of the seeds divided by its standard error, which covers seeds and held-out
     documents (`pretrainax/studies/contrasts.py`). Without a difference it has a t distribution with Satterthwaite's
-    degrees of freedom. Further seeds of the new record are not used, so that they cannot be added until it improves.
+    degrees of freedom. The test ignores further seeds of the new record, so nobody can add seeds until it improves.
     """
     seeds = [seed for seed in standing.outcomes if seed in one.outcomes]
     if len(seeds) < len(standing.outcomes):
@@ -213,7 +213,7 @@ def verdict(one: Result, standing: Result) -> Verdict:
 
 
 def standing_record(folder: str, result: Result) -> Optional[str]:
-    """Returns the folder of the best other record of the track beside this one; None if there is none."""
+    """Returns the folder of the best other record of the track, next to this record's folder; None if there is none."""
     parent, found = os.path.dirname(os.path.abspath(folder)), {}
     for name in sorted(os.listdir(parent)):
         other = os.path.join(parent, name)

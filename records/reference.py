@@ -1,7 +1,7 @@
 """Times a fixed computation, so that budgets of different machines are comparable.
 
 The computation does not use PretrainAX: a faster training step must not make the budget smaller. It is the gradient of
-a feed-forward layer with a softmax, as the products, exponentials and sums of a training step.
+a feed-forward layer with a softmax. It has matrix products, exponentials and sums, as a training step has.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""Reads and writes result.json of a record: what its runs used, and their scores."""
+"""Reads and writes result.json of a record: the inputs of its runs, and their scores."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pretrainax.files.json_files import JsonObject
 from pretrainax.studies.outcomes import Outcome, Outcomes
 
 FILE = "result.json"
-# Fields of metrics.jsonl that a record commits
+# The fields of metrics.jsonl that are part of a record.
 FIELDS = ("step", "split", "loss", "perplexity", "bits_per_token", "text_loss", "tokens", "flops", "step_seconds")
 FIELDS += ("core_seconds", "reference_seconds", "learning_rate", "gradient_norm")
 
@@ -40,12 +40,12 @@ class Result(NamedTuple):
 
     @property
     def outcomes(self) -> Outcomes:
-        """Returns the score of each seed, as the statistics of studies take it."""
+        """Returns the score of each seed in the format of `pretrainax/studies/contrasts.py`."""
         return {s.seed: [Outcome(s.bits_per_byte, np.array(s.changes, np.float64))] for s in self.seeds}
 
 
 def read_result(folder: str) -> Result:
-    """Reads result.json of a record; raises UserError if it is missing or has other fields."""
+    """Reads result.json of a record; raises UserError if it is missing or has the wrong fields."""
     path = os.path.join(folder, FILE)
     try:
         with open(path, encoding="utf-8") as file:
@@ -67,7 +67,7 @@ def metrics_path(folder: str, seed: int) -> str:
 
 
 def read_lines(path: str) -> list[JsonObject]:
-    """Reads a JSON Lines file; raises UserError if a line is no JSON object."""
+    """Reads a JSON Lines file; raises UserError if a line is not a JSON object."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]

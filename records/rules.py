@@ -1,4 +1,4 @@
-"""Holds the rules of the records: text, budget, seeds, score, and what a config may set."""
+"""Defines the rules of the records: text, budget, seeds, score, and the fields that a config may set."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.sources import JsonLines
 from pretrainax.studies.measures import BitsPerByte
 
-# SHA-256 of the files that `text.py` writes
+# SHA-256 of the files that `text.py` writes.
 TEXT = {
     "train.jsonl": "014a1f5827e6173fbec62fcda3f9c0e2d0502486e7009c36728e6b6ea3cd674a",
     "heldout.jsonl": "db845b8ca7a2c41b0868099e7876efae36e7bd6166eebd6139e2776f48989796",
@@ -21,20 +21,20 @@ TRACKS = {
     "decoder": "decoder",
 }  # config.model.family of each
 SEEDS = 5  # minimum number of seeds, which are 0, 1, 2, …
-LEVEL = 0.01  # of the one-sided test against the standing record
+LEVEL = 0.01  # level of the one-sided test against the standing record
 LOGS = 40  # lines of the training log of a run
-# Tokenizers that are trained on the training text of the run; others could contain other text.
+# The tokenizers that are trained on the training text of the run. Other tokenizers could contain other text.
 TOKENIZERS = ("BPE", "ByteBPE", "Characters", "Unigram", "WordPiece", "Words")
 
 
 class Budget(NamedTuple):
-    """What a run may use."""
+    """The core-seconds that a run may use."""
 
-    core_seconds: float  # reference core-seconds from the end of the first update to the end of the last one
+    core_seconds: float  # reference core-seconds from the end of the first update to the end of the last update
     counts: bool  # whether the result can be a record
 
 
-# "short" takes seconds and shows that a config runs; its results are no records.
+# "short" takes seconds and shows that a config runs; its results are not records.
 BUDGETS: Mapping[str, Budget] = {"full": Budget(2_400.0, True), "short": Budget(40.0, False)}
 
 

@@ -2,9 +2,10 @@
 
     python records/run.py records/NAME --text=DIR --workdir=DIR
 
-The runs have the seeds 0, 1, … The same command continues after an interruption: finished seeds are kept, and a run
-resumes from its checkpoint. `--seeds=0,1` trains some of the seeds, for example on several machines that mount one
-folder; the result is written when all are finished. `--variant=short` uses a budget of seconds, as a test.
+The runs have the seeds 0, 1, … The same command continues after an interruption: it skips finished seeds, and resumes a
+run from its checkpoint. `--seeds=0,1` trains some of the seeds, for example on several machines that mount the same
+folder. When all seeds are finished, the command writes the result. `--variant=short` uses a budget of seconds, as a
+test.
 """
 
 import argparse
@@ -36,15 +37,15 @@ _SAVED = "core_seconds.json"  # in the folder of a run: {step of a checkpoint: c
 
 @dataclasses.dataclass
 class CoreSeconds(Callback):
-    """Logs the core-seconds of a run, the time that all threads of its processes computed, and of the reference.
+    """Logs the core-seconds of a run (the time that all threads of its processes compute) and of the reference.
 
     The clock starts after the first update of each process, which compiles, and it waits for the devices before each
     log line and checkpoint. The reference computation, once for each log line, does not count. A resumed run continues
-    with the value of its checkpoint, which a signal may have caused between two log lines.
+    with the value of its checkpoint. This checkpoint may lie between two log lines if a signal caused it.
     """
 
     workdir: str = ""
-    stop_at: int = 0  # step after which the run ends; 0: its last one
+    stop_at: int = 0  # step after which the run ends; 0: the last step
 
     def on_start(self, loop, state, metrics):
         path = os.path.join(self.workdir, _SAVED)
@@ -82,7 +83,7 @@ def experiment_of(record: str, variant: str) -> Experiment:
 
 
 def train_seed(experiment: Experiment, folder: str, seed: int, texts: str) -> int:
-    """Trains and scores one run, unless that is done; returns the exit code of the training."""
+    """Trains and scores one run, unless it is finished already; returns the exit code of the training."""
     path = os.path.join(folder, _SCORE)
     if os.path.exists(path):
         return 0

@@ -2,11 +2,11 @@
 
     python records/text.py text
 
-The books are those of https://github.com/mlschmitt/classic-books-markdown at one commit, all in the public domain. The
-command downloads its archive (100 MB); `--archive=FILE` reads a downloaded file instead. The rules:
+The books come from https://github.com/mlschmitt/classic-books-markdown at one commit. All are in the public domain. The
+command downloads the archive of the repository (100 MB); `--archive=FILE` reads a downloaded file instead. The rules:
 
-1. A book is AUTHOR/TITLE.md. Its text starts after the line of dashes that ends its header. The two longest books are
-   left out, so that no book is more than 5 % of the training text.
+1. A book is AUTHOR/TITLE.md. Its text starts after the line of dashes that ends its header. The text omits the two
+   longest books, so that no book is more than 5 % of the training text.
 2. A document is a sequence of whole paragraphs of at least 8,000 characters; the last document of a book may be
    shorter.
 3. The SHA-256 of the author's name decides whether all books of the author are training text or held out. An author
@@ -36,7 +36,7 @@ URL = f"https://codeload.github.com/mlschmitt/classic-books-markdown/tar.gz/{COM
 TRAIN_BYTES = 64_000_000
 SCORED, VALIDATED = 160, 80  # documents
 LEFT_OUT = ("Samuel Richardson/Clarissa.md", "Various/King James Bible.md")
-HELD_OUT = 25  # one author of so many is held out
+HELD_OUT = 25  # one in 25 authors is held out
 DOCUMENT = 8_000  # characters
 
 
@@ -91,7 +91,7 @@ def write(archive: str, folder: str) -> None:
 
 
 def problems(folder: str) -> Iterator[str]:
-    """Yields one line for each file of the text that is missing or has another SHA-256."""
+    """Yields one line for each file of the text that is missing or has the wrong SHA-256."""
     for name, expected in TEXT.items():
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
