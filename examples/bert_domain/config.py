@@ -2,9 +2,9 @@
 
     pretrainax train --config=examples/bert_domain/config.py --workdir=runs/scratch
 
-Variants: `:general` trains on books. The default trains on the domain, documentation of installed packages. README.md
-continues from the general model with a flag. `:short` and `:short_general` take seconds, as a test. `:full` is
-ModernBERT base for GPUs.
+Variants: `:general` trains on books. The default trains on the domain: the documentation of installed packages. The
+commands in README.md continue from the general model with a flag. `:short` and `:short_general` take seconds, as a
+test. `:full` is ModernBERT base for GPUs.
 """
 
 from pretrainax.config import Experiment
@@ -25,7 +25,7 @@ def get_config(variant: str = "") -> Experiment:
         return experiment
     model = experiment.model
     model.d_model, model.d_ff, model.num_heads = 64, 128, 2
-    experiment.tokenizer.vocab_size, experiment.data.sequence_length = 384, 64  # few words, so context tells more
+    experiment.tokenizer.vocab_size, experiment.data.sequence_length = 384, 64  # small, so context helps more
     experiment.optimizer = Muon(learning_rate=0.04, adam_learning_rate=0.02, weight_decay=0.1, clip_norm=1.0)
     experiment.train.steps = STEPS[variant]
     experiment.schedule = WarmupLinear(warmup_steps=20)

@@ -2,9 +2,9 @@
 
     pretrainax train --config=examples/distill/config.py:teacher --workdir=runs/teacher
 
-Variants: `:teacher` has four layers. The default is a student with two of them; README.md names its teacher with a
-flag. `:short` and `:short_teacher` take seconds, as a test. `:full_teacher` is ModernBERT base and `:full` a student
-with 11 of its 22 layers, for GPUs.
+Variants: `:teacher` has four layers. The default is a student with two of these layers; the commands in README.md
+select its teacher with a flag. `:short` and `:short_teacher` take seconds, as a test. `:full_teacher` is ModernBERT
+base, and `:full` is a student with 11 of its 22 layers, for GPUs.
 """
 
 from pretrainax.config import Experiment
@@ -28,7 +28,7 @@ def get_config(variant: str = "") -> Experiment:
     model.d_model, model.d_ff, model.num_heads = 64, 128, 2
     # The rows are short. Equal layers let a student start from any of the teacher's layers.
     model.layer_pattern, model.window, model.position.local_theta = ("global",), None, None
-    experiment.tokenizer.vocab_size, experiment.data.sequence_length = 384, 64  # few words, so context tells more
+    experiment.tokenizer.vocab_size, experiment.data.sequence_length = 384, 64  # small, so context helps more
     experiment.optimizer = Muon(learning_rate=0.04, adam_learning_rate=0.02, weight_decay=0.1, clip_norm=1.0)
     experiment.train.steps = STEPS[variant]
     experiment.schedule = WarmupLinear(warmup_steps=20)

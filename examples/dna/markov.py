@@ -1,10 +1,14 @@
-"""Scores Markov models of DNA: the baseline that a language model of bases has to beat.
+"""Scores Markov models of DNA, the baseline for a language model of bases.
 
     python examples/dna/markov.py dna
 
 The model of order k predicts a base from the k bases before it. Its probabilities are counts of the training records,
-smoothed with the model of order k - 1: p_k(x | c) = (n(c x) + a p_(k-1)(x | c')) / (n(c) + a), where c' is c without
-its first base. The validation records choose the order and the strength a of all orders together.
+smoothed with the model of order k - 1:
+
+    p_k(x | c) = (n(c x) + a p_(k-1)(x | c')) / (n(c) + a)
+
+c' is c without its first base. The script selects the order, and one strength a for all orders, on the validation
+records.
 """
 
 import json
@@ -19,14 +23,14 @@ CODES[np.frombuffer(b"ACGT", np.uint8)] = range(4)
 
 
 def read(path: str) -> list[np.ndarray]:
-    """Reads the records of a JSON Lines file as arrays of codes 0 to 3; leaves out ambiguous bases such as N."""
+    """Reads the records of a JSON Lines file as arrays of codes 0 to 3; omits ambiguous bases (N)."""
     with open(path) as file:
         texts = [np.frombuffer(json.loads(line)["text"].encode(), np.uint8) for line in file]
     return [codes[codes >= 0] for codes in (CODES[text] for text in texts)]
 
 
 def contexts(codes: np.ndarray, order: int) -> np.ndarray:
-    """Returns, for each base after the first `order`, the number of its context and itself in base 4."""
+    """Returns one number for each base after the first `order` bases: its context and the base itself, in base 4."""
     length = len(codes) - order
     return sum((codes[i : i + length] << 2 * (order - i) for i in range(order + 1)), np.zeros(length, np.int64))
 
@@ -52,7 +56,7 @@ def scores(train: list[np.ndarray], held_out: list[list[np.ndarray]]) -> np.ndar
 
 
 def main(folder: str) -> None:
-    """Prints bits per base of each order; the validation records choose the smoothing and the order."""
+    """Prints the bits per base of each order; selects the smoothing and the order on the validation records."""
     train, valid, test = (read(os.path.join(folder, f"{split}.jsonl")) for split in ("train", "valid", "test"))
     bits = scores(train, [valid, test])
     strength, best = np.unravel_index(bits[..., 0].argmin(), bits.shape[:2])

@@ -12,7 +12,8 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.optim import Muon, WarmupLinear
 from pretrainax.zoo.variants import pick
 
-# The blocks of ELECTRA small have post-norm. So narrow, they predict token frequencies for longer than this run lasts.
+# The blocks of ELECTRA small have post-norm. With the small width of this run, post-norm blocks learn only token
+# frequencies before the run ends.
 BASES = {"": "modernbert_base:tiny", "short": "modernbert_base:tiny", "full": "electra_small:small"}
 
 
@@ -28,12 +29,12 @@ def get_config(variant: str = "") -> Experiment:
     model.masked_lm_head, model.replaced_token_head = False, True
     model.generator = Generator(num_layers=2, d_model=32, d_ff=64, num_heads=1)  # a quarter of the width, as in small
     experiment.objective, experiment.evaluate.objective = ReplacedTokenDetection(rate=0.3), None
-    experiment.tokenizer.vocab_size, experiment.data.sequence_length = 384, 64  # few words, so context tells more
+    experiment.tokenizer.vocab_size, experiment.data.sequence_length = 384, 64  # small, so context helps more
     experiment.optimizer = Muon(learning_rate=0.02, adam_learning_rate=0.005, weight_decay=0.1, clip_norm=1.0)
     experiment.train.steps, experiment.train.log_every = 800, 50
     experiment.schedule = WarmupLinear(warmup_steps=20)
     experiment.evaluate.every = experiment.checkpoint.every = 200
-    experiment.checkpoint.keep_at = (0,)  # the untrained model, which fine-tuning starts from for comparison
+    experiment.checkpoint.keep_at = (0,)  # the untrained model, as another start for the fine-tuning
     if variant == "short":
         experiment.tokenizer.vocab_size, experiment.data.sequence_length = 300, 32
         experiment.train.steps, experiment.schedule.warmup_steps, experiment.train.global_batch_size = 20, 4, 8

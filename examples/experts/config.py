@@ -3,7 +3,7 @@
     pretrainax train --config=examples/experts/config.py --workdir=runs/experts
     pretrainax train --config=examples/experts/config.py --config.model.experts=none --workdir=runs/dense
 
-The second command trains the dense model with as many active parameters: its feed-forward is as wide as two experts.
+The second command trains the dense model with equal active parameters: its feed-forward is as wide as two experts.
 Variants: the default takes minutes on a CPU; `:short` takes seconds, as a test; `:full` is OLMoE 1B-7B for
 accelerators.
 """

@@ -26,7 +26,7 @@ def report(name: str, queries: np.ndarray, passages: np.ndarray) -> None:
 
 
 def main(pairs: str, encoder: str, sentences: str, exported: str) -> None:
-    """Prints a row for each model, and the largest difference between our vectors and those of the export."""
+    """Prints a row for each model, and the largest difference between our vectors and the export's vectors."""
     with open(pairs) as file:
         records = [json.loads(line) for line in file]
     queries, passages = ([record[field] for record in records] for field in ("query", "passage"))

@@ -13,10 +13,10 @@ import sys
 import zlib
 from collections.abc import Iterator
 
-PAIRS = {"train": 20_000, "valid": 500, "test": 1_000}  # the most pairs of each split
+PAIRS = {"train": 20_000, "valid": 500, "test": 1_000}  # the maximum number of pairs of each split
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-SPACING = 300  # characters between the queries of two pairs of a document, at least
-LONGEST = 160  # characters of a sentence; longer ones would be truncated to the rows of the model
+SPACING = 300  # minimum number of characters between the queries of two pairs of a document
+LONGEST = 160  # characters of a sentence; longer sentences would be truncated to the rows of the model
 
 
 def pairs(text: str) -> Iterator[dict]:
