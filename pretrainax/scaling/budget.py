@@ -1,7 +1,7 @@
 """Computes the optimal model size and number of tokens for a budget: `python -m pretrainax.plan --flops=1e21`.
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
-    --corpus=38MB     the text there is, which the run may repeat; alone, or with --flops or --hours
+    --corpus=38MB     the available text, which the run may repeat; alone, or with --flops or --hours
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
     --law=besiroglu|hoffmann|muennighoff|FILE.json|DIR     the loss law; --fit=runs/* and `pretrainax ladder` write laws
 
@@ -40,7 +40,7 @@ class Budget:
     flops: Optional[float] = None  # training FLOPs of the whole run
     hours: Optional[float] = None  # duration of the run on the topology
     tokens: Optional[float] = None  # number of tokens of text that are available
-    corpus: Optional[str] = None  # amount of different text, such as "38MB"; alone, or with flops or hours
+    corpus: Optional[str] = None  # amount of different text, for example "38MB"; alone, or with flops or hours
     fit: Optional[str] = None  # glob of workdirs: fits a law to these runs, and writes it to the folder `to`
     family: str = "decoder"
     topology: Optional[str] = None  # in the format of `Topology.parse`
@@ -54,10 +54,10 @@ class Budget:
 
     @property
     def flag(self) -> str:
-        """Returns the budget as flags, such as "--flops=1e+21".
+        """Returns the budget as flags, for example "--flops=1e+21".
 
         Raises:
-          UserError: the fields of BUDGETS that are set do not go together.
+          UserError: the fields of BUDGETS that are set contradict each other.
         """
         fields = {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}
         set_flags = {name: f"--{name}={x if isinstance(x, str) else f'{x:g}'}" for name, x in fields.items()}
@@ -129,13 +129,13 @@ def values(budget: Budget) -> JsonObject:
 
 
 class _Solution(NamedTuple):
-    """The optimal run of a budget, and the models, the law and the devices from which it follows."""
+    """The optimal run of a budget, and the models, the law and the devices that determine it."""
 
     plan: "Plan"
     space: "Space"
     law: "LossLaw"
     topology: Optional["Topology"]
-    scarce: Optional["ScarcePlan"]  # with `corpus`
+    scarce: Optional["ScarcePlan"]  # None: the budget has no `corpus`
 
 
 def _solve(budget: Budget) -> _Solution:

@@ -1,9 +1,9 @@
 """Finds the model size and the number of tokens with the lowest loss for a budget of FLOPs.
 
-The models have real architectures, with whole layers and heads, whose FLOPs per token are counted by `models.flops`.
-These FLOPs include attention over the sequence. For an encoder, they include the head at masked positions only; for an
-encoder-decoder, they account for the sequence lengths of both stacks. Tokens are counted in the text, before the
-objective adds masks and sentinels.
+The models have real architectures, with whole layers and heads. `models.flops` counts their FLOPs per token, including
+attention over the sequence. For an encoder, the FLOPs include the head at masked positions only; for an
+encoder-decoder, they account for the sequence lengths of both stacks. The number of tokens is the number in the text,
+before the objective adds masks and sentinels.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from pretrainax.scaling.power_laws import LossLaw, critical_batch_size
 from pretrainax.sharding.param_paths import parameter_names
 
 # Smaller defaults of (vocabulary size, sequence length), for budgets whose optimal model would consist of more than
-# three quarters of embeddings. The vocabulary 8,192 is the one of the small variants (scaling/small.py).
+# three quarters of embeddings. The small variants (scaling/small.py) have the vocabulary size 8,192.
 _SMALLER = ((8192, 512), (1024, 128), (512, 64))
 MIN_FLOPS = 1e12  # smallest budget: a second on a laptop
 
@@ -219,9 +219,9 @@ def space_for(
 ) -> Space:
     """Builds the models of a family that suit a budget.
 
-    If `vocab_size` or `sequence_length` is None, the function uses the family's default, or the largest of the smaller
-    defaults (_SMALLER) whose optimal model has at least a quarter of its parameters outside the embeddings, and at most
-    twice the layers of its width.
+    If `vocab_size` or `sequence_length` is None, the function uses a default: the family's default, or the largest of
+    the smaller defaults (_SMALLER). It takes the first default with a suitable optimal model. A suitable model has at
+    least a quarter of its parameters outside the embeddings, and at most twice the layers of its width.
 
     Args:
       family: key of RECIPES.
@@ -301,9 +301,10 @@ class Plan(NamedTuple):
 
     @property
     def critical_batch_size(self) -> float:
-        """Returns the critical batch size in tokens, for a loss of at most that of a uniform distribution.
+        """Returns the critical batch size in tokens, for the loss of the plan.
 
-        A law that is extrapolated to small runs predicts higher losses.
+        A law that is extrapolated to small runs can predict losses above the loss of a uniform distribution. The method
+        then uses the loss of a uniform distribution.
         """
         return critical_batch_size(min(self.loss, math.log(self.shape.config.vocab_size)))
 
@@ -312,8 +313,8 @@ def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] 
     """Computes the optimal run for a budget of training FLOPs.
 
     Args:
-      tokens: number of tokens to train on. Defaults to as many as the FLOPs allow. If given, the model is still the
-        optimal one for `flops`, but the run may need more or fewer FLOPs.
+      tokens: number of tokens to train on. The default is the number that the FLOPs allow. If given, the model is still
+        optimal for `flops`, but the run may need more or fewer FLOPs.
 
     Raises:
       UserError: the budget is less than MIN_FLOPS, or the optimal model is out of range.

@@ -1,9 +1,9 @@
 """Checks that a config transfers to other widths: activations and their changes have equal sizes in all widths.
 
-The coordinate check of Yang et al. 2022 (arXiv 2203.03466, appendix D.1), for any model: each width trains for a few
-steps on the same random documents, and the root mean square (RMS) of each module's output, and of its change since the
-first step, is compared over widths. With a wrong factor of a learning rate or of an initializer, one of them grows or
-shrinks with the width.
+This is the coordinate check of Yang et al. 2022 (arXiv 2203.03466, appendix D.1), for any model. Each width trains for
+a few steps on the same random documents. The check compares two sizes of each module over widths: the root mean square
+(RMS) of the module's output, and the RMS of the output's change since the first step. If a factor of a learning rate or
+of an initializer is wrong, one of these sizes grows or shrinks with the width.
 """
 
 import copy
@@ -35,13 +35,13 @@ from pretrainax.training.run import build_steps
 from pretrainax.training.train_step import Params, global_shapes
 
 STEPS = 10
-ROWS, LENGTH = 8, 64  # of a batch
+ROWS, LENGTH = 8, 64  # rows of a batch, and tokens of a row
 LIMIT = 0.15  # relative difference over all widths, above which a size is not flat
-SEEDS, MOST_SEEDS = 2, 6  # of each width; more than SEEDS if their sizes differ too much to decide
-_LEVEL = 0.05  # probability that noise alone makes one width of a row differ by more than its error
+SEEDS, MOST_SEEDS = 2, 6  # seeds of each width; more than SEEDS if the sizes differ too much for a verdict
+_LEVEL = 0.05  # probability that noise alone makes one width of a row differ by more than the error
 # Compiling takes most of the time. With this option, a step of a narrow GPT compiles in 7 instead of 21 CPU seconds.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": "1"}
-_NAME = "transfer_output"  # of a stored output
+_NAME = "transfer_output"  # name under which Flax stores an output
 _LOGITS = "unembedding"  # the module whose output is the logits, also if it has no parameters
 
 
@@ -50,10 +50,10 @@ class Sizes(NamedTuple):
 
     module: str  # path of the module, or of the parameter for "update"
     # activation: RMS after the last step | change: RMS of the difference from the first step | update: RMS of the
-    # change of an embedding table, a norm or a bias, which does not depend on the width
+    # change of an embedding table, a norm or a bias, which does not depend on the width.
     what: str
-    # Logits, and outputs of other matrices of the kind "output" (optim/transfer.py): the part that initial values
-    # contribute shrinks as 1 / sqrt(width), and the part that training contributes is equal in all widths
+    # True for logits, and for outputs of other matrices of the kind "output" (optim/transfer.py). The contribution of
+    # the initial values shrinks as 1 / sqrt(width), and the contribution of training is equal in all widths.
     is_output: bool
     widths: tuple[int, ...]
     by_seed: tuple[tuple[float, ...], ...]  # [widths][seeds]
@@ -67,8 +67,8 @@ class Sizes(NamedTuple):
     def difference(self) -> float:
         """Returns the largest relative difference between widths; inf if a model diverged.
 
-        It is the difference from the geometric mean. An output may shrink: the expected size is the nearest value from
-        s / sqrt(m) to s, where s is the size in the smallest width.
+        It is the difference from the geometric mean. An output may shrink: its expected size is the nearest value
+        between s / sqrt(m) and s, where s is the size in the smallest width.
         """
         sizes, growth = np.array(self.sizes), np.array(self.widths) / self.widths[0]
         if not np.any(sizes):
@@ -84,7 +84,7 @@ class Sizes(NamedTuple):
     def error(self) -> float:
         """Returns the relative error of `difference` that the seeds show; 0 with one seed, or if a model diverged.
 
-        It is the simultaneous interval (Bonferroni) of the mean logs of all widths, with one variance for all.
+        It is the simultaneous interval (Bonferroni) of the mean logs of all widths, with a common variance.
         """
         values = np.array(self.by_seed)
         widths, seeds = values.shape
@@ -101,7 +101,7 @@ class Sizes(NamedTuple):
 
     @property
     def verdict(self) -> Literal["flat", "NOT FLAT", "not known"]:
-        """Returns the result; "not known": the difference is above LIMIT, but perhaps only because of the seeds."""
+        """Returns the verdict; "not known": the difference exceeds LIMIT, but noise of the seeds may be the reason."""
         if self.difference <= LIMIT:
             return "flat"
         return "NOT FLAT" if self.difference - self.error > LIMIT else "not known"
@@ -116,7 +116,8 @@ def measure(
     width is the base width.
 
     Args:
-      seeds: number of seeds of each width. most_seeds: their number if a verdict is not known with fewer.
+      seeds: number of seeds of each width.
+      most_seeds: maximum number of seeds, used if fewer seeds give the verdict "not known".
 
     Raises:
       UserError: a width does not fit the model, or the config is invalid.
@@ -188,7 +189,7 @@ class _Run:
             for path, x in tree.items():
                 self._add(path, what, _is_output(multipliers, path), _size(multipliers, path, _rms(x)))
         for path, m in multipliers.items():
-            if not path.endswith(("kernel", "key/bias")):  # a key bias has no effect: its gradient is a rounding error
+            if not path.endswith(("kernel", "key/bias")):  # a key bias has no effect; its gradient is only rounding
                 update = np.sqrt(np.mean(np.square((new[path] - old[path]) / m.folded)))
                 self._add(path, "update", False, float(update))
 
@@ -218,7 +219,7 @@ def _components(model: AnyModel, params: Params) -> dict[str, tuple[AnyModel, Pa
 
 
 def _record(call, args, kwargs, context):
-    """Stores the output of a module; Flax calls this interceptor in place of every method of a module."""
+    """Stores the output of a module; Flax calls this interceptor instead of every method of a module."""
     result = call(*args, **kwargs)
     output = result[0] if isinstance(result, tuple) else result
     if isinstance(output, LanguageModelOutput):

@@ -8,11 +8,11 @@ from pretrainax.reporting.curves import GRID, STYLE, TRAINING, VALIDATION, two_p
 from pretrainax.reporting.tables import text_table
 from pretrainax.scaling.coordinates import LIMIT, STEPS, Sizes
 
-_TICKS = (0.1, 0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 4, 10)  # of the relative sizes
+_TICKS = (0.1, 0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 2, 4, 10)  # ticks of the axis with the relative sizes
 
 
 def table(widths: Sequence[int], sizes: Sequence[Sizes]) -> str:
-    """Formats the sizes of all modules, and the ones that depend on the width."""
+    """Formats a table of the sizes of all modules, followed by the sizes that depend on the width."""
     rows = [("module", "RMS of", *(f"{width:,}" for width in widths), "difference", "error", "")]
     for x in sizes:
         numbers = (f"{size:.3g}" for size in x.sizes)

@@ -1,11 +1,11 @@
 """Fits a law to your own runs, and reports it: `python -m pretrainax.plan --fit=runs/*`.
 
-L is the last validation loss of a finished run. Losses from the middle of a run are not used: the learning rate is
-still high there, so the loss is higher than at the end of a run with a shorter schedule (Hoffmann et al. 2022, section
-3.1). The loss is the metric `config.evaluate.select_by`, for example the discriminator's loss for ELECTRA. N is the
-number of parameters without embeddings. D is the number of text tokens that all steps train on: repeated text counts
-each time, and padding counts as text. The law has a term for repeated text if the epochs of the runs are known, as in a
-ladder (`pretrainax.ladder`), and the runs determine this term.
+L is the last validation loss of a finished run. The fit does not use losses from the middle of a run. The learning rate
+is still high there, so the loss is higher than at the end of a run with a shorter schedule (Hoffmann et al. 2022,
+section 3.1). The loss is the metric `config.evaluate.select_by`, for example the discriminator's loss for ELECTRA. N is
+the number of parameters without embeddings. D is the number of text tokens that all steps train on: repeated text
+counts each time, and padding counts as text. The law has a term for repeated text if the runs determine this term, and
+if the caller provides the epochs of the runs, as in a ladder (`pretrainax.ladder`).
 """
 
 import dataclasses
@@ -37,16 +37,16 @@ _LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # suffixes of the metrics
 
 
 class Known(NamedTuple):
-    """Describes what the folder of a run does not contain."""
+    """Properties of a run that its folder does not contain."""
 
     epochs: float = 1.0  # passes over the text
-    trunk: str = ""  # as `Run.trunk`
+    trunk: str = ""  # as in `Run.trunk`
 
 
 def read_runs(pattern: str, known: Mapping[str, Known] = {}) -> tuple[list[Run], Experiment, list[str]]:
     """Reads the runs whose workdirs match a glob; returns (finished runs, config of the first run, excluded runs).
 
-    Excluded runs are those without a final validation loss. The third item describes each of them in one line.
+    Runs without a final validation loss are excluded. The third item describes each excluded run in one line.
 
     Args:
       known: {workdir: its epochs and its trunk}; other runs count as independent runs of new text.
@@ -102,7 +102,7 @@ def _read(workdir: str) -> tuple[Experiment, float | None]:
 
 
 def check_enough(pattern: str, runs: Sequence[Run]) -> None:
-    """Raises UserError if the runs are too few to fit the law's five constants; the message says what is missing."""
+    """Raises UserError if the runs are too few to fit the law's five constants; the message states what is missing."""
     sizes, amounts = ({getattr(run, name) for run in runs} for name in ("parameters", "tokens"))
     max_amounts = max((len({r.tokens for r in runs if r.parameters == size}) for size in sizes), default=0)
     missing = [
@@ -127,8 +127,8 @@ class Fit(NamedTuple):
     law: LossLaw
     intervals: Intervals
     left_out: Sequence[str] = ()  # one line per excluded run, with the reason
-    too_small: Sequence[Run] = ()  # finished runs that the law leaves out, because they are too small for its form
-    repetition: str = ""  # why the law has no term for repeated text; "": it has one
+    too_small: Sequence[Run] = ()  # finished runs that the fit ignores, because they are too small for the law's form
+    repetition: str = ""  # the reason why the law has no term for repeated text; "": it has this term
 
 
 def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
@@ -147,12 +147,12 @@ def fit_runs(pattern: str, known: Mapping[str, Known] = {}) -> Fit:
 def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.metric) -> Fit:
     """Fits the law to runs, with a term for repeated text if the runs determine it.
 
-    If the law of all runs has the wrong form, fits the law to the first of `law_checks.smaller_windows` where it has
-    the right form, and leaves out the other runs. If there is no such window, returns the law of all runs as
-    unidentified.
+    If the law of all runs has the wrong form, the function fits the law to the first of `law_checks.smaller_windows` in
+    which the form is right, and ignores the other runs. If the form is right in no window, the function returns the law
+    of all runs as unidentified.
 
     Args:
-      source: where the runs are; other arguments as in `law_fit.fit`.
+      source: description of the runs; other arguments as in `law_fit.fit`.
     """
     whole = _fit_without_checks(runs, family, source, metric)
     if not (reasons := list(form_problems(whole.law))):
@@ -168,7 +168,7 @@ def fit_law(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw
 
 
 def _left_out(too_small: Sequence[Run], count: int, reasons: Sequence[str], metric: str) -> Iterator[str]:
-    """Yields a line for each run that a law leaves out; `reasons`: what is wrong with a law of all `count` runs."""
+    """Yields a line for each run that a fit ignores; `reasons` are the failed checks of a law of all `count` runs."""
     yield from (f"with all {count} runs, {line}" for line in reasons)
     for run in too_small:
         size = f"{large_number(run.parameters)} parameters and {large_number(run.tokens)} tokens"

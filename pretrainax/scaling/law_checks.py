@@ -15,17 +15,17 @@ from pretrainax.scaling.law_fit import fit, measures_repetition
 from pretrainax.scaling.law_intervals import best_fit, prediction_interval
 from pretrainax.scaling.power_laws import CONSTANTS, LossLaw, Run
 
-LEVEL = 1e-3  # of the test for lack of fit
+LEVEL = 1e-3  # level of the test for lack of fit
 RATIO = 8  # FLOPs of the largest runs, as a multiple of the FLOPs of the runs that predict them
-COVERAGE = 0.99  # of this prediction
+COVERAGE = 0.99  # coverage of the interval of this prediction
 _MIN_RUNS = 2 * len(CONSTANTS)
 
 
 def smaller_windows(runs: Sequence[Run]) -> list[list[Run]]:
-    """Lists the runs without some of their smallest sizes or amounts of text; the list with most runs is first.
+    """Lists subsets of the runs, without some of the smallest sizes or amounts of text; the largest subset is first.
 
-    At least three sizes and three amounts remain. Of two lists with as many runs, the one with more sizes is first.
-    Amounts of text that differ by less than 5 %, because steps are whole, count as one.
+    At least three sizes and three amounts remain. If two subsets have the same number of runs, the subset with more
+    sizes is first. Amounts of text that differ by less than 5 %, because steps are whole, count as equal.
     """
     sizes, amounts = sorted({run.parameters for run in runs}), [0.0]
     for tokens in sorted({run.tokens for run in runs}):
@@ -70,7 +70,7 @@ def _lack_of_fit(law: LossLaw) -> Iterator[str]:
 
 
 def _failed_prediction(law: LossLaw) -> Iterator[str]:
-    """Yields a line if a law of the small runs does not predict the largest ones."""
+    """Yields a line if a law of the small runs does not predict the largest runs."""
     largest = max(map(_work, law.runs))
     small = [run for run in law.runs if _work(run) <= largest / RATIO]
     large = [run for run in law.runs if _work(run) >= 0.99 * largest]

@@ -5,9 +5,9 @@ a grid of initial points. E is free. If runs repeat their text, D is the effecti
 constant (`power_laws.effective_tokens`).
 
 NOTE The paper uses L-BFGS and a delta of 1e-3. This module uses Levenberg-Marquardt with reweighted residuals, which
-minimizes the same cost, for all initial points at once. L-BFGS may stop too early if the cost is not scaled, as
-happened in the paper's own fit (Besiroglu et al. 2024, section 4.1; recalled). A delta of 1e-3 is below the differences
-between seeds; the fit would then minimize absolute errors, and pass through as many runs as it has constants.
+minimizes the same cost, for all initial points at once. L-BFGS may stop too early if the cost is not scaled. This
+happened in the paper's fit (Besiroglu et al. 2024, section 4.1; recalled). A delta of 1e-3 is below the differences
+between seeds. With it, the fit would minimize absolute errors, and one run per constant would have an error of 0.
 """
 
 import copy
@@ -24,7 +24,7 @@ STARTS = 64  # number of initial points, the best of 225 in the grid; nearly all
 EXPONENTS = (0.01, 3.0)  # bounds of alpha and beta; a term with a smaller exponent is indistinguishable from E
 REPETITIONS = (0.1, 1000.0)  # bounds of R*; Muennighoff et al. 2023 found 15.4
 MIN_EPOCHS = 2.0  # epochs of a run that measures the value of repeated text
-CORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # of the errors of runs that share a trunk
+CORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95)  # candidates for the correlation of errors in the same trunk
 _PULL = 30.0  # weight of a constraint: its error is then below 1e-5 of an interval
 _MAX_STEPS = 400  # updates of a fit; half of the fits need fewer than 60
 
@@ -41,8 +41,8 @@ class Problem:
 
     The variables are t = (e, a, alpha, b, beta), and log R* if there is a repetition term. The method `constants`
     converts them to the law's constants. n is log N minus its mean over the runs, and d is the log of the effective
-    tokens minus the mean of log D. If the means were not subtracted, a and alpha would be nearly collinear. All methods
-    work on many problems at once: arrays `t` are [..., constants].
+    tokens minus the mean of log D. Without this subtraction, a and alpha would be nearly collinear. All methods work on
+    many problems at once: arrays `t` are [..., constants].
     """
 
     def __init__(self, runs: Sequence[Run], repeats: bool, correlation: float = 0.0):
@@ -50,7 +50,7 @@ class Problem:
 
         Args:
           repeats: whether the law has a repetition term.
-          correlation: of the errors of two runs with the same trunk.
+          correlation: correlation of the errors of two runs with the same trunk.
         """
         n, d, self.log_loss = (np.log([getattr(r, k) for r in runs]) for k in ("parameters", "tokens", "loss"))
         self.n_mean, self.d_mean, self.repeats = float(n.mean()), float(d.mean()), repeats
@@ -59,14 +59,14 @@ class Problem:
         self.size = len(CONSTANTS) + repeats  # number of constants
         self.deltas = np.full(len(runs), DELTA)
         self.whitening = _whitening([run.trunk for run in runs], correlation)  # [runs, runs]
-        # degrees of freedom of the variance. Correlated errors differ between trunks alone, and three constants (E, A,
-        # alpha) follow from these differences; the interpolation is an approximation
+        # Degrees of freedom of the variance. Fully correlated errors differ only between trunks, and these differences
+        # determine three constants (E, A, alpha). The interpolation is an approximation.
         trunks = len({run.trunk or str(i) for i, run in enumerate(runs)})
         shares = (1 - correlation) * (len(runs) - self.size) + correlation * (trunks - 3)
         self.freedom = max(float(shares), 1.0)
 
     def with_run(self, parameters: float, tokens: float, epochs: float) -> "Problem":
-        """Returns the problem with one more run, whose error has a squared cost; callers append its log L."""
+        """Returns the problem with one more run, whose error has a squared cost; callers append the run's log L."""
         more = copy.copy(self)
         more.n = np.append(self.n, np.log(parameters) - self.n_mean)
         more.d = np.append(self.d, np.log(tokens) - self.d_mean)
@@ -153,9 +153,9 @@ class Problem:
         return t
 
     def _step(self, t: np.ndarray, log_loss: np.ndarray, damping: np.ndarray, pull: Optional[Pull]) -> np.ndarray:
-        """Computes damped Gauss-Newton steps [problems, constants] to subtract; variables that push a bound stay.
+        """Computes damped Gauss-Newton steps [problems, constants] to subtract; 0 for variables that push a bound.
 
-        An error above delta has the weight delta / |error|, so that its gradient is the Huber loss's.
+        An error above delta has the weight delta / |error|, so that its gradient is the gradient of the Huber loss.
         """
         errors, slope, (low, high) = self.errors(t, log_loss), self.whitening @ self.slope(t), self.bounds()
         weighted = (self.deltas / np.maximum(np.abs(errors), self.deltas))[..., None] * slope
@@ -222,7 +222,7 @@ def fit(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.met
     Args:
       family: model family of the runs.
       source: description of the runs, stored in the law.
-      metric: the validation metric that the losses are.
+      metric: name of the validation metric whose values are the losses.
       repeats: whether the law has a repetition term (`measures_repetition`).
     """
     problem = Problem(runs, repeats)
@@ -236,7 +236,7 @@ def fit(runs: Sequence[Run], family: str, source: str, metric: str = LossLaw.met
 def _with_correlation(runs: Sequence[Run], repeats: bool, start: np.ndarray) -> tuple[np.ndarray, float]:
     """Fits the law with correlated errors of runs that share a trunk; returns (variables t, correlation).
 
-    The correlation is the one of `CORRELATIONS` with the largest restricted likelihood, which accounts for the
+    The correlation is the value in `CORRELATIONS` with the largest restricted likelihood, which accounts for the
     constants that the same runs determine (Patterson and Thompson 1971; recalled).
     """
     found = []

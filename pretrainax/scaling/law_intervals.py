@@ -1,14 +1,14 @@
 """Computes profile-likelihood intervals of a fitted law's constants, and prediction intervals of further runs.
 
-The interval of a constant contains all values whose best fit costs little more than the best fit of all: at most
-scale · F / 2 more, where F is the quantile of the F distribution with 1 and n - p degrees of freedom for n independent
-runs and p constants, and the scale is the noise variance of log L. For a linear model these are the intervals of the t
-distribution. For errors beyond the delta of the Huber loss, the scale has the correction of the robust likelihood-ratio
-test (Heritier and Ronchetti 1994; recalled). A prediction interval contains all losses of one more run that the test
-would accept in the same way; it therefore contains the noise of that run.
+The interval of a constant contains all values whose best fit costs at most scale · F / 2 more than the best fit of all.
+F is the quantile of the F distribution with 1 and n - p degrees of freedom, for n independent runs and p constants. The
+scale is the noise variance of log L. For a linear model, these are the intervals of the t distribution. For errors
+beyond the delta of the Huber loss, the scale has the correction of the robust likelihood-ratio test (Heritier and
+Ronchetti 1994; recalled). A prediction interval contains all losses of one more run that the same test would accept;
+it therefore contains the noise of that run.
 
-Errors of runs with the same trunk are correlated, with a correlation that the fit estimates; the degrees of freedom are
-then fewer (`law_fit.Problem`).
+Errors of runs with the same trunk are correlated. The fit estimates the correlation, which reduces the degrees of
+freedom (`law_fit.Problem`).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from pretrainax.scaling.power_laws import REPETITION, LossLaw
 COVERAGE = 0.95  # coverage of the intervals of the law's constants
 PREDICTION_COVERAGE = 0.9  # coverage of prediction intervals
 _MIN_SHARE = 1e-3  # E below this fraction of every loss is not measured
-_FARTHEST = 50.0  # largest change of log A and log B that the search tries
+_FARTHEST = 50.0  # largest change of log A and log B in the search
 _MAX_TRIALS = 30  # trials of the search for the end of an interval; most need 5
 
 
@@ -40,9 +40,9 @@ class Interval(NamedTuple):
 
 
 class Intervals(NamedTuple):
-    """The intervals of a law's constants, the laws at their ends, and what the runs do not determine."""
+    """The intervals of a law's constants, the laws at their ends, and the constants that the runs do not determine."""
 
-    of: dict[str, Interval]  # by CONSTANTS, REPETITION if the law has it, and "exponent"
+    of: dict[str, Interval]  # keys: CONSTANTS, "exponent", and REPETITION if the law has it
     extremes: list[LossLaw]  # the best laws with a constant at an end of its interval
     noise: float  # standard deviation of a run's log L
     unidentified: tuple[str, ...]  # one line per constant whose interval is not bounded
@@ -51,8 +51,8 @@ class Intervals(NamedTuple):
 class _Quantity(NamedTuple):
     """A function of the variables t that is constrained to a value v: rows(v) · t = offset(v)."""
 
-    start: float  # its value in the best fit
-    error: float  # its standard error in the linearized problem
+    start: float  # value of the function in the best fit
+    error: float  # standard error of the function in the linearized problem
     limits: tuple[float, float]
     pull: Callable[[float], tuple[np.ndarray, float]]  # v -> (direction [constants], target)
     display: Callable[[float], float] = float  # v -> value of the constant
@@ -132,12 +132,16 @@ def _search(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the values at which the cost exceeds the lowest cost by `threshold`, for many searches at once.
 
-    The square root of the excess cost is nearly linear in the value, so that regula falsi converges fast. It does not
-    if the cost is flat at first, as over log E near E = 0; therefore, after a few trials every second one bisects.
+    The square root of the excess cost is nearly linear in the value, so regula falsi converges fast. It converges
+    slowly if the cost is flat at first, as over log E near E = 0. Therefore, after a few trials, every second trial
+    bisects.
 
     Args:
       trial: (indices of the searches, their values, initial variables) -> (costs, best variables).
-      start: the values of the best fit. first: the first values to try. limits: the farthest values to try.
+      start: the values of the best fit.
+      first: the first values to try.
+      limits: the farthest values to try.
+      threshold: the excess cost.
       t: the variables of the best fit, [searches, constants].
 
     Returns:
@@ -216,7 +220,7 @@ def _with_constants(law: LossLaw, constants: dict[str, float]) -> LossLaw:
 
 
 def _unidentified(law: LossLaw, of: dict[str, Interval]) -> tuple[str, ...]:
-    """Lists the terms of the law that the runs do not determine, one line each, with the runs that would."""
+    """Lists the terms that the runs do not determine, one line each; a line describes the runs that are missing."""
     lines = []
     if not of["E"].is_bounded:
         lines.append(f"E: its interval is {of['E']}; add larger runs")

@@ -12,7 +12,7 @@ from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.scaling.prediction import Prediction
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
-_TICKS = (1.0, 3.0)  # labels of each decade
+_TICKS = (1.0, 3.0)  # labeled values of each decade
 
 
 def draw_law(
@@ -30,7 +30,8 @@ def draw_law(
       path: the file to write.
       law: the law, whose runs are drawn as points.
       extremes: the laws at the ends of the constants' intervals; the plot shades the range of their optima.
-      prediction: of a held-out run, drawn with its interval. measured: the loss of this run, if it is known.
+      prediction: prediction of the loss of a held-out run, drawn with its interval.
+      measured: the loss of the held-out run; None: unknown.
     """
     sizes, tokens, losses = (
         np.array([getattr(r, name) for r in law.runs], float) for name in ("parameters", "tokens", "loss")
@@ -115,7 +116,7 @@ def _draw_plane(panel, law: LossLaw, extremes, sizes, tokens, token_grid) -> Non
 
 
 def _count(value: float, _: object = None) -> str:
-    """Formats a number with three digits and a unit, such as "10 M"."""
+    """Formats a number with three digits and a unit: "10 M"."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{name}"

@@ -2,8 +2,8 @@
 
 Sources: Kaplan et al. 2020 (arXiv 2001.08361), Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"), Besiroglu et al.
 2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"), Muennighoff et al. 2023 (arXiv 2305.16264).
-Losses are in nats per token. All papers measured causal decoders, each with its own corpus and tokenizer. The losses
-themselves are therefore not comparable between papers; differences between losses are.
+Losses are in nats per token. All papers measured causal decoders, but each paper used a different corpus and tokenizer.
+Losses are therefore not comparable between papers, but differences between losses are comparable.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from pretrainax.config import UserError, nearest
 from pretrainax.files.json_files import JsonObject, read_object
 
 PF_DAY = 8.64e19  # FLOPs per petaflop/s-day
-CONSTANTS = ("E", "A", "alpha", "B", "beta")  # of LossLaw
+CONSTANTS = ("E", "A", "alpha", "B", "beta")  # constants of LossLaw
 NATS = "nats per token"  # unit of a loss
 REPETITION = "repetition"  # name of the optional sixth constant
 LAW_JSON = "law.json"  # the file in which --fit and ladders write a law
@@ -39,9 +39,9 @@ class Run(NamedTuple):
 def effective_tokens(tokens, epochs, repetition):
     """Computes the number of new tokens that are worth as much as `tokens` tokens of repeated text.
 
-    D' = U + U R* (1 - exp(-R / R*)), where U = `tokens` / `epochs` is the amount of different text, R = `epochs` - 1
-    the number of repetitions, and R* = `repetition` the number of repetitions after which further ones are worth little
-    (Muennighoff et al. 2023, arXiv 2305.16264, equation 5; recalled).
+    The result is D' = U + U R* (1 - exp(-R / R*)). U = `tokens` / `epochs` is the amount of different text. R =
+    `epochs` - 1 is the number of repetitions. After R* = `repetition` repetitions, further repetitions have little
+    value (Muennighoff et al. 2023, arXiv 2305.16264, equation 5; recalled).
     """
     repetitions = np.maximum(epochs, 1.0) - 1
     return tokens / (repetitions + 1) * (1 + repetition * -np.expm1(-repetitions / repetition))
@@ -62,12 +62,12 @@ class LossLaw:
     source: str
     with_embeddings: bool = True  # whether N includes the embedding tables (Hoffmann et al. 2022, appendix F)
     family: str = "decoder"  # model family of the runs to which the law was fitted
-    metric: str = "loss"  # the validation metric that L is
+    metric: str = "loss"  # name of the validation metric L
     repetition: Optional[float] = None  # R* of `effective_tokens`; None: repeated text counts as new text
-    correlation: float = 0.0  # of the errors of two runs with the same trunk
+    correlation: float = 0.0  # correlation of the errors of two runs with the same trunk
     runs: tuple[Run, ...] = ()  # the runs to which --fit or a ladder fitted the law; (): a published law
     unidentified: tuple[str, ...] = ()  # one line per term that these runs do not determine
-    config: Optional[JsonObject] = None  # of one of these runs; None: unknown
+    config: Optional[JsonObject] = None  # config of one of these runs; None: unknown
 
     @property
     def unit(self) -> str:
@@ -79,7 +79,7 @@ class LossLaw:
         """Computes the loss L(parameters, tokens) in `unit`, for numbers or for arrays that broadcast.
 
         Args:
-          epochs: passes over the text that the tokens are.
+          epochs: passes over the text; `tokens` counts each pass.
         """
         if self.repetition is not None:
             tokens = effective_tokens(tokens, epochs, self.repetition)
@@ -153,7 +153,7 @@ def law_of(name: str) -> LossLaw:
     """Loads a law for the loss, by its name in LAWS or from a JSON file that `--fit` or a ladder wrote.
 
     Args:
-      name: a name such as "besiroglu", a path that ends in ".json", or a folder that contains law.json.
+      name: a key of LAWS ("besiroglu"), a path that ends in ".json", or a folder that contains law.json.
 
     Raises:
       UserError: the name or the file does not exist, or the file does not contain a law.
@@ -209,7 +209,7 @@ def kaplan_loss_by_flops(flops: float) -> float:
 def kaplan_loss(parameters: float, tokens: float) -> float:
     """Computes the loss for N = `parameters` after early-stopped training on `tokens` tokens (equation 1.5).
 
-    The constants are those of table 2.
+    The constants come from table 2.
     """
     return ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
 

@@ -11,7 +11,7 @@ from pretrainax.scaling.compute_optimal import count_parameters, text_tokens
 from pretrainax.scaling.law_intervals import PREDICTION_COVERAGE, prediction_interval
 from pretrainax.scaling.power_laws import NATS, LossLaw, law_of
 
-# Fields of the config that must be equal in two runs, so that their losses are comparable.
+# The fields of the config that must be equal in two runs, so that their losses are comparable.
 _SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
 
 
@@ -22,7 +22,7 @@ class Prediction(NamedTuple):
     parameters: int  # N, as the law defines it
     tokens: float  # D, tokens of text that all steps train on
     loss: float
-    interval: Optional[tuple[float, float]]  # of one more run, with its noise; None: the law has no runs
+    interval: Optional[tuple[float, float]]  # interval of one more run, including noise; None: the law has no runs
     uniform: float  # nats per token of a uniform distribution over the vocabulary
     epochs: float = 1.0  # passes over the text
     differences: Sequence[str] = ()  # fields in which the law's runs differ, so that losses are not comparable
@@ -86,7 +86,7 @@ def predict_loss(experiment: Experiment, name: str) -> Prediction:
 
 
 def loss_differences(one: Experiment, other: Experiment) -> list[str]:
-    """Lists the fields that make the losses of two runs incomparable, one line each, as `config.differences`."""
+    """Lists the fields that make the losses of two runs incomparable, one line each, as in `config.differences`."""
     return [line for line in differences(one, other) if line.startswith(_SAME)]
 
 

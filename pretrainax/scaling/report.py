@@ -47,11 +47,11 @@ def plan_report(
     """Formats the report: the optimal run, other sizes and laws for the same FLOPs, and the training command.
 
     Args:
-      said: the flag that sets the budget, such as "--flops=1e+21".
+      said: the flag that sets the budget, for example "--flops=1e+21".
       plan: the optimal run.
       topology: the devices for which to estimate hours and price. If None, the report omits both.
       mfu: the fraction of the peak FLOP/s that the run is assumed to reach on the topology.
-      scarce: the plan on a limited text, from which `plan` is.
+      scarce: the plan for limited text that contains `plan`. None: the text is not limited.
     """
     rows = [("budget", said.replace("--", "").replace("=", " ")), *_run_rows(plan, space, law)]
     if scarce is not None:
@@ -223,7 +223,7 @@ def training_command(plan: Plan, space: Space, scarce: Optional[ScarcePlan]) -> 
         "data.sequence_length": space.sequence_length,
         "train.steps": plan.steps,
         "train.global_batch_size": plan.examples,
-        # the learning rate decays to a tenth over exactly the steps of the run (Hoffmann et al. 2022, section 3.1)
+        # The learning rate decays to a tenth over exactly the steps of the run (Hoffmann et al. 2022, section 3.1).
         "schedule": f'"WarmupCosine(warmup_steps={min(2000, plan.steps // 20)}, final_fraction=0.1)"',
     }
     notes = [

@@ -1,10 +1,10 @@
 """Plans a run on little text: size, epochs, weight decay and dropout, `python -m pretrainax.plan --corpus=38MB`.
 
-The loss law counts repeated text as less new text (`power_laws.effective_tokens`). It knows no overfitting, however
-many epochs there are. The epochs are therefore limited to the number that was best for models with the same ratio of
-parameters to tokens, and the weight decay follows from this ratio too, as found by Kim et al. 2025 (arXiv 2509.14786).
-They tuned learning rate, epochs and weight decay together for models of 150 M to 1.4 B parameters and texts of 200 M to
-1.6 B tokens, without a limit of FLOPs. The 16 best settings are in
+The loss law counts repeated text as less new text (`power_laws.effective_tokens`). It does not model overfitting, for
+any number of epochs. Therefore the plan limits the epochs to the number that was best for models with the same ratio of
+parameters to tokens. This ratio also determines the weight decay. The source is Kim et al. 2025 (arXiv 2509.14786), who
+tuned learning rate, epochs and weight decay together, without a limit of FLOPs. Their models have 150 M to 1.4 B
+parameters, and their text has 200 M to 1.6 B tokens. The 16 best settings are in
 marin-community/marin@0b383ae64cfc:experiments/data_efficiency/convex_certificate_scaling.py, lines 33 to 48. The
 constants below are the least-squares lines through their logs.
 
@@ -24,17 +24,18 @@ from pretrainax.scaling.compute_optimal import Plan, Space, run_of
 from pretrainax.scaling.power_laws import LossLaw
 
 # (factor, exponent) of the ratio of parameters to different tokens. The settings differ from the lines by a factor of
-# 1.4 (root mean square); their grid has factors of 2.
+# 1.4 (root mean square); the factor between neighbors in their grid is 2.
 EPOCHS = 14.0, -0.535
 WEIGHT_DECAY = 1.05, 0.747
-WEIGHT_DECAYS = 0.1, 3.2  # the smallest and largest of the 16
-# The runs of Muennighoff et al. 2023 lose little in the first four epochs (recalled). With more, dropout helps
-# (Xue et al. 2023, arXiv 2305.13230; recalled); the settings of Kim et al. have none. With less than DROPOUT_SHARE of
-# the epochs that are best without a limit of FLOPs, dropout is 0: in the grid of `benchmarks/scarce.py`, it costs loss.
+WEIGHT_DECAYS = 0.1, 3.2  # the smallest and the largest weight decay of the 16 settings
+# The runs of Muennighoff et al. 2023 lose little in the first four epochs (recalled). With more epochs, dropout helps
+# (Xue et al. 2023, arXiv 2305.13230; recalled); the settings of Kim et al. have no dropout. Dropout is 0 for runs with
+# less than DROPOUT_SHARE of the epochs that are best without a limit of FLOPs: in the grid of `benchmarks/scarce.py`,
+# dropout increases the loss of such short runs.
 FEW_EPOCHS, DROPOUT, DROPOUT_SHARE = 4.0, 0.1, 0.5
 MIN_TEXT = 2e8  # tokens of the smallest text of Kim et al.
-# bytes of text per token by size of the BPE vocabulary, measured on English books with `python -m pretrainax.tokenizer
-# report`; larger vocabularies count as the last
+# Bytes of text per token, by size of the BPE vocabulary, measured on English books with `python -m pretrainax.tokenizer
+# report`. A larger vocabulary has the value of the largest size.
 BYTES_PER_TOKEN = {512: 1.98, 1024: 2.59, 8192: 3.76, 32_000: 4.21}
 _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
@@ -49,12 +50,12 @@ class ScarcePlan(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Returns the epochs as a share of those that are best without a limit of FLOPs."""
+        """Returns the epochs as a share of the epochs that are best without a limit of FLOPs."""
         return self.epochs / _line(EPOCHS, self.run.size / self.text)
 
     @property
     def weight_decay(self) -> float:
-        """Returns AdamW's weight decay: from the conventional 0.1 of a share of 0 to the line's at a share of 1."""
+        """Returns AdamW's weight decay: the conventional 0.1 at a share of 0, the line's value at a share of 1."""
         longest = float(np.clip(_line(WEIGHT_DECAY, self.run.size / self.text), *WEIGHT_DECAYS))
         return WEIGHT_DECAYS[0] * (longest / WEIGHT_DECAYS[0]) ** self.share if self.epochs > 1 else WEIGHT_DECAYS[0]
 
@@ -64,7 +65,7 @@ class ScarcePlan(NamedTuple):
         return DROPOUT if self.epochs > FEW_EPOCHS and self.share >= DROPOUT_SHARE else 0.0
 
     def values(self) -> JsonObject:
-        """Returns the numbers that `plan --json` prints in addition to those of the run."""
+        """Returns the numbers that `plan --json` prints in addition to the numbers of the run."""
         return {
             "text_tokens": self.text,
             "epochs": self.epochs,
@@ -74,10 +75,10 @@ class ScarcePlan(NamedTuple):
 
 
 def parse_bytes(text: str) -> float:
-    """Parses an amount of text with a unit, such as "38MB".
+    """Parses an amount of text with a unit: "38MB".
 
     Raises:
-      UserError: the text has another form, or the amount is 0.
+      UserError: the string has a different format, or the amount is 0.
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([KMGT]?B)", text, re.ASCII | re.IGNORECASE)
     amount = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0

@@ -91,15 +91,15 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
 
 
 def _adapt_post_norm_encoder(run: Experiment) -> None:
-    """Changes a small encoder with post-norm, such as BERT, so that it learns from context within 1,000 steps.
+    """Changes a small encoder with post-norm (BERT) so that it learns from context within 1,000 steps.
 
-    With the paper's values, `bert_base:tiny` predicts from token frequencies only: after 1,000 steps its loss at [MASK]
-    is 0.015 nats below that of the frequencies, with these values 0.85 nats (one seed each). The attention of a narrow
-    model is too weak at the start, because a layer's output has a standard deviation of init_stddev * sqrt(width): 0.55
-    in BERT base, but 0.23 at a width of 128.
+    With the paper's values, `bert_base:tiny` predicts from token frequencies only. After 1,000 steps, its loss at
+    [MASK] is 0.015 nats below the loss of the frequencies; with the values here, it is 0.85 nats below (one seed each).
+    The attention of a narrow model is too weak at the start, because a layer's output has a standard deviation of
+    init_stddev * sqrt(width): 0.55 in BERT base, but 0.23 at a width of 128.
     """
     model = run.model
-    model.init_stddev = round(0.02 * (768 / model.d_model) ** 0.5, 3)  # as large an output as in BERT base
+    model.init_stddev = round(0.02 * (768 / model.d_model) ** 0.5, 3)  # the output is as large as in BERT base
     model.dropout_rate = model.attention_dropout_rate = 0.0  # the run reads its text about once
     run.tokenizer.vocab_size = VOCABULARY // 2  # more examples of each token
     run.optimizer.learning_rate *= 2

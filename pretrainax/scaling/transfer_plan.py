@@ -1,4 +1,4 @@
-"""Transfers the hyperparameters of a tuned run to a larger one: `plan --config=… --transfer_from=RUN`."""
+"""Transfers the hyperparameters of a tuned run to a larger run: `plan --config=… --transfer_from=RUN`."""
 
 import copy
 import math
@@ -17,9 +17,9 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import text_tokens
 
-# B is proportional to D^0.383, the rate to sqrt(B), and rate · decay · D / B is constant:
-# karpathy/nanochat@92d63d4e8bb4df75c3b71618f31ddde2378b2bcd:scripts/base_train.py, lines 276 to 302, with the papers
-# arXiv 2505.13738 and 2405.13698, which study AdamW. nanochat assumes the same for Muon.
+# The batch size B is proportional to D^0.383, the learning rate is proportional to sqrt(B), and rate · decay · D / B is
+# constant. Source: karpathy/nanochat@92d63d4e8bb4df75c3b71618f31ddde2378b2bcd:scripts/base_train.py, lines 276 to 302,
+# with the papers arXiv 2505.13738 and 2405.13698, which study AdamW. nanochat assumes the same for Muon.
 _BATCH_EXPONENT = 0.383
 
 
