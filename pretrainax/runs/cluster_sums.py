@@ -22,7 +22,7 @@ class Sums(NamedTuple):
 
 
 class ClusterSums:
-    """The sums of all metrics over the predictions in each of n clusters, such as documents or rows."""
+    """The sums of all metrics over the predictions in each of n clusters (documents or rows)."""
 
     def __init__(self, size: int):
         self._size, self._sums = size, dict[str, Sums]()

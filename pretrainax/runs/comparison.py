@@ -19,7 +19,7 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.training.run import Run
 from pretrainax.training.train_step import Params
 
-# Descriptions of the losses that a model has to improve on its baseline: metric -> (what it is, baseline)
+# The losses in which a model must be better than its baseline: metric -> (description, baseline).
 _LEARNED = {
     "masked_loss": ("loss at [MASK], nats per target", "token frequencies"),
     "text_loss": ("loss of text, nats per target", "token frequencies"),
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
 
 
 class Comparisons(NamedTuple):
-    """All metrics of a validation, and what its standard errors are computed over."""
+    """All metrics of a validation, and the number and unit of the observations for its standard errors."""
 
     metrics: dict[str, Comparison]
     observations: str  # "1,216 documents"
@@ -52,7 +52,8 @@ class Comparisons(NamedTuple):
 def baseline_of(run: Run, watch: Watch = iter) -> Baseline:
     """Builds the baseline of a run from the token frequencies in all training data, and some training batches.
 
-    watch: wraps each iterable, for example to stop the computation with an exception.
+    Args:
+      watch: wraps each iterable, for example to stop the computation with an exception.
     """
     prepared, train = run.prepared, _batches(run, "train")
     counts = np.zeros(prepared.tokenizer.vocabulary.size)
@@ -86,8 +87,8 @@ class ValidationSums(NamedTuple):
 def validation_sums(run: Run, params: Params, baseline: Optional[Baseline], watch: Watch = iter) -> ValidationSums:
     """Evaluates a model and its baseline on at most _TARGETS targets of the validation split.
 
-    Every document is one observation: all its predictions, in any row, are added up before errors are computed. If
-    there are fewer than MIN_DOCUMENTS documents, every row is one observation instead.
+    Every document is one observation: the function adds up all predictions of a document, in any row, before it
+    computes errors. If there are fewer than MIN_DOCUMENTS documents, every row is one observation instead.
 
     Args:
       baseline: `baseline_of` the run. None: the sums have no baseline.
@@ -187,7 +188,7 @@ def to_json(comparisons: Comparisons) -> str:
 
 
 def gains_of(comparisons: Mapping[str, Comparison]) -> list[Gain]:
-    """Returns the gains that show whether a model has learned: of one loss of tokens, and of each other head."""
+    """Returns the gains that show whether a model has learned: in one loss of tokens, and in each other head."""
     names = [next((name for name in ("masked_loss", "text_loss", "loss") if name in comparisons), "loss")]
     gains = []
     for name in (*names, "replaced_loss", "pair_loss"):

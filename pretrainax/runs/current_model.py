@@ -1,4 +1,4 @@
-"""Provides the current model of a run in the form in which it is used after training."""
+"""Provides the current model of a run in the form that inference uses after training."""
 
 import dataclasses
 from typing import Optional

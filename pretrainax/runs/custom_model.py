@@ -21,7 +21,7 @@ from pretrainax.training.wrapped import Frozen, Wrapped, merged, model_params, p
 # sum / count is added to the objective and logged as a metric of that name. With `config.train.accumulate`, the weight
 # of a microbatch is its fraction of the predictions.
 ExtraLoss = Callable[[Outputs, Batch], Mapping[str, tuple[jax.Array, jax.Array]]]
-# Names of the losses that heads report, which an extra loss would replace
+# The names of the losses that heads report. An extra loss with one of these names would replace the head's loss.
 _TAKEN = {"z_loss", *(name for head in HEADS.values() for name in (head.loss_name, *(m.name for m in head.metrics)))}
 # (config.model, compute) -> a Linen module with the fields `config` and `compute`, and
 # `__call__(batch, *, deterministic: bool) -> pretrainax.models.Outputs`. Requirements: docs/how-to/own-code.md.

@@ -1,4 +1,4 @@
-"""Shows at the start of a run as which class of transformers its model can be exported."""
+"""Shows the transformers class of a run's export at the start of the run."""
 
 from pretrainax.config import UserError
 from pretrainax.interop.directories import describe_export

@@ -1,4 +1,4 @@
-"""Reports a run's results: final metrics next to a baseline, the average of the last checkpoints, and curves.png."""
+"""Reports a run's results: final metrics compared with a baseline, the average of the last checkpoints, curves.png."""
 
 import contextlib
 import math
@@ -92,8 +92,8 @@ def final_table(
 
     Args:
       lines: lines of metrics.jsonl.
-      metrics: {name: value}, such as "loss" (nats per target), "perplexity", "accuracy" (a fraction), or for a part of
-        the mixture "loss/source=wiki". A value of None was not finite.
+      metrics: {name: value}. Examples of names are "loss" (nats per target), "perplexity", "accuracy" (a fraction) and,
+        for a part of the mixture, "loss/source=wiki". A value of None was not finite.
       baseline: {name: value} of models that ignore a target's context, or {} if unknown.
       select_by: the metric that selects checkpoints.
       compared: the standard errors of the metrics, and the gains over the baseline.
@@ -149,12 +149,12 @@ def _without_empty_end(cells: list[str]) -> list[str]:
 
 
 def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
-    """Formats one table per kind of mixture part, such as "source", with a row per part and a column per metric."""
+    """Formats one table per kind of mixture part ("source"), with a row per part and a column per metric."""
     parts, tables = parts_in_names(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
         kind_parts = [part for part in parts if part.startswith(f"{kind}=")]
         names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in kind_parts))
-        suffix = "/task=" if kind == "task" else ""  # the accuracy of tasks is not that of tokens
+        suffix = "/task=" if kind == "task" else ""  # accuracies of tasks and of tokens differ
         labels = (label_and_format(f"{name}{suffix}")[0].removesuffix(" of task=") for name in names)
         rows = [(f"by {kind}", *(label.removeprefix("validation ") for label in labels))]
         for part in kind_parts:
@@ -168,7 +168,8 @@ def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
 def _validate_average(loop: Loop, final: Mapping[str, float]) -> None:
     """Validates the average of the last `evaluate.average` checkpoints, and logs the result.
 
-    final: metrics of the final parameters, without averaging.
+    Args:
+      final: metrics of the final parameters, without averaging.
     """
     run = loop.run
     count, directory = run.experiment.evaluate.average, os.path.join(loop.workdir, "checkpoints")

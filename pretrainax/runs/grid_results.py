@@ -33,7 +33,7 @@ class Result(NamedTuple):
     value: Optional[float] = None  # value of the reported metric at this step
     metrics: Optional[JsonObject] = None  # all metrics of the validation at this step
     compile_seconds: Optional[float] = None  # seconds of the steps that compiled the update, over all starts
-    config: Optional[JsonObject] = None  # content of the run's config.json, as of its last start
+    config: Optional[JsonObject] = None  # content of the config.json that the run's last start wrote
 
     def to_json(self) -> JsonObject:
         """Returns this run's row for runs.json."""
@@ -45,7 +45,8 @@ class Result(NamedTuple):
 def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
     """Finds a run's best checkpoint in the run's folder `directory`, and returns the run's result.
 
-    exit_code: the run's exit code, or None if it has not ended. Only a run with exit code 0 gets a metric value.
+    Args:
+      exit_code: the run's exit code, or None if it has not ended. Only a run with exit code 0 gets a metric value.
     """
     checkpoints, config = os.path.join(directory, "checkpoints"), _config_of(directory)
     if exit_code != 0 or not os.path.isdir(checkpoints):
@@ -84,7 +85,7 @@ class Group(NamedTuple):
     """The results of one combination of swept values, over all seeds."""
 
     values: dict[str, str]
-    results: tuple[Result, ...]  # of the runs that have ended
+    results: tuple[Result, ...]  # results of the runs that have ended
 
     @property
     def label(self) -> str:
@@ -148,7 +149,7 @@ class Comparison:
 
     @property
     def leader(self) -> Optional[Group]:
-        """Returns the group with the best mean of the selection metric, which may be distinguishable from no other."""
+        """Returns the group with the best mean of the selection metric; the lead may be statistically insignificant."""
         return None if self.ranking is None else self.compared[self.ranking.leader]
 
     @property
@@ -158,7 +159,7 @@ class Comparison:
 
     @property
     def edges(self) -> list[str]:
-        """Returns a warning for each swept number of the leader that is the lowest or highest one in the grid."""
+        """Returns a warning for each swept number of the leader that is the lowest or highest value in the grid."""
         if self.leader is None:
             return []
         numbers = {group.label: swept_numbers(group.results[0].run) for group in self.groups if group.results}

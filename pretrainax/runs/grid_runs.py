@@ -1,10 +1,10 @@
 """Trains the runs of a grid (--seeds, --sweep) one after the other in a child process, in separate workdirs.
 
 The child starts with the arguments of the first run and reads the arguments of later runs from stdin, so that runs
-share the imports and the compiled programs. A run that fails ends the child, and the next run starts another one; a
+share the imports and the compiled programs. A run that fails ends the child, and the next run starts another child; a
 crash does not affect other runs. All workdirs are below one folder. The folder contains `run.lock` while the command
-runs. Its file `runs.json` has the results and the own config of each run, and the requested configs of finished runs,
-which the command skips. It keeps the results of earlier commands in this folder.
+runs. The file `runs.json` in this folder has the results and the config of each run. It also has the requested configs
+of finished runs, which the command skips. The file keeps the results of earlier commands.
 """
 
 import collections
@@ -29,8 +29,8 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 PROGRAM = (sys.executable, "-m", "pretrainax.main")
 RECORD = "runs.json"
 CHILD = "PRETRAINAX_GRID"  # environment variable of the child process if it may train several runs
-_DONE = "\x1e\n"  # line that the child prints after a run, when it waits for the arguments of the next one
-# Lines that contain one of these strings are printed.
+_DONE = "\x1e\n"  # line that the child prints after a run, when it waits for the arguments of the next run
+# The command prints the lines of a run's output that contain one of these strings.
 _NEWS = ("WARNING", " · validation ", "resumed at step", "saved step", "pretrainax: ")
 
 
@@ -49,7 +49,8 @@ def train_grid(
       0: all runs are done.
       1: some runs have failed and all others are done; the same command tries the failed runs again.
       2: a run has an invalid config or input; no other run starts, because the other runs may have the same error.
-      75: a signal ended the command; the same command continues the grid. Above 128: a second signal ended it at once.
+      75: a signal ended the command; the same command continues the grid.
+      above 128: a second signal ended the command immediately.
 
     Args:
       words: command-line arguments of `python -m pretrainax.main`, without the grid flags and --workdir.
@@ -197,7 +198,7 @@ class _Children:
         return code
 
     def _start(self, words: Sequence[str]) -> subprocess.Popen:
-        """Starts a run in the waiting child or, if there is none, in a new one; returns the child."""
+        """Starts a run in the waiting child or, if there is none, in a new child; returns the child."""
         if self._child is not None and self._child.poll() is None:
             assert self._child.stdin is not None
             self._child.stdin.write(json.dumps(list(words)) + "\n")

@@ -48,9 +48,10 @@ def print_header(
 ) -> None:
     """Prints a run's header: the rows in `first`, the rows that `rows` builds, and measurements of batches.
 
-    The first training batches are measured. If validation has its own objective, validation batches are also measured.
+    The function measures the first training batches and, if validation has a separate objective, validation batches.
 
-    more: header rows of the run's callbacks.
+    Args:
+      more: header rows of the run's callbacks.
 
     Raises:
       UserError: a measurement contradicts the objective's config, or validation cannot compute the metric named by
@@ -141,7 +142,7 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
 
 
 def _validation(run: Run) -> Iterator[Row]:
-    """Yields a row if validation has its own objective, or if another metric than the loss selects checkpoints."""
+    """Yields a row if validation has a separate objective, or if a metric other than the loss selects checkpoints."""
     experiment = run.experiment
     valid_objective, metric = experiment.evaluate.objective, experiment.select_by
     default, reason = experiment.objective.selection(run.prepared.training_notes)

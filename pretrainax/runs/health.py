@@ -14,18 +14,18 @@ from pretrainax.models.spread import HIDDEN_SPREAD, PREDICTION_SPREAD, TARGET_SP
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training.callbacks import Callback
 
-# Token states are equal below this spread. Measured: 0.018 in a healthy T5 of width 32 after 20 steps, 3e-8 in a
-# collapsed post-norm BERT; rounding to bfloat16 gives equal states a spread of about 1e-5.
+# Token states count as equal below this spread. Measured: 0.018 in a healthy T5 of width 32 after 20 steps, 3e-8 in a
+# collapsed post-norm BERT. Rounding to bfloat16 gives equal states a spread of about 1e-5.
 EQUAL_STATES = 1e-3
-# The part of the run after which one prediction everywhere is a collapse. Before, it is normal: a masked language model
-# predicts the most frequent token everywhere for some thousand steps.
+# The fraction of the run after which equal predictions at all positions are a collapse. Before, they are normal: a
+# masked language model predicts the most frequent token at all positions for some thousand steps.
 _SETTLED = 0.5
 
 
 class Health(Callback):
-    """Logs gradient norms per stack, prints a line at each validation, and warns once of each kind of collapse."""
+    """Logs gradient norms per stack, prints a line at each validation, and warns once about each kind of collapse."""
 
-    part = ""  # its methods are fast, so they need no row in the goodput table
+    part = ""  # the methods are fast, so they need no row in the goodput table
 
     def __init__(self):
         self._warned: set[str] = set()
@@ -66,7 +66,7 @@ def stack_norms(model: ModelConfig, names: Sequence[str], squares: Sequence[floa
 
 
 def health_line(metrics: Mapping[str, Optional[float]], norms: Mapping[str, float]) -> str:
-    """Formats the health of a run as one line, such as "health: hidden spread 0.7012 · gradient norm encoder 0.31"."""
+    """Formats the health of a run as one line: "health: hidden spread 0.7012 · gradient norm encoder 0.31"."""
     shown = [name for name in metrics if name.endswith(HIDDEN_SPREAD)] + [PREDICTION_SPREAD, TARGET_SPREAD]
     parts = [f"{name.replace('_', ' ')} {reported(name, x)}" for name in shown if (x := metrics.get(name)) is not None]
     if norms:

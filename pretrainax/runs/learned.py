@@ -1,4 +1,4 @@
-"""Decides whether a model has learned more than its baseline, and words the warning at the end of a run."""
+"""Decides whether a model has learned more than its baseline, and formulates the warning at the end of a run."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
@@ -12,7 +12,7 @@ class Gain(NamedTuple):
 
     metric: str  # description of the metric, with its unit: "loss at [MASK], nats"
     baseline: str  # description of the baseline: "token frequencies"
-    estimate: Estimate  # positive if the model is better; its standard error is that of the paired difference
+    estimate: Estimate  # the paired difference with its standard error; positive if the model is better
 
     @property
     def is_learned(self) -> bool:
@@ -24,7 +24,7 @@ class Gain(NamedTuple):
 
 
 def warning_of(gains: Sequence[Gain]) -> Optional[str]:
-    """Returns a warning that names each baseline which the model does not beat, or None if it beats them all."""
+    """Returns a warning that lists each baseline that the model does not beat, or None if it beats all baselines."""
     failures = [gain for gain in gains if not gain.is_learned]
     if not failures:
         return None

@@ -1,8 +1,8 @@
 """Writes the model card (README.md) of an export, from the files in the run's folder.
 
-The card describes usage, architecture, training, metrics (only those of exactly the exported parameters), the source of
-each config value, and limitations. Local paths are shortened to their last component, and probable secrets are masked
-(`trackers/secrets.py`).
+The card describes usage, architecture, training, metrics, the source of each config value, and limitations. It contains
+only metrics that were measured with exactly the exported parameters. Local paths are shortened to their last component,
+and probable secrets are masked (`trackers/secrets.py`).
 """
 
 import json
@@ -60,7 +60,7 @@ class Recipe(NamedTuple):
 
 
 class _Card(NamedTuple):
-    """The data for all sections of a card."""
+    """The data that all sections of a card use."""
 
     experiment: Experiment
     origin: Origin
@@ -163,7 +163,7 @@ def _tags_of_adapter(card: _Card) -> list[str]:
 
 
 def _library(card: _Card) -> str:
-    """Returns the library that loads the whole model: for an embedding model, with its pooling."""
+    """Returns the library that loads the whole model; for an embedding model, including its pooling."""
     is_embedding_model = os.path.exists(os.path.join(card.folder, MODULES))
     return "sentence-transformers" if is_embedding_model else "transformers"
 

@@ -33,7 +33,7 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
       folder: the run's local folder if `workdir` is a URL, otherwise "".
     """
     folder = folder or workdir
-    words = remove_flags(words, (), ["extend"])  # not for a new run; `extension_flags` has it for this one
+    words = remove_flags(words, (), ["extend"])  # not for a new run; for this run, `extension_flags` contains the flag
     experiment = load(os.path.join(folder, "config.json"))
     prefix = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a trailing slash
     extension_flags = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
@@ -164,7 +164,7 @@ def _pretrainax(command: str, *words: str) -> str:
 
 
 def _python(*words: str) -> str:
-    """Formats a shell command for the current Python interpreter, as `python` if that is what PATH finds."""
+    """Formats a shell command for the current Python interpreter, as `python` if PATH finds this interpreter."""
     folder, python = os.path.dirname(sys.executable), shutil.which("python")
     if python is None or os.path.dirname(os.path.abspath(python)) != folder:
         relative = os.path.relpath(sys.executable)

@@ -83,7 +83,8 @@ class Trial:
     def kill_at(self, moments: list[int], seconds: float, resume: bool = True) -> None:
         """Starts or resumes the run once per step in `moments`, and kills it within `seconds` after it logs that step.
 
-        resume: whether to train until the run ends after the last kill.
+        Args:
+          resume: whether to train until the run ends after the last kill.
         """
         for moment in moments:
             children = self.start()
@@ -97,7 +98,7 @@ class Trial:
             self.finish()
 
     def platform(self) -> JsonObject:
-        """Reads what `record` wrote about the platform: "name", "kind" and "devices" (the number of devices)."""
+        """Reads the platform that `record` wrote: "name", "kind" and "devices" (the number of devices)."""
         with open(os.path.join(self.record, "platform.json"), encoding="utf-8") as f:
             return json.load(f)
 

@@ -49,13 +49,13 @@ def _read_extra(directory: str) -> JsonObject:
     for step in reversed(list_steps(directory) if os.path.isdir(directory) else []):
         try:
             return read_run_json(os.path.join(directory, str(step)))["extra"]
-        except UserError:  # a checkpoint that is being written or deleted
+        except UserError:  # another process writes or deletes this checkpoint
             continue
     return {}
 
 
 def _read_tokenizer(directory: str, checkpoint: JsonObject) -> Part:
-    """Returns the tokenizer's fingerprint and number of ids. The checkpoint has the fingerprint, which is fast."""
+    """Returns the tokenizer's fingerprint and number of ids; the fingerprint comes from the checkpoint (fast)."""
     fingerprint = checkpoint.get("tokenizer") or load_tokenizer(directory).fingerprint
     size = read_object(os.path.join(directory, DESCRIPTION)).get("vocabulary", {}).get("size")
     return Part(fingerprint, f"{size:,} ids" if isinstance(size, int) else f"tokenizer {fingerprint[:6]}")

@@ -13,9 +13,9 @@ from pretrainax.runs.run_reports import METRICS_FILE, SAMPLES_FILE
 from pretrainax.runtime.goodput import GOODPUT_FILE, read_goodput
 
 _NORM = "gradient_norm/stack="
-_SILENT_LOGS = 10  # a run that has written nothing for the time of so many logs has probably stopped
-_MOST_CHARACTERS = 20_000  # of the samples of a run
-_SILENT_SECONDS = 120.0  # the least such time: a validation or a checkpoint may take minutes
+_SILENT_LOGS = 10  # a run that has written no line for the time of 10 log lines has probably stopped
+_MOST_CHARACTERS = 20_000  # maximum number of characters of the samples of a run
+_SILENT_SECONDS = 120.0  # minimum of this time, because a validation or a checkpoint may take minutes
 
 
 def status_table(report: Report, folders: Sequence[str]) -> Table:
@@ -63,9 +63,9 @@ def _cells(run: RunLines, folder: str, steps: int | None) -> list[str]:
 
 
 def _state(run: RunLines, folder: str, is_complete: bool) -> str:
-    """Returns "complete", "running", or the time since the last line of metrics.jsonl if that is long ago.
+    """Returns "complete", "running", or, if the last line of metrics.jsonl is old, the time since that line.
 
-    A complete run that is extended writes config.json again before its first line.
+    If a command extends a complete run, it writes config.json again before its first line.
     """
     if is_complete and _changed(folder, "config.json") <= _changed(folder, GOODPUT_FILE):
         return "complete"

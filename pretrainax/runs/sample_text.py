@@ -20,7 +20,7 @@ class Cell(NamedTuple):
     guess: list[int]
     truth: list[int]
     is_predicted: bool = True
-    probability: float = 1.0  # of the prediction; the lowest one for several tokens
+    probability: float = 1.0  # probability of the prediction; for several tokens, the lowest probability
 
 
 class SampleText:
@@ -43,7 +43,7 @@ class SampleText:
         return one_line("".join(map(self._word, self._group_words(cells))))
 
     def excerpt(self, cells: Sequence[Cell]) -> tuple[float, str]:
-        """Finds the word predicted most confidently; returns its probability and a line that shows it in context.
+        """Finds the most confident predicted word; returns its probability and a line that shows it in context.
 
         Only predictions of two or more letters count as words. Returns (0, "") if there is no such word.
         """
@@ -94,11 +94,11 @@ class SampleText:
         return slice(start, end)
 
     def last_edge(self, ids: Sequence[int]) -> int:
-        """Returns the index at which the last, possibly incomplete word begins, or len(ids) if it is the only one."""
+        """Returns the index at which the last, possibly incomplete word begins, or len(ids) if it is the only word."""
         return max((i for i in range(1, len(ids)) if self._is_edge(ids[:i], ids[i:])), default=len(ids))
 
     def fraction_of_letters(self, example: Example) -> float:
-        """Computes which fraction of the characters in an example's displayed text are letters or spaces."""
+        """Computes the fraction of letters and spaces among the characters of an example's displayed text."""
         tokens = example["encoder_tokens" if is_encoder_decoder(example) else "tokens"]
         line = self.line(tokens[self.displayed(tokens)].tolist())
         return sum(c.isalpha() or c == " " for c in line) / max(len(line), 1)

@@ -40,7 +40,7 @@ from pretrainax.training.run import Run
 SECONDS = 5.0  # time limit for the samples of a validation, after the compilation
 _CANDIDATES = 64  # number of examples, evenly spaced in the validation split
 _PROMPT = 64  # maximum tokens of a prompt cut from a document, and of a continuation
-_TEMPERATURE = 0.8  # of continuations
+_TEMPERATURE = 0.8  # sampling temperature of continuations
 _PROMPTED = f"prompt ⟶ filled prompt or continuation (decoders sample at temperature {_TEMPERATURE})"
 _TOP = 10  # the summary counts the true tokens that are among the _TOP most likely tokens
 _CONFIDENT = (
@@ -117,9 +117,10 @@ class Samples(Callback):
 
 
 def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:
-    """Yields a line per prompt: its continuation, answer or filled text, or why the prompt is invalid.
+    """Yields a line per prompt: its continuation, answer or filled text, or the reason why the prompt is invalid.
 
-    stop: see `Stop`; once it returns True, no more lines follow.
+    Args:
+      stop: see `Stop`; once it returns True, no more lines follow.
     """
     first_result_time = None  # time of the first result; it includes the compilation
     for prompt in prompts:
@@ -187,9 +188,9 @@ def samples(
 
 
 def _candidates(batches: Batches, tokenizer: Tokenizer) -> list[list[Example]]:
-    """Groups the first examples of up to _CANDIDATES evenly spaced rows: those with masks or spans, and the others.
+    """Returns the first examples of up to _CANDIDATES evenly spaced rows, in two groups: with and without gaps.
 
-    A mixture of objectives may have both kinds. A kind without examples is left out.
+    Gaps are masks or spans. A mixture of objectives may have examples of both groups. Empty groups are omitted.
     """
     rows = range(0, batches.rows_per_epoch, -(-batches.rows_per_epoch // _CANDIDATES))
     by_kind: dict[bool, list[Example]] = {True: [], False: []}
@@ -216,8 +217,8 @@ class _Predictions(NamedTuple):
     """The predicted ids at K positions, their probabilities, and the ranks of the true ids."""
 
     ids: list[int]
-    probabilities: list[float]  # of `ids`
-    ranks: list[int]  # of the true ids among all ids by probability, from 1
+    probabilities: list[float]  # probabilities of `ids`
+    ranks: list[int]  # ranks of the true ids among all ids by probability, from 1
 
 
 class _Predictor:
@@ -229,7 +230,7 @@ class _Predictor:
         vocabulary = words.vocabulary
         rows = model.config.vocab_size  # may exceed the size of the vocabulary; the excess rows belong to no token
         self.is_text = np.isin(np.arange(rows), [*set(range(vocabulary.size)) - vocabulary.special_ids])  # [V]
-        self.ranks: list[int] = []  # of the true tokens in all displayed masks and spans
+        self.ranks: list[int] = []  # ranks of the true tokens in all displayed masks and spans
 
         @jax.jit
         def predict(params, batch, positions, truths, allowed, temperature):
@@ -251,7 +252,7 @@ class _Predictor:
         return self.stop(self.first_time is not None and time.monotonic() - self.first_time > SECONDS)
 
     def line(self, example: Example) -> str:
-        """Generates an example's answer or continuation as one line; returns "" if the run has been asked to stop."""
+        """Generates an example's answer or continuation as one line; returns "" if sampling must stop."""
         return self._answer(example) if is_encoder_decoder(example) else self._continuation(example)
 
     def fill(self, example: Example) -> list[Cell]:
@@ -299,7 +300,7 @@ class _Predictor:
         return cells
 
     def _answer(self, example: Example) -> str:
-        """Predicts an example's target, at most as long as the true one; returns a line with input and prediction."""
+        """Predicts a target, up to the length of the true target; returns a line with input and prediction."""
         source, targets, eos = example["encoder_tokens"], example["targets"][:-1], self.words.vocabulary.eos
         predicted = self._decode(example, range(1, len(targets) + 1)[:MAX_TOKENS], self._allow(eos))
         if len(predicted) < min(len(targets), MAX_TOKENS):
@@ -345,7 +346,7 @@ class _Predictor:
         lengths: Optional[Lengths] = None,
         temperature: float = 0.0,
     ) -> list[int]:
-        """Decodes the ids at `positions` of the decoder input one by one; returns fewer if the run is asked to stop.
+        """Decodes the ids at `positions` of the decoder input one by one; returns fewer ids if sampling must stop.
 
         The complete stack runs again for each position. This is simple, and fast enough for a few short samples.
 

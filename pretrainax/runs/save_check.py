@@ -1,4 +1,4 @@
-"""Stops a run at the step after a checkpoint could not be written, rather than at the next checkpoint."""
+"""Stops a run at the step after a failed write of a checkpoint, instead of at the next checkpoint."""
 
 from pretrainax.training.callbacks import Callback
 

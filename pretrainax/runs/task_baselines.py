@@ -29,7 +29,7 @@ from pretrainax.training.train_step import Params
 MAX_RECORDS = 20_000  # maximum number of training records of the baselines, evenly spaced in the training split
 _MAX_SECONDS = 60.0  # maximum time for reading them
 _UNIGRAM_BATCHES = 50  # maximum number of training batches from which the unigram baseline counts target tokens
-_MAX_GROUPS = 1_000  # maximum number of groups of records without which a metric is computed: each costs milliseconds
+_MAX_GROUPS = 1_000  # maximum number of groups in a jackknife; computing a metric without a group takes milliseconds
 _UNIGRAM = "target token frequencies"
 
 
@@ -140,7 +140,9 @@ def _compare_task(
 def _gains(
     validated: Validated, select_by: str, model: Answers, columns: Sequence[Answers]
 ) -> dict[tuple[str, str], tuple[Estimate, bool]]:
-    """Computes the gains over the best baseline and the best constant one by `select_by`, and over the latter's loss.
+    """Computes the gains in `select_by` over the best baseline and over the best constant baseline, and in the loss.
+
+    The gain in the loss is over the constant baseline with the best loss.
 
     Returns:
       {(metric, baseline): (gain, whether the baseline is constant)}.
@@ -162,11 +164,12 @@ def _gains(
 def _gain_lines(gains: Mapping[tuple[str, str], tuple[Estimate, bool]], select_by: str) -> Iterator[str]:
     """Yields a line per gain, and a warning if the model does not beat the constant baselines in `select_by`.
 
-    The loss of a constant model may be better than that of the label frequencies, if those of the training and the
-    validation records differ; therefore, it gives no warning and takes none away, unless it selects checkpoints.
+    The gain in the loss has no influence on the warning, unless the loss selects checkpoints. The reason: if the label
+    frequencies of the training and the validation records differ, a constant model may have a lower loss than the label
+    frequencies.
 
-    A model that is worse than a baseline which reads the text, such as a bag of words, has learned something; the line
-    of the gain says that it is worse, but there is no warning.
+    A model that is worse than a baseline that reads the text (a bag of words) has still learned something. The line of
+    the gain states that the model is worse, but there is no warning.
     """
     constant = []
     for (metric, baseline), (estimate, is_constant) in gains.items():
@@ -238,7 +241,7 @@ def records_of_rows(run: Run, task: Task, rows: Sequence[int]) -> list[Record]:
     The corpus stores token ids; a baseline reads text. The corpus may lack records of the source (duplicates).
 
     Raises:
-      UserError: the source lacks a record, because its split differs from that of the corpus.
+      UserError: the source lacks a record, because the splits of the source and of the corpus differ.
     """
     (stream,) = run.validation.valid_batches.streams
     tokenizer, found, position = run.prepared.tokenizer, [], 0
@@ -269,7 +272,7 @@ def _unigram_loss(run: Run, params: Params) -> tuple[float, Estimate]:
     """Computes the loss of a unigram model of the target tokens, and the model's gain over it.
 
     The unigram model counts the targets of some training batches, and splits one extra count evenly among all token
-    ids. The standard error is that of the difference over records: a row is a record.
+    ids. The gain has the standard error of the difference over records; a row is a record.
     """
     counts = np.zeros(run.prepared.tokenizer.vocabulary.size)
     for i in range(min(_UNIGRAM_BATCHES, run.experiment.train.steps)):
@@ -292,7 +295,7 @@ def _selected(task: Task, outputs: Outputs, notes: Sequence[Note], documents: np
     """Computes the metrics of some documents, possibly repeated; `documents` are their indices."""
     selected: Outputs = (
         [outputs[i] for i in documents]
-        if isinstance(outputs, list)  # generated texts
+        if isinstance(outputs, list)  # generated strings
         else jax.tree.map(lambda array: array[documents], outputs)
     )
     return task.metrics(selected, [notes[i] for i in documents])

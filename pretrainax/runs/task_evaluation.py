@@ -31,8 +31,8 @@ declare(
 class TaskEvaluation(Callback):
     """Adds "accuracy/task=NAME" and other metrics of tasks, with standard errors, to each validation.
 
-    The scores are those of `pretrainax.evaluate --tasks` for the validated parameters. Scoring reads the parameters
-    between two steps and draws no random numbers of the run, so it does not change the training.
+    The scores equal the scores of `pretrainax.evaluate --tasks` for the validated parameters. Scoring reads the
+    parameters between two steps and uses no random numbers of the run, so it does not change the training.
     """
 
     part = label = "tasks"

@@ -38,7 +38,7 @@ def train(
 
     Args:
       paper: information about the paper that the config reproduces, for the header.
-      callbacks: callbacks to run in addition to those of this module and the config.
+      callbacks: additional callbacks, besides the callbacks of this module and of the config.
       start: builds and initializes the model. If None, `TrainedStart` does so as the config specifies.
     """
     write = AnswerWriter()

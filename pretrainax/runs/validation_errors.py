@@ -39,7 +39,7 @@ class ValidationErrors(Callback):
 class _Clusters(NamedTuple):
     """The clusters of the tokens of a validation's batches, int32 [B, T] each, and the parts of these batches."""
 
-    documents: list[np.ndarray]  # numbered among the documents of the validation; padding has a number of its own
+    documents: list[np.ndarray]  # document numbers within the validation; padding has a separate number
     rows: list[np.ndarray]
     sizes: tuple[int, int]  # number of documents and of rows
     parts: list[tuple[str, ...]]  # names of the parts of each batch; all batches are in the part ""
@@ -49,7 +49,7 @@ class _Clusters(NamedTuple):
 class DocumentErrors:
     """Computes the standard errors of one `Validation`, which calls this object with the values of each batch.
 
-    Each batch is added after the next one is dispatched, so that the devices do not wait.
+    The object adds a batch after the next batch is dispatched, so that the devices do not wait.
     """
 
     def __init__(self, validation: Validation):
@@ -57,7 +57,7 @@ class DocumentErrors:
         self._pending: Optional[tuple[int, HostBatch, Mapping[str, tuple]]] = None
 
     def __call__(self, number: int, batch: HostBatch, values: Mapping[str, tuple]) -> None:
-        """Receives the values of batch `number` of a validation; the first batch discards those of the last one."""
+        """Receives the values of batch `number` of a validation; at the first batch, discards the last validation."""
         if number == 0:
             self._sums, self._pending = {}, None
         self._add_pending()
@@ -66,7 +66,7 @@ class DocumentErrors:
     def errors(self) -> dict[str, float]:
         """Returns {metric: standard error} of the last validation, also of its parts, {"loss/source=wiki": …}."""
         self._add_pending()
-        errors, derived = {}, metrics_from_loss(0.0)  # metrics which parts do not have
+        errors, derived = {}, metrics_from_loss(0.0)  # `derived`: the metrics that parts do not have
         for part, sums in self._sums.items():
             unit = "rows" if part in self._clusters.by_row else "documents"
             for name, (model, _, _) in compare_sums(sums.sums(), unit).items():
