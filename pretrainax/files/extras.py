@@ -1,4 +1,4 @@
-"""Imports packages that few users need, and names the extra of setup.cfg that installs a missing one."""
+"""Imports packages that few users need; if one is missing, the error names the extra of setup.cfg that installs it."""
 
 import importlib
 import importlib.util
@@ -14,9 +14,9 @@ def import_extra(module: str, extra: str, use: str) -> ModuleType:
     """Imports a module from a package of an extra.
 
     Args:
-      module: import name, such as "pyarrow.parquet".
+      module: import name, for example "pyarrow.parquet".
       extra: name of the extra in setup.cfg.
-      use: what needs the package, for the error message; a singular noun.
+      use: the feature that needs the package, as a singular noun, for the error message.
 
     Raises:
       UserError: the package is not installed.
@@ -28,7 +28,7 @@ def import_extra(module: str, extra: str, use: str) -> ModuleType:
 
 
 def missing(modules: Iterable[str]) -> list[str]:
-    """Returns the modules that are not installed, without importing the others."""
+    """Returns the modules that are not installed, without importing the installed modules."""
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
 

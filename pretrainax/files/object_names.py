@@ -1,6 +1,6 @@
-"""Converts untrusted file names to paths below a folder; all other modules use this one for the conversion.
+"""Converts untrusted file names to paths below a folder; all other modules use this module for the conversion.
 
-Names are untrusted if they come from a list that someone else has written: objects in a bucket, files in a manifest,
+Names are untrusted if they come from a list that another person has written: objects in a bucket, files in a manifest,
 shards in an index. Without validation, the name `../../.bashrc` would lead to a file outside the folder.
 """
 

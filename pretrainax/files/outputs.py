@@ -1,4 +1,4 @@
-"""Checks where a command will write, before its slow work."""
+"""Checks the output paths of a command before its slow work."""
 
 import errno
 import os

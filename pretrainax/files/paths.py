@@ -11,9 +11,9 @@ from pretrainax.files.object_names import name_problem
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 _CREDENTIALS = re.compile(r":.*@")
-# URL scheme of a supported object store -> pip extra that installs its client: pretrainax[gcs]
+# URL scheme of a supported object store -> pip extra that installs its client: pretrainax[gcs].
 STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}
-# The names of trained models that commands take, as pretrainax.interop.origin resolves them
+# The names of trained models that commands accept. pretrainax.interop.origin resolves them.
 MODEL_NAMES = (
     "A run, RUN@2000, RUN@best, RUN@average5, RUN@ema, RUN@trained, a Hugging Face directory, or hf:org/name[@revision]"
 )
@@ -40,7 +40,7 @@ def hub_name(path: str) -> Optional[HubName]:
 
 
 def is_url(path: str) -> bool:
-    """Returns True if a path is the URL of a supported object store, such as gs://bucket/runs/a."""
+    """Returns True if a path is the URL of a supported object store, for example gs://bucket/runs/a."""
     return bool((match := _URL.match(path)) and match[1] in STORES)
 
 
@@ -49,7 +49,8 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
 
     The path need not exist.
 
-    takes_hub: whether names of models on the Hugging Face Hub (hf:org/name) are valid.
+    Args:
+      takes_hub: whether names of models on the Hugging Face Hub (hf:org/name) are valid.
     """
     if is_hub(path):
         if not takes_hub:
@@ -78,7 +79,8 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
 def _url_problem(address: str) -> str:
     """Checks an object-store URL; returns a description of the problem, or "" if the URL is valid.
 
-    address: the part of the URL after the scheme, such as bucket/name for gs://bucket/name.
+    Args:
+      address: the part of the URL after the scheme: bucket/name for gs://bucket/name.
     """
     bucket, name = address.partition("/")[0], address.rstrip("/")
     if not bucket:
@@ -129,7 +131,8 @@ def define_path(
 ) -> flags.FlagHolder[Optional[str]]:
     """Defines a flag for a path: like `flags.DEFINE_string`, but validates the path and expands ~.
 
-    takes_hub: whether the flag accepts models on the Hugging Face Hub (hf:org/name), which
-      `storage.places.local_path` downloads.
+    Args:
+      takes_hub: whether the flag accepts models on the Hugging Face Hub (hf:org/name), which
+        `storage.places.local_path` downloads.
     """
     return flags.DEFINE(_PathParser(takes_hub), name, default, help)
