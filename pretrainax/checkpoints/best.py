@@ -13,7 +13,7 @@ from pretrainax.files.json_files import JsonObject
 
 
 def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[int]:
-    """Returns the step with a metric's best value (the first one if there are ties), or None if there are no values.
+    """Returns the step with a metric's best value (the first step if there are ties), or None if there are no values.
 
     Args:
       values: the metric's value at each step, in step order; None if the value is unknown.
@@ -27,7 +27,8 @@ def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[in
 def best_of(runs: Mapping[int, JsonObject], figure: str) -> Optional[int]:
     """Returns the step with a metric's best value, or None if there are no values.
 
-    Compares only validations of as many batches as the newest one: other rows have other values.
+    Compares only validations with the same number of batches as the newest validation, because values of different rows
+    are not comparable.
 
     Args:
       runs: {step: content of the checkpoint's run.json}.
@@ -51,7 +52,7 @@ def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, J
     """
     runs: dict[int, JsonObject] = {}
     for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # the metrics of an incomplete or damaged checkpoint are unknown
+        with contextlib.suppress(UserError):  # an incomplete or damaged checkpoint, whose metrics cannot be read
             runs[step] = read_run_json(os.path.join(directory, str(step)))
     step = best_of(runs, figure)
     return None if step is None else (step, runs[step]["metrics"][figure], runs[step]["metrics"])

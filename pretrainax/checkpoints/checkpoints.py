@@ -3,9 +3,9 @@
 A checkpoint is the folder `checkpoints/<step>/`, where the step is the number of updates before the checkpoint. The
 folder contains:
 
-- the parts of the checkpoint, which are Orbax folders: `params/`, `optimizer/`, and `ema/` if the run has a
-  moving average of its parameters;
-- `run.json`: array shapes, validation metrics and the state of the training loop;
+- `params/`, `optimizer/`, and `ema/` if the run has a moving average of its parameters. These parts of the checkpoint
+  are Orbax folders.
+- `run.json`: array shapes, validation metrics and the state of the training loop.
 - `manifest.sha256`: the SHA-256 of every file, in the format of `sha256sum -c`. Orbax has no checksums for array data,
   so without the manifest a flipped bit would silently change a weight.
 
@@ -43,7 +43,7 @@ _MIN_SLICE_BYTES = 2**20
 
 
 class Checkpoints:
-    """Saves and restores one run's checkpoints; keeps the `keep` newest, the best, and the permanent ones.
+    """Saves and restores one run's checkpoints; keeps the `keep` newest, the best, and the permanent checkpoints.
 
     The state to save is a flax dataclass with a field `params` and an optional field `ema`. At most one save is in
     progress at a time. With several processes, all processes must call every method; process 0 hashes, renames and
@@ -174,7 +174,7 @@ class Checkpoints:
         self.wait()
 
     def _newest_valid(self, abstract_state: PyTree, up_to: Optional[int]) -> Optional[int]:
-        """Returns the step that all processes restore, or None if no checkpoint exists; warns about damaged ones."""
+        """Returns the step that all processes restore, or None without checkpoints; warns about damaged checkpoints."""
         newest = -1
         if jax.process_index() == 0:
             step, damaged = newest_valid_step(self.directory, up_to)
@@ -194,7 +194,7 @@ class Checkpoints:
 
     @property
     def _owns_folder(self) -> bool:
-        """Returns True if this process renames and deletes files in the folder (in a shared one, only process 0)."""
+        """Returns True if this process renames and deletes files in the folder; in a shared folder, only process 0."""
         return jax.process_index() == 0
 
     def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:
@@ -228,16 +228,17 @@ class Checkpoints:
     def _delete_older(self, newest: int) -> None:
         """Deletes all checkpoints except the `keep` newest, the best, the permanent, and the damaged checkpoints.
 
-        Damaged checkpoints are kept for inspection. An unscheduled checkpoint, saved because the process had to exit,
-        is kept if it is `newest`, but does not count among the `keep` newest checkpoints. The set of kept checkpoints,
-        and therefore the target of a rollback, then depends only on the schedule.
+        Damaged checkpoints remain for inspection. An unscheduled checkpoint, saved because the process had to exit,
+        remains if it is `newest`, but does not count among the `keep` newest checkpoints. The set of remaining
+        checkpoints, and therefore the target of a rollback, then depends only on the schedule.
 
-        newest: step of the newest checkpoint.
+        Args:
+          newest: step of the newest checkpoint.
         """
         runs, scheduled = {}, []
         for step in list_steps(self.directory):
             if step not in self._damaged_steps and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
-                with contextlib.suppress(UserError):  # damaged since its save: `restore_newest` reports it
+                with contextlib.suppress(UserError):  # damaged after its save: `restore_newest` reports it
                     runs[step] = read_run_json(self._path(step))
                     scheduled += [step] if runs[step]["extra"].get("is_scheduled", True) else []
         permanent = set(filter(self.keeps, runs))  # not counted among the newest

@@ -166,7 +166,8 @@ class HostCheckpoints(Checkpoints):
     def _reports(self, folder: str, names: list[str]) -> dict[str, bytes]:
         """Waits until the other processes have uploaded their reports; returns {name: content of the report}.
 
-        names: paths of the reports, relative to the checkpoint folder.
+        Args:
+          names: paths of the reports, relative to the checkpoint folder.
         """
         while names:
             if (reports := _retry(lambda: self._mirror.read_sent(folder, names))) is not None:
@@ -177,7 +178,7 @@ class HostCheckpoints(Checkpoints):
     def _delete_older_shards(self, newest: int) -> None:
         """Deletes the local shards of checkpoints that process 0 has deleted in the store.
 
-        The checkpoint just before `newest` is kept, because process 0 may not have completed it yet.
+        The method keeps the checkpoint just before `newest`, because process 0 may not have completed it yet.
         """
         with contextlib.suppress(UserError):  # if the store does not respond, the next save retries
             remote = self._mirror.store.objects(os.path.relpath(self.directory, self._mirror.root))

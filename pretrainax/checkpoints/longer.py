@@ -1,4 +1,4 @@
-"""Extends a run beyond its planned steps, and describes how its completed steps differ from those of a longer run."""
+"""Extends a run beyond its planned steps, and describes the differences of its completed steps from a longer run."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -55,9 +55,10 @@ def flush_and_hash(directory: str) -> dict[str, str]:
 def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Compares a folder with its manifest; returns one line per difference, or [] if the folder is valid.
 
-    Links are followed, so their targets are verified. Links that the manifest does not list are allowed.
+    The function follows links, so it verifies their targets. Links that the manifest does not list are allowed.
 
-    needed: returns True for the files to verify, given a file name in the manifest.
+    Args:
+      needed: returns True for the files to verify, given a file name in the manifest.
     """
     try:
         content = read_bytes(os.path.join(directory, MANIFEST)).decode("utf-8")

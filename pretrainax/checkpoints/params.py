@@ -77,7 +77,8 @@ def average_params(step_directories: Sequence[str], abstract_params: Params, fol
 def _mean(arrays: Sequence[ts.TensorStore], index: Index) -> np.ndarray:
     """Reads block `index` of each array and averages the blocks in float64; casts the mean to the arrays' dtype.
 
-    arrays: stored arrays of the same shape and dtype.
+    Args:
+      arrays: stored arrays of the same shape and dtype.
     """
     blocks = (array[index].read().result() for array in arrays)
     if len(arrays) == 1:
@@ -90,9 +91,10 @@ def _by_path(tree: Params) -> dict[str, PyTree]:
 
 
 def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Restores parts of a checkpoint (subfolders such as `params`) with the given shardings.
+    """Restores parts of a checkpoint (subfolders, for example `params`) with the given shardings.
 
-    abstract_parts: {name of the part: tree of jax.ShapeDtypeStructs with the target shardings}.
+    Args:
+      abstract_parts: {name of the part: tree of jax.ShapeDtypeStructs with the target shardings}.
 
     Raises:
       UserError: the saved arrays of these parts differ in path, shape or dtype.
@@ -104,7 +106,8 @@ def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[s
 def _check_arrays(step_directory: str, expected: dict[str, str]) -> None:
     """Raises UserError unless the parts of a checkpoint contain exactly the expected arrays.
 
-    expected: {"part/path": dtype and shape of the array}, as `signatures` returns it.
+    Args:
+      expected: {"part/path": dtype and shape of the array}, as `signatures` returns it.
     """
     parts, stored = {name.split("/")[0] for name in expected}, read_run_json(step_directory)["arrays"]
     stored = {name: signature for name, signature in stored.items() if name.split("/")[0] in parts}
@@ -224,7 +227,7 @@ def array_spec(store: dict, path: str) -> dict:
 
     Args:
       store: spec of the key-value store that contains the arrays of a part.
-      path: path of the array within the part, such as "decoder/blocks/kernel".
+      path: path of the array within the part, for example "decoder/blocks/kernel".
     """
     return {
         "driver": "zarr3",

@@ -16,11 +16,11 @@ _INVALID = re.compile(r"(?P<folder>[^/]*\\[^/]*|[^/]*\.__lock)(/|$)|^/(?P<bucket
 class ExactPath(PosixGPath):
     """A path whose characters are never treated as wildcards.
 
-    Orbax calls `glob`, which would treat the brackets in a folder name such as `run[lr=0.1]` as a wildcard.
+    Orbax calls `glob`, which would treat the brackets in a folder name (`run[lr=0.1]`) as a wildcard.
     """
 
     def glob(self, pattern: str) -> Iterator["ExactPath"]:
-        """Yields the paths below this one that match `pattern`, which is relative to this path."""
+        """Yields the paths below this path that match `pattern`, which is relative to this path."""
         return map(type(self), glob.glob(os.path.join(glob.escape(os.fspath(self)), pattern)))
 
 

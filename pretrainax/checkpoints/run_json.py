@@ -22,7 +22,7 @@ def write_run_json(path: str, step: int, parts: PyTree, extra: dict, metrics: Op
     Args:
       path: path of the file.
       step: number of updates before the checkpoint.
-      parts: {name of a part, such as "params": tree of the saved arrays, or of their shapes and dtypes}.
+      parts: {name of a part ("params"): tree of the saved arrays, or of their shapes and dtypes}.
       extra: state of the training loop; any JSON object.
       metrics: validation metrics of this step, or None if it was not validated.
     """
@@ -75,7 +75,8 @@ def stored_shapes(step_directory: str, part: str) -> dict[str, jax.ShapeDtypeStr
 
     The keys are the paths of the arrays within the part.
 
-    part: name of the part (a subfolder of the checkpoint): "params", "ema" or "optimizer".
+    Args:
+      part: name of the part (a subfolder of the checkpoint): "params", "ema" or "optimizer".
     """
     shapes = {}
     for name, signature in read_run_json(step_directory)["arrays"].items():

@@ -21,7 +21,7 @@ from pretrainax.sharding.param_paths import PyTree, parameter_names
 
 Bounds = list[list[int]]  # bounds of a block of an array: [start, stop] on each axis
 _VALUES = re.compile(r"[^/]+/(?P<owner>[0-9a-f]+-\d+\.\d+)/d/.*")
-# maximum bytes of values, such as the metadata of an array, that OCDBT stores in a node instead of in `d/`
+# Maximum bytes of a value (for example the metadata of an array) that OCDBT stores in a node instead of in `d/`.
 _INLINE = 4096
 
 
@@ -117,7 +117,8 @@ def _store(folder: str) -> dict:
 def is_value_file(name: str) -> bool:
     """Returns True if a file contains array values written by one process of a multi-process run.
 
-    name: path of the file relative to the checkpoint folder.
+    Args:
+      name: path of the file relative to the checkpoint folder.
     """
     return _VALUES.fullmatch(name) is not None
 

@@ -29,12 +29,12 @@ def parameter_files(*folders: str) -> Callable[[str], bool]:
 
 
 def list_steps(directory: str) -> list[int]:
-    """Lists the sorted steps of all checkpoints in a run's `checkpoints` folder, including damaged ones."""
+    """Lists the sorted steps of all checkpoints in a run's `checkpoints` folder, including damaged checkpoints."""
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
 
 
 def has_checkpoints(directory: str) -> bool:
-    """Checks whether a run's `checkpoints` folder has a checkpoint, also a damaged, misnamed or replaced one."""
+    """Checks whether a run's `checkpoints` folder has a checkpoint, which may be damaged, misnamed or replaced."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     incomplete = re.compile(r"\.|\d+\.(saving|deleted)\b")
     return any(incomplete.match(name) is None for name in names)
@@ -65,7 +65,7 @@ def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
 
 
 def misnamed(directory: str) -> list[str]:
-    """Lists folders that contain a checkpoint but are not named after a step, such as `0038` or `38 (copy)`."""
+    """Lists folders that contain a checkpoint, but whose names are not a step: `0038`, `38 (copy)`."""
     names = [name for name in os.listdir(directory) if not _is_step(name) and not UNFINISHED.fullmatch(name)]
     paths = {name: os.path.join(directory, name) for name in names if not name.startswith(".")}
     return sorted(
@@ -126,7 +126,7 @@ def newest_valid_step(
 
 
 def _existing_faults(directory: str, damaged: dict[int, str]) -> dict[int, str]:
-    """Keeps the faults of checkpoints that still exist; a run may have deleted the others in the meantime."""
+    """Keeps the faults of checkpoints that still exist; a run may have deleted other checkpoints in the meantime."""
     steps = set(list_steps(directory))
     return {step: problem for step, problem in damaged.items() if step in steps}
 
@@ -140,7 +140,8 @@ def candidates(directory: str, up_to: Optional[int] = None) -> list[int]:
 def check_any_valid(directory: str, damaged: dict[int, str]) -> None:
     """Raises UserError if there are damaged or misnamed checkpoints; call this if no checkpoint is valid.
 
-    damaged: {step: faults} of each damaged checkpoint.
+    Args:
+      damaged: {step: faults} of each damaged checkpoint.
     """
     if damaged:
         lines = "; ".join(f"step {step}: {problem}" for step, problem in damaged.items())

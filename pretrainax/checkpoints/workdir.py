@@ -1,4 +1,4 @@
-"""Checks whether a config can train in a workdir, which may have a run already."""
+"""Checks whether a config can train in a workdir, which may contain a run already."""
 
 import copy
 import dataclasses
@@ -14,9 +14,9 @@ _MAX_FIELDS = 5  # maximum number of differing fields in an error message
 
 
 def check_workdir(workdir: str, experiment: Experiment, extend: bool = False) -> str:
-    """Checks that a config can train in a workdir, whose run, if it has made a step, must have the same config.
+    """Checks that a config can train in a workdir; an existing run that has made a step must have the same config.
 
-    The check can run before the data is prepared: fields that the data determines are those of the existing run.
+    The check can run before the data is prepared: it takes the fields that the data determines from the existing run.
 
     Args:
       extend: allows more steps even if the completed steps would differ in a run of the new length (`longer.extend`).
@@ -48,7 +48,7 @@ def check_workdir(workdir: str, experiment: Experiment, extend: bool = False) ->
 
 
 def _complete(new: Experiment, old: Experiment) -> None:
-    """Sets the fields of `new` that the prepared data determines to those of the existing run `old`."""
+    """Sets the fields of `new` that the prepared data determines to their values in the existing run `old`."""
     if new.model.vocab_size == config_lib.AUTO:
         new.model.vocab_size = old.model.vocab_size
     config_lib.resolve_auto(new, None)
@@ -84,7 +84,7 @@ def adopt_steps(workdir: str, experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def has_steps(workdir: str) -> bool:
-    """Checks whether the run in a workdir has results: a checkpoint, also a damaged one, or lines of metrics.jsonl."""
+    """Checks whether the run in a workdir has results: a checkpoint (valid or damaged), or lines of metrics.jsonl."""
     metrics = os.path.join(workdir, "metrics.jsonl")
     has_metrics = os.path.exists(metrics) and os.path.getsize(metrics) > 0
     return has_metrics or has_checkpoints(os.path.join(workdir, "checkpoints"))
