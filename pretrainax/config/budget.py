@@ -22,10 +22,10 @@ class RunBudget(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "RunBudget":
-        """Parses a number and a unit, such as "3 epochs", "1e15 flops", "20 min" or "2 hours".
+        """Parses a number and a unit: "3 epochs", "1e15 flops", "20 min" or "2 hours".
 
         Raises:
-          ValueError: the text has another form, or the number is not positive and finite.
+          ValueError: the string has a different format, or the number is not positive and finite.
         """
         match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]+)\s*", text, re.ASCII)
         if match is None or match[2].lower() not in _UNITS:

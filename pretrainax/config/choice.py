@@ -51,7 +51,8 @@ def optional_in_json(default: object, is_free: bool = True) -> Any:
 
     A new version of PretrainAX can thus add the field without changing the config.json of runs that do not use it.
 
-    is_free: whether a resumed run may change the field, as with `resumable_field`.
+    Args:
+      is_free: whether a resumed run may change the field, as with `resumable_field`.
     """
     return dataclasses.field(default=default, metadata={"free": is_free, "later": True})
 
@@ -67,7 +68,7 @@ class Choice:
     """
 
     _classes: ClassVar[dict[str, type["Choice"]]] = {}  # all imported subclasses, by "module:name"
-    endings: ClassVar[tuple[str, ...]] = ()  # suffixes of the files that the class reads, such as ".txt"; (): no files
+    endings: ClassVar[tuple[str, ...]] = ()  # suffixes (".txt") of the files that the class reads; (): no files
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # concrete subclasses are dataclasses
 
     def __init_subclass__(cls, **kwargs):
@@ -123,7 +124,7 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> "Choice":
-        """Parses a flag value such as `"TextFiles(path='my/books', valid_fraction=0.05)"`.
+        """Parses a flag value, for example `"TextFiles(path='my/books', valid_fraction=0.05)"`.
 
         The field values are literals, nested instances of Choice, and tuples of these. No code is executed. Call this
         method on the config field's type, so that errors can suggest alternatives.
@@ -148,7 +149,7 @@ class Choice:
 
     @classmethod
     def parse_several(cls, text: str) -> tuple:
-        """Parses a tuple of instances, such as `"(Phase(share=0.9), Phase())"`, or one instance as a tuple of one."""
+        """Parses a tuple of instances, `"(Phase(share=0.9), Phase())"`, or one instance as a tuple with one item."""
         try:
             node = ast.parse(text.strip(), mode="eval").body
             items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
@@ -158,9 +159,10 @@ class Choice:
 
     @classmethod
     def reader_of(cls, path: str) -> Optional[str]:
-        """Returns the name of the class that reads a file according to its `endings` in any case, or None if none does.
+        """Returns the name of the class that reads a file, or None; compares suffixes with `endings`, ignoring case.
 
-        path: a file or folder. In a folder, the first file (by name) that some class reads determines the class.
+        Args:
+          path: a file or folder. In a folder, the first file (by name) that some class reads determines the class.
         """
         names = [path]
         if os.path.isdir(path):
@@ -188,7 +190,7 @@ class Choice:
         """Formats the error message for a flag that sets an unknown field of this class.
 
         Args:
-          path: path of the config field whose value is an instance of this class, such as "config.data.source".
+          path: path of the config field whose value is an instance of this class, for example "config.data.source".
           field: name of the unknown field.
         """
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
@@ -212,7 +214,8 @@ class Choice:
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         """Yields an error message for each invalid field, with the value and the allowed values.
 
-        experiment: the config that contains this instance.
+        Args:
+          experiment: the config that contains this instance.
         """
         yield from ()
 
@@ -298,7 +301,7 @@ def _import_entry_points(class_name: str) -> None:
 
 
 def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
-    """Instantiates the subclass of `kind` that a parsed name or call such as `AdamW(b2=0.98)` describes.
+    """Instantiates the subclass of `kind` that a parsed name or call (`AdamW(b2=0.98)`) describes.
 
     Raises:
       SyntaxError, ValueError: the node is neither a name nor a call, or a value is not a literal.
@@ -332,7 +335,7 @@ def fits(value: object, hint: object) -> bool:
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in kinds
-    if origin is Annotated:  # a type and literals such as 'auto'
+    if origin is Annotated:  # a type and literals, for example 'auto'
         return value in kinds[1:] or fits(value, kinds[0])
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, kind) for kind in kinds)
@@ -348,9 +351,10 @@ def fits(value: object, hint: object) -> bool:
 def type_error_line(path: str, value: object, hint: object) -> str:
     """Formats the error message for a config field whose value has the wrong type.
 
-    hint: type annotation of the field.
+    Args:
+      hint: type annotation of the field.
     """
-    example = f", such as {(value,)}" if fits((value,), hint) else ""  # ('x') is no tuple in Python
+    example = f", such as {(value,)}" if fits((value,), hint) else ""  # ('x') is not a tuple in Python
     return f"{path} is {value!r}, it must be {format_type(hint)}{example}"
 
 

@@ -27,7 +27,7 @@ def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
     """Imports a config file, calls its function `get_config`, and returns the config.
 
     Args:
-      given: value of --config, such as "t5_base:large" or "my/config.py".
+      given: value of --config, for example "t5_base:large" or "my/config.py".
       init_from: value of config.checkpoint.init_from, passed to `get_config` if it takes a second argument, from which
         it builds the model config.
 
@@ -78,7 +78,7 @@ def find_config(given: str) -> tuple[str, str]:
 
 
 def config_names() -> list[str]:
-    """Returns the names of the installed configs, such as "t5_base"."""
+    """Returns the names of the installed configs, for example "t5_base"."""
     files = glob.glob(os.path.join(glob.escape(CONFIGS), "*.py"))
     return sorted(os.path.basename(file).removesuffix(".py") for file in files)
 
@@ -134,7 +134,7 @@ def _missing_message(file: str) -> str:
 def _location(file: str, error: Exception) -> str:
     """Formats where an error occurred in a config file as "file:line", or as "file" if the line is unknown.
 
-    The line is that of the syntax error, or of the last stack frame in the file.
+    The line contains the syntax error, or belongs to the last stack frame in the file.
     """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]

@@ -122,7 +122,7 @@ class TrainConfig:
     rollback_skip: int = resumable_field(200)  # ... and skips this many batches
     max_rollbacks: int = resumable_field(20)  # maximum number of rollbacks; after one more spike, the run fails
     log_every: int = resumable_field(0)  # steps between log lines; 0: at least 50 lines per run, and one every 50 steps
-    # first and last step of a profile in WORKDIR/profiles, such as 10:13; "": no profile (docs/how-to/profile.md)
+    # first and last step of a profile in WORKDIR/profiles, for example 10:13; "": no profile (docs/how-to/profile.md)
     profile_steps: str = resumable_field("")
     # seconds without a step, a batch of a validation or a stage of a checkpoint's save after which a process exits with
     # code 1, so that the scheduler can restart the run; applies after the first step. 0: no limit
@@ -152,7 +152,7 @@ class TrainConfig:
 
     @property
     def layer_forwards(self) -> int:
-        """Returns how many times each layer runs forward per step: 2 with remat "block", otherwise 1."""
+        """Returns the number of forward passes of each layer per step: 2 with remat "block", otherwise 1."""
         return 2 if self.remat == "block" else 1
 
     @property
@@ -220,12 +220,12 @@ class EvaluateConfig:
     every: int = resumable_field(500)
     # parameters to validate and to save as the best checkpoint; ema: the moving average
     parameters: Literal["trained", "ema"] = "trained"
-    # batches of the validation split, the same in every validation; 0: as many as the split has. They contain several
+    # batches of the validation split, the same in every validation; 0: all batches of the split. They contain several
     # sources or objectives in proportion to the weights: a validation may repeat rows of one, and omit rows of another
     batches: int = resumable_field(20)
     # number of last checkpoints whose mean parameters the run validates at its end (Transformer: 5); 0: no average
     average: int = resumable_field(0)
-    # metric for the best checkpoint, `patience` and `plan --fit`, such as "accuracy"; "": the metric of the objective
+    # metric for the best checkpoint, `patience` and `plan --fit`, e.g. "accuracy"; "": the metric of the objective
     select_by: str = resumable_field("")
     # computes the metrics also on each half of the validation rows: loss/half=1 selects checkpoints, and loss/half=2 is
     # the value to report. --sweep sets it
@@ -311,9 +311,9 @@ class Experiment:
 
     @property
     def initializes_missing_heads(self) -> bool:
-        """Returns whether heads that `checkpoint.init_from` lacks are initialized instead of raising an error.
+        """Returns True if the run initializes heads that `checkpoint.init_from` lacks, instead of raising an error.
 
-        This is True if the model has a task head or `checkpoint.fresh_heads` is set.
+        This is the case if the model has a task head or `checkpoint.fresh_heads` is set.
         """
         return self.checkpoint.fresh_heads or self.model.head is not None
 

@@ -2,7 +2,7 @@
 
 from pretrainax.files.json_files import JsonObject
 
-# class -> former name of a field -> current name of the field
+# Class -> former name of a field -> current name of the field.
 _FIELDS: dict[str, dict[str, str]] = {
     "TrainConfig": {"pipeline_parts": "pipeline_microbatches"},
     "RotaryPositions": {"neighbours": "interleaved"},
@@ -15,7 +15,7 @@ _FIELDS: dict[str, dict[str, str]] = {
     "MarkedWords": {"unit": "position_unit"},
     **dict.fromkeys(("Distillation", "DistilBERT", "TinyBERT", "MiniLM"), {"own": "hard"}),
 }
-# (class, current name of a field) -> former value -> current value
+# (class, current name of a field) -> former value -> current value.
 _VALUES: dict[tuple[str, str], dict[object, object]] = {
     ("DecoderToEncoderDecoder", "cross_attention"): {"silent": "zero"},
 }

@@ -16,7 +16,7 @@ from pretrainax.config.serialization import to_json
 from pretrainax.config.validation import get, validate
 from pretrainax.files.errors import UserError, shortened
 
-# prefix of a seed field in config.train (init_seed, …) -> what the seed randomizes
+# Prefix of a seed field in config.train (init_seed, …) -> what the seed randomizes.
 SEED_USES: dict[SeedUse, str] = {
     "init": "fresh parameters",
     "order": "the order of the data",
@@ -46,19 +46,19 @@ class GridRun(NamedTuple):
 def grid_of(experiment: Experiment, seeds: Optional[int], sweeps: Sequence[str]) -> list[GridRun]:
     """Builds a grid of runs, one for each combination of a seed and values of the swept fields.
 
-    All runs with one seed precede those with the next seed, so that even an interrupted grid compares as many values as
-    possible.
+    All runs with one seed precede the runs with the next seed, so that even an interrupted grid compares as many values
+    as possible.
 
-    If fields are swept and the metric allows it, the runs have `evaluate.halves`, so that the values are not reported
-    on the rows that select them.
+    If fields are swept and the metric allows it, the runs have `evaluate.halves`, so that different rows select the
+    best value and measure the reported metric.
 
     Args:
       experiment: base config; not modified.
       seeds: number of consecutive seeds, starting with `train.seed`. If None, only `train.seed` is used, and run names
         omit the seed.
-      sweeps: one string per field, with the field and its values, such as "optimizer.learning_rate=1e-5,3e-5". A value
-        that contains commas must be in brackets. Several fields, separated by commas, change together; their values are
-        in brackets: "optimizer.learning_rate,optimizer.b2=(1e-3,0.98),(3e-3,0.95)".
+      sweeps: one string per field, with the field and its values: "optimizer.learning_rate=1e-5,3e-5". A value that
+        contains commas must be in brackets. Several fields, separated by commas, change together; their values are in
+        brackets: "optimizer.learning_rate,optimizer.b2=(1e-3,0.98),(3e-3,0.95)".
 
     Raises:
       UserError: a field is unknown or repeated, a value is invalid or repeated, a config is invalid, the seeds have no

@@ -149,7 +149,7 @@ class Extract(HeadConfig):
 
 @dataclasses.dataclass
 class Embed(HeadConfig):
-    """Embeds each document of a row, such as a query and its passages, by pooling its last hidden states.
+    """Embeds each document of a row (a query and its passages) by pooling the document's last hidden states.
 
     The head has no parameters (Karpukhin et al. 2020, arXiv 2004.04906; Reimers and Gurevych 2019, arXiv 1908.10084).
     """

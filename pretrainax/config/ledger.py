@@ -27,16 +27,16 @@ _DEFAULTS = "configs/defaults.toml"
 class Fact(NamedTuple):
     """A ledger's value for a config field, with its source."""
 
-    # a list represents a tuple; "none" represents None; "any" matches every value of the config
+    # A list represents a tuple; "none" represents None; "any" matches every value of the config.
     value: object
-    # origin of the value, one of STATUSES: the paper, released code, memory (nobody has checked the source), or a
-    # choice of PretrainAX
+    # Origin of the value, one of STATUSES: the paper, released code, memory (nobody has checked the source), or a
+    # choice of PretrainAX.
     status: str
     source: str  # a file of the code, a section of the paper, or the reason for the choice
     in_tokens: bool = False  # the value is in tokens, while the field is in steps or examples
     quote: str = ""  # the characters of the source's file that give the value; "": none
     expression: str = ""  # the value as a function of the numbers in the quote; see config/quotes.py
-    # location: (file, block from 0, key); the key is "train.steps", or with variants "train.steps.base large"
+    # Location: (file, block from 0, key). The key is "train.steps", or with variants "train.steps.base large".
     line: tuple[str, int, str] = ("", 0, "")
 
 
@@ -72,7 +72,7 @@ class Comparison(NamedTuple):
     def counts(self) -> str:
         """Counts the values outside the model by origin: "14 values from released code, 3 from the paper, 9 recalled".
 
-        The sources of the model's own fields are in the ledger of its architecture, which `recipe` shows.
+        The sources of the model's fields are in the ledger of its architecture, which `recipe` shows.
         """
         facts = [row.fact for row in self.rows if row.fact and row.agrees and row.fact.value != "any"]
         counts = collections.Counter(fact.status for fact in facts if not fact.line[2].startswith("model."))
@@ -125,7 +125,7 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
       config: an `Experiment`, or a section of one.
       file: path of the ledger.
       variant: variant of the config, or "" for the default variant.
-      path: path of the section in the `Experiment`, such as "model", or "" if `config` is an `Experiment`.
+      path: path of the section in the `Experiment`, for example "model", or "" if `config` is an `Experiment`.
 
     Raises:
       UserError: the file is not a valid ledger.

@@ -7,15 +7,15 @@ from typing import Literal, NamedTuple, Optional
 from pretrainax.config.choice import import_built_in
 from pretrainax.files.errors import UserError
 
-# Properties of a run that change the value of a metric without making the model better or worse
+# The properties of a run that change the value of a metric without making the model better or worse.
 Aspect = Literal["objective", "tokenizer", "text", "generator", "hardware"]
 FRACTION = "fraction"  # unit of values from 0 to 1, which logs and reports display in %
 _FRACTIONS = ("accuracy", "precision", "recall", "fraction")  # ends of the names of undeclared fractions
-# ends of the names of metrics on the halves of the validation, with `config.evaluate.halves`
+# The ends of the names of metrics on the halves of the validation, with `config.evaluate.halves`.
 SELECTION_HALF, REPORT_HALF = "/half=1", "/half=2"
-# name in validation lines of {metric: its standard error}, over documents or rows
+# The name of {metric: its standard error} in validation lines; the errors are over documents or rows.
 STANDARD_ERRORS = "standard_errors"
-OF_RECORDS: tuple[Aspect, ...] = ("objective", "text")  # for metrics per record or byte, whatever the tokenizer
+OF_RECORDS: tuple[Aspect, ...] = ("objective", "text")  # for metrics per record or byte, with any tokenizer
 
 
 class Metric(NamedTuple):
@@ -27,12 +27,12 @@ class Metric(NamedTuple):
     in_total_loss: bool = False  # "total_loss" is the sum of "loss" and the metrics with this flag
     is_count: bool = False  # the values are counts or means of counts, which are printed without trailing zeros
     unit: str = ""  # FRACTION, or the unit as text: "nats per target"; "": the meaning states the unit
-    # the values of two runs are comparable only if these aspects of the runs are equal; (): always
+    # The values of two runs are comparable only if these aspects of the runs are equal. (): always.
     depends_on: tuple[Aspect, ...] = ("objective", "tokenizer", "text")
 
 
 METRICS: dict[str, Metric] = {}  # all declared metrics, by name
-# Metrics with another meaning in the runs of tasks, whose metrics include "labels"
+# The metrics that have a different meaning in the runs of tasks. The metrics of these runs include "labels".
 _TASK_METRICS = {
     "loss": Metric("loss", "nats per label, or the squared error of a number", depends_on=OF_RECORDS),
     "accuracy": Metric("accuracy", "labels predicted correctly", True, unit=FRACTION, depends_on=OF_RECORDS),
@@ -42,7 +42,8 @@ _TASK_METRICS = {
 def declare(*metrics: Metric, depends_on: Optional[tuple[Aspect, ...]] = None) -> None:
     """Adds metrics to METRICS; each module calls this on import for the metrics that it computes.
 
-    depends_on: `Metric.depends_on` of all these metrics; None: each metric keeps its own.
+    Args:
+      depends_on: `Metric.depends_on` of all these metrics; None: does not change this field of the metrics.
     """
     for metric in metrics:
         METRICS[metric.name] = metric if depends_on is None else metric._replace(depends_on=depends_on)
@@ -51,10 +52,11 @@ def declare(*metrics: Metric, depends_on: Optional[tuple[Aspect, ...]] = None) -
 def with_metrics(metrics: Mapping, more: Mapping, origin: str) -> dict:
     """Adds the metrics of a callback to a line of metrics.jsonl, and merges STANDARD_ERRORS.
 
-    origin: the method of the callback, "NAME.method", for messages.
+    Args:
+      origin: the method of the callback, "NAME.method", for messages.
 
     Raises:
-      UserError: a metric is already in the line, or is no number and no dict.
+      UserError: a metric is already in the line, or is neither a number nor a dict.
     """
     if not isinstance(more, Mapping):
         raise UserError(f"callback {origin} returns {more!r}, it must return a dict of metrics")
@@ -70,12 +72,13 @@ def with_metrics(metrics: Mapping, more: Mapping, origin: str) -> dict:
 
 
 def declared(name: str, names: Collection[str] = ()) -> Metric:
-    """Returns the declaration of a metric, also of one on a subset of the data ("loss/source=wiki").
+    """Returns the declaration of a metric, also of a metric on a subset of the data ("loss/source=wiki").
 
     An undeclared metric gets the defaults of `Metric`, which allow a comparison only if all aspects are equal. Its unit
-    is FRACTION if its name says so, as in "my_accuracy".
+    is FRACTION if the end of its name is in _FRACTIONS, as in "my_accuracy".
 
-    names: all metrics of the run; if "labels" is one of them, the run trains a task.
+    Args:
+      names: all metrics of the run; if "labels" is one of them, the run trains a task.
     """
     metric = name.partition("/")[0]
     unit = FRACTION if metric.endswith(_FRACTIONS) else ""
@@ -109,7 +112,8 @@ def reported_half(name: str) -> str:
 def larger_is_better(name: str) -> bool:
     """Returns True if larger values of a metric are better.
 
-    name: name of a metric ("accuracy"), or of a metric on a subset of the data ("accuracy/source=wiki").
+    Args:
+      name: name of a metric ("accuracy"), or of a metric on a subset of the data ("accuracy/source=wiki").
 
     Raises:
       UserError: the metric is not declared.

@@ -32,7 +32,7 @@ def known_families() -> tuple[str, ...]:
 class Generator(Choice):
     """Config of ELECTRA's generator, a masked language model that proposes replacement tokens.
 
-    All other settings are taken from config.model.
+    All other settings come from config.model.
     """
 
     num_layers: int = 12  # blocks
@@ -185,7 +185,7 @@ class ModelConfig:
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     def unsupported(self, use: Use) -> Optional[str]:
-        """Returns why an item of `parts` does not support a feature, or None if all items support it."""
+        """Returns the reason why an item of `parts` does not support a feature, or None if all items support it."""
         return next((part.unsupported[use] for part in self.parts if use in part.unsupported), None)
 
     @property
@@ -230,9 +230,10 @@ class ModelConfig:
     def format_size(self, size: str) -> str:
         """Formats the value of a size field: "768", or "12 + 12" with one number per stack.
 
-        `num_layers` has one number per stack, and so do the other sizes if `decoder` is set.
+        `num_layers` has one number per stack. If `decoder` is set, the other sizes also have one number per stack.
 
-        size: name of the field.
+        Args:
+          size: name of the field.
         """
         stacks = self.stacks if size == "num_layers" else self.sized
         return " + ".join(str(getattr(stack, size)) for stack in stacks.values())
@@ -264,5 +265,5 @@ class ModelConfig:
 
     @property
     def position_dim(self) -> int:
-        """Returns how many dimensions of each query or key head rotary positions may rotate."""
+        """Returns the number of dimensions of each query or key head that rotary positions may rotate."""
         return self.dim_per_head if self.latent_attention is None else self.latent_attention.rotary_dim

@@ -1,4 +1,4 @@
-"""Sets config fields from flags, such as --config.train.steps=1e5 or --config.schedule="WarmupLinear()"."""
+"""Sets config fields from flags: --config.train.steps=1e5, --config.schedule="WarmupLinear()"."""
 
 import ast
 import dataclasses
@@ -24,7 +24,7 @@ _EXACT = 2**53  # floats represent all integers up to this value exactly
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
-    """Splits command-line arguments into absl's arguments and config overrides, such as ("config.train.steps", "5").
+    """Splits command-line arguments into absl's arguments and config overrides, e.g. ("config.train.steps", "5").
 
     The value of an override is None for a flag without a value, and "false" for --noconfig.FIELD.
 
@@ -60,7 +60,7 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
 
     Args:
       experiment: the config; modified in place.
-      path: path of the field, such as "config.train.steps" or "config.phases[0].share".
+      path: path of the field, for example "config.train.steps" or "config.phases[0].share".
       text: value of the flag, or None for a flag without a value, which sets a bool field to True.
 
     Raises:
@@ -153,7 +153,7 @@ def _parse_as(text: str, kind: Any, path: str) -> Any:
         return _parse_int(text)
     if kind is float:
         return float(text)
-    if typing.get_origin(kind) is typing.Annotated:  # a type and a literal such as 'auto'
+    if typing.get_origin(kind) is typing.Annotated:  # a type and a literal, for example 'auto'
         number_type, *literals = typing.get_args(kind)
         return text if text in literals else _parse_as(text, number_type, path)
     if typing.get_origin(kind) is tuple:
@@ -170,7 +170,7 @@ def _parse_as(text: str, kind: Any, path: str) -> Any:
 
 
 def _parse_int(text: str) -> int:
-    """Parses an integer such as 1000, 1_000 or 1e3; raises ValueError for any other string."""
+    """Parses an integer (1000, 1_000 or 1e3); raises ValueError for any other string."""
     try:
         return int(text)
     except ValueError:
@@ -181,11 +181,12 @@ def _parse_int(text: str) -> int:
 
 
 def _parse_tuple(text: str, kind: Any) -> tuple:
-    """Parses a tuple from a string such as "(1, 2)", "1", "local,global" or "(Name(), Name())".
+    """Parses a tuple from a string: "(1, 2)", "1", "local,global" or "(Name(), Name())".
 
-    A string with white space that is no Python literal, such as a prompt, is one item.
+    A string with white space that is not a Python literal (a prompt) is one item.
 
-    kind: type annotation of the tuple.
+    Args:
+      kind: type annotation of the tuple.
 
     Raises:
       ValueError: the items do not match the type annotation.

@@ -38,7 +38,7 @@ _OVERRIDES = {  # field of a phase -> config field that it overrides
     "weights": "data.source.weights",
     "objective": "objective",
 }
-# fields of the SourceMixture in config.data.source that a phase with `weights` sets to these values
+# The fields of the SourceMixture in config.data.source that a phase with `weights` sets to these values.
 _RESET_WITH_WEIGHTS = {"stages": (), "temperature": 1.0, "limit": None}
 _LENGTHS = ("steps", "tokens", "share")
 
@@ -118,7 +118,7 @@ def phases_of(experiment: "Experiment") -> tuple[RunPhase, ...]:
 
 
 class _WithStop(Protocol):
-    """Protocol of objects that describe a phase and have its `stop`, such as `RunPhase`."""
+    """Protocol of objects that describe a phase and have its `stop`, for example `RunPhase`."""
 
     @property
     def stop(self) -> int: ...
@@ -164,7 +164,7 @@ def config_at_checkpoint(experiment: "Experiment", steps: Sequence[int]) -> "Exp
 
 
 def problems_of_phases(experiment: "Experiment") -> Iterator[str]:
-    """Yields an error message for each invalid phase, and one if the phases do not add up to train.steps."""
+    """Yields an error message for each invalid phase, and a message if the phases do not add up to train.steps."""
     problems = list(_field_problems(experiment))
     yield from problems
     if not problems and experiment.phases:

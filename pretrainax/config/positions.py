@@ -103,7 +103,7 @@ class LinearScaling(RotaryScaling):
 
 @dataclasses.dataclass
 class YarnScaling(RotaryScaling):
-    """Scales low frequencies, keeps high ones, and sharpens attention (YaRN: Peng et al. 2023, arXiv 2309.00071).
+    """Scales low but not high frequencies, and sharpens attention (YaRN: Peng et al. 2023, arXiv 2309.00071).
 
     With m(w) = 0.1 · w · ln(factor) + 1, the rotated dimensions are multiplied by m(mscale) / m(mscale_all_dim),
     and the logits by m(mscale_all_dim)². If all dimensions of a head are rotated, multiplying them by a factor is
@@ -131,7 +131,7 @@ class YarnScaling(RotaryScaling):
 
 @dataclasses.dataclass
 class LongRopeScaling(RotaryScaling):
-    """Divides each frequency by its own factor (LongRoPE: Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
+    """Divides each frequency by a separate factor (LongRoPE: Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
 
     Documents longer than `original_length` use the long factors for all tokens. Other documents use the short factors.
     In generation, all tokens of a text are read again when the text exceeds `original_length`. In both cases, the
@@ -164,7 +164,7 @@ class RotaryPositions(Position):
 
     max_length: Size = 2048  # context length of the model; auto: number of positions of the longest row
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
-    scaling: Optional[RotaryScaling] = None  # scaling to a longer context than the trained one; None: no scaling
+    scaling: Optional[RotaryScaling] = None  # scaling to a longer context than in training; None: no scaling
     # a dimension pair is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
     interleaved: bool = False
     # theta of local layers, which are not scaled; None: theta and scaling of the global layers (Gemma 3: 10,000)

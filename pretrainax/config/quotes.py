@@ -1,7 +1,7 @@
 """Parses the sources of a ledger: a file of a public repository, a quote from it, and the value that the quote gives.
 
 A source is "owner/name@commit:path", and may continue with a remark after a comma. The quote contains the characters of
-this file that give the value, such as "learning_rate: 4.0e-4".
+this file that give the value, for example "learning_rate: 4.0e-4".
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 from pretrainax.files.errors import UserError
 
 _SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)@(?P<commit>[0-9a-f]{40}):(?P<path>[^\s,;]*[^\s,;:])")
-# A number with thousands separators ("10,000", "10_000") or without, not part of a word such as "beta1" or "v1.0".
+# A number with or without thousands separators ("10,000", "10_000"), which is not part of a word ("beta1", "v1.0").
 _NUMBER = re.compile(
     r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+(?:_\d+)*)?(?:(?<=\d)\.\d*|\.\d+|(?<=\d))(?:[eE][+-]?\d+)?"
 )
@@ -38,7 +38,7 @@ class ReleasedFile(NamedTuple):
 
 
 def released_file(source: str) -> Optional[ReleasedFile]:
-    """Returns the file that a ledger's source names, or None if it names none."""
+    """Returns the file that a ledger's source names, or None if the source names no file."""
     match = _SOURCE.match(source)
     return ReleasedFile(**match.groupdict()) if match else None
 
@@ -52,9 +52,9 @@ def quoted_number(quote: str, expression: str = "") -> float:
     """Computes the number that a quote gives.
 
     Args:
-      quote: the quote, such as "t_warmup: 8388608000".
-      expression: a formula of + - * / ** and parentheses, such as "a / 2_097_152", in which a, b, c … are the numbers
-        of the quote. "" means the only number of the quote.
+      quote: the quote, for example "t_warmup: 8388608000".
+      expression: a formula of + - * / ** and parentheses, for example "a / 2_097_152", in which a, b, c … are the
+        numbers of the quote. "" means the only number of the quote.
 
     Raises:
       UserError: the expression is invalid, or "" and the quote does not have exactly one number.
@@ -90,7 +90,7 @@ def _evaluate(node: ast.AST, variables: dict[str, float]) -> float:
 
 
 def is_compared(value: object, expression: str = "") -> bool:
-    """Returns True if a value is compared with a number in its quote: not for words, or a constant expression."""
+    """Returns True if a value is compared with a number in its quote; False for words and constant expressions."""
     numeric = isinstance(value, (list, tuple, int, float)) and not isinstance(value, bool)
     return numeric and (not expression or any(map(str.isalpha, re.sub(r"\d[eE]", "", expression))))
 
@@ -99,7 +99,7 @@ def mismatch(value: object, quote: str, expression: str = "") -> str:
     """Compares a ledger's value with its quote; returns the difference, or "" if they agree.
 
     Numbers must equal the number that the quote gives, to 9 digits. The expression for a list of numbers has a formula
-    for each, separated by commas. Other values, such as class names, are not compared.
+    for each number, separated by commas. Other values (class names) are not compared.
     """
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     expected = [x for x in items if isinstance(x, (int, float)) and not isinstance(x, bool)]

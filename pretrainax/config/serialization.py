@@ -59,7 +59,7 @@ def differing_fields(configs: Sequence[Experiment]) -> dict[str, tuple[object, .
     """Finds the fields that affect a run's numerical results and differ between configs.
 
     Returns:
-      {path of a field: its value in each config}, such as {"optimizer.learning_rate": (1e-3, 3e-3)}.
+      {path of a field: its value in each config}, for example {"optimizer.learning_rate": (1e-3, 3e-3)}.
     """
     return dict(_compare(configs, ""))
 

@@ -14,8 +14,8 @@ from pretrainax.files.errors import UserError
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
 
-# Sections of config.model -> fields that grow with the width. Size of a head, vocabulary, `embedding_dim` (ALBERT) and
-# number of experts stay the same.
+# Sections of config.model -> fields that grow with the width. The size of a head, the vocabulary, `embedding_dim`
+# (ALBERT) and the number of experts stay the same.
 _WIDTHS: Mapping[str, tuple[str, ...]] = {
     "": ("d_model", "d_ff", "num_heads", "num_kv_heads"),
     "decoder": ("d_model", "d_ff", "num_heads", "num_kv_heads"),
@@ -38,7 +38,7 @@ class Transfer(Choice):
     """
 
     base_width: int  # config.model.d_model of the base model, whose other widths are in proportion
-    base_depth: Optional[int] = None  # config.model.num_layers of the base model; None: as many as in the config
+    base_depth: Optional[int] = None  # config.model.num_layers of the base model; None: the same depth as in the config
     output_scale: float = 1.0  # factor of the vocabulary logits in all sizes; tune it for the base model
 
     def base(self, model: ModelConfig) -> ModelConfig:
@@ -89,10 +89,10 @@ class Transfer(Choice):
 
 
 def resized(model: ModelConfig, width: Optional[int] = None, depth: Optional[int] = None) -> ModelConfig:
-    """Returns a model of another width and depth, in which all widths and numbers of layers have equal proportions.
+    """Returns a model with a different width and depth; all widths and numbers of layers stay in proportion.
 
-    The size of a head stays the same, so the number of heads grows with the width. Fewer than one key-value head in
-    proportion become one.
+    The size of a head stays the same, so the number of heads grows with the width. There is at least one key-value
+    head, even if the proportion gives less than one.
 
     Args:
       width: `d_model` of the result; None: the width of `model`.

@@ -90,7 +90,7 @@ def model_problems(e: Experiment) -> Iterator[str]:
 
 
 def complete(experiment: Experiment) -> None:
-    """Completes a config in place by letting the objective set the fields that depend on it, such as the task head.
+    """Completes a config in place: the objective sets the fields that depend on it, for example the task head.
 
     Raises:
       UserError: a value has the wrong type or is not an allowed literal, which the objective itself does not check.
@@ -161,7 +161,7 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:
-    """Yields an error message for each out-of-range number and for each invalid setting related to one."""
+    """Yields an error message for each out-of-range number and for each invalid combination of related settings."""
     for allowed, is_allowed, paths in _RANGES:
         for path in paths.split():
             if (value := get(e, path)) not in (None, AUTO) and not is_allowed(value):

@@ -21,7 +21,7 @@ PATH_FIELDS = (
     "word_list",
     "similar_words",
 )  # names of fields that contain paths
-# path fields whose value may also be a model on the Hugging Face Hub
+# The path fields whose value may also be a model on the Hugging Face Hub.
 _HUB_FIELDS = ("config.checkpoint.init_from", "config.distill.teacher", "config.tokenizer.path")
 MAX_LAYERS = 10_000  # above any real model; validation iterates over all layers, even of an untrusted config
 _MODEL_RANGE, _LAYERS_RANGE = (-(2**31), 2**31 - 1), (-(2**31), MAX_LAYERS)
@@ -52,7 +52,7 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
 
 
 def _sections(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yields (path, section) for a field whose value has fields of its own, or for each such item of a tuple."""
+    """Yields (path, section) for a field whose value has fields, or for each item of a tuple that has fields."""
     items = ((f"{path}[{i}]", item) for i, item in enumerate(value)) if isinstance(value, tuple) else [(path, value)]
     for item_path, item in items:
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
@@ -98,7 +98,7 @@ def _nested_leaf_fields(config: object, path: str, default: object, is_free: boo
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:
-    """Yields an error message for each value of the wrong type, and for each attribute that is no field.
+    """Yields an error message for each value of the wrong type, and for each attribute that is not a field.
 
     Literal fields are checked by `validate`.
     """
@@ -111,9 +111,9 @@ def type_problems(experiment: Experiment) -> Iterator[str]:
 
 
 def _unknown_attributes(path: str, section: object) -> Iterator[str]:
-    """Yields an error message for each attribute that code has set and no class declares, such as a misspelled field.
+    """Yields an error message for each attribute that code has set and no class declares (a misspelled field).
 
-    The classes of other packages may keep attributes of their own.
+    The classes of other packages may have additional attributes.
     """
     for name in vars(section) if type(section).__module__.startswith("pretrainax.") else ():
         if not hasattr(type(section), name) and name not in field_names(section):
