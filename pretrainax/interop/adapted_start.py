@@ -16,13 +16,13 @@ from pretrainax.sharding.param_paths import PyTree, flat, nested
 
 
 class ConversionPlan(NamedTuple):
-    """A plan for converting the parameters of a trained model (the start) to those of a new model."""
+    """A plan for converting the parameters of a trained model (the start) to the parameters of a new model."""
 
     model: ModelConfig  # model config to load the start with
     fit: ParameterMapping  # mapping from the parameters of `model` to the parameters of the start
     rules: dict[str, ParameterRule]  # rule that creates each parameter of the new model, by parameter path
     unused_paths: tuple[str, ...]  # paths of unused parameters of the start
-    effects: tuple[str, ...]  # how each adaptation changes the model's outputs
+    effects: tuple[str, ...]  # effect of each adaptation on the model's outputs
 
     @property
     def copied(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class ConversionPlan(NamedTuple):
         return self._replace(rules=rules)
 
     def take(self, params: Params, shardings: PyTree, drawn: Mapping[str, jax.Array]) -> Params:
-        """Converts the parameters of the start to those of the new model.
+        """Converts the parameters of the start to the parameters of the new model.
 
         At any time, at most one parameter is held in memory twice, before and after its conversion.
 

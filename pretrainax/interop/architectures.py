@@ -19,11 +19,11 @@ from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 
 _ADAPTERS = "adapter_config.json"  # file that identifies a PEFT directory
-# what a model config with wrong values raises
+# The errors that a model config with wrong values raises.
 DAMAGED = ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError
 
 
-ANY_EXPERIMENT = Experiment(  # any valid config, of which the model is replaced
+ANY_EXPERIMENT = Experiment(  # any valid config, whose model is replaced
     ModelConfig(), PretrainedTokenizer(path="."), DataConfig(source=NoSource()), CausalLM(), AdamW(), WarmupCosine()
 )
 
@@ -156,7 +156,7 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             matches.append((family, config_json, family.read_as(config_json, model)))
         except UserError as e:
             reasons.append(str(e))
-        except (ArithmeticError, AttributeError, KeyError, TypeError):  # the positions lack a field, for example
+        except (ArithmeticError, AttributeError, KeyError, TypeError):  # for example because the positions lack a field
             continue
     for family, config_json, equivalent in sorted(
         matches, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))

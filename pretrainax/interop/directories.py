@@ -162,7 +162,7 @@ def export_workdir(
         templates = read_templates(os.path.join(workdir, "tokenizer"))
         frame = decoder_frame(experiment, tokenizer.vocabulary)
         write_tokenizer(tokenizer, staging, model, templates.get("default"), frame)
-        if templates.keys() - {"default"}:  # which tokenizer_config.json cannot contain
+        if templates.keys() - {"default"}:  # tokenizer_config.json can contain only the default template
             copy_templates(os.path.join(workdir, "tokenizer"), staging)
         files = Writer(staging, tensors, shard_bytes)
         _write_tensors(files, rows, _parameters(workdir, experiment, steps, folder), part)
@@ -171,7 +171,7 @@ def export_workdir(
             generation = _generation_config(workdir, config_json, tokenizer, experiment.objective)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_modules(staging, model)
-        copy_modules(os.path.join(workdir, "tokenizer"), staging)  # of an imported embedding model
+        copy_modules(os.path.join(workdir, "tokenizer"), staging)  # for an imported embedding model
         manifest.write_manifest(staging)
         finish(staging)
     left_out = "" if experiment.model.multi_token is None else ", without config.model.multi_token"
@@ -309,7 +309,7 @@ def _assign(target: np.ndarray, values: np.ndarray, name: str) -> None:
 
 
 def _save_original(source: DirectoryWeights, workdir: str) -> None:
-    """Saves what an imported directory has besides weights and tokenizer: templates, JSON configs, tensor dtypes."""
+    """Saves the templates, JSON configs and tensor dtypes of an imported directory."""
     copy_modules(source.directory, os.path.join(workdir, "tokenizer"))
     copy_templates(source.directory, os.path.join(workdir, "tokenizer"))
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
@@ -401,7 +401,7 @@ def _unread_settings(config_json: ConfigJson) -> ConfigJson:
 
 
 def _without_new_forced_ids(settings: ConfigJson, imported: ConfigJson) -> ConfigJson:
-    """Leaves out the fields forced_bos_token_id and forced_eos_token_id that an imported file, if there is one, lacks.
+    """Removes the fields forced_bos_token_id and forced_eos_token_id if an imported file exists and lacks them.
 
     generate() of transformers forces only tokens that a file names.
     """
@@ -411,13 +411,13 @@ def _without_new_forced_ids(settings: ConfigJson, imported: ConfigJson) -> Confi
 
 
 def _generation_config(workdir: str, config_json: ConfigJson, tokenizer: Tokenizer, objective: Objective) -> ConfigJson:
-    """Returns an export's generation_config.json: the imported settings, with ids of `config_json` that they lack.
+    """Returns an export's generation_config.json: the imported settings, with missing ids from `config_json`.
 
-    The token that ends an answer of a chat model ends a text too.
+    The token that ends an answer of a chat model also ends a text.
     """
     imported = _read_imported(workdir, GENERATION)
     if not imported and (file := read_generation_file(os.path.join(workdir, ORIGINAL))) is not None:
-        imported = file.fields  # of config.json, which transformers ignores next to generation_config.json
+        imported = file.fields  # from config.json; transformers ignores them if there is a generation_config.json
     ids = _without_new_forced_ids(_special_ids(config_json), imported)
     generation = {"_from_model_config": True, **ids} | imported
     if config_json.get("is_encoder_decoder") and tokenizer.vocabulary.decoder_start is not None:

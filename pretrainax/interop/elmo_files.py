@@ -8,8 +8,8 @@ The files do not contain the output softmax layer over words. Its parameters are
 pretraining starts from a zero softmax layer. A run that trains a task head drops the softmax
 (`config.checkpoint.fresh_heads=True`).
 
-NOTE A word outside the vocabulary is read as <UNK>, as in all PretrainAX models (`data/word_characters.py`). bilm-tf
-reads the characters of such a word instead.
+NOTE The model reads a word outside the vocabulary as <UNK>, as all PretrainAX models do (`data/word_characters.py`).
+bilm-tf reads the characters of this word instead.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 OPTIONS = "options.json"
 _HEADS = "unembedding/"  # path prefix of the parameters that the files lack
-# direction of the LSTM -> group of datasets in the HDF5 file
+# Direction of the LSTM -> group of datasets in the HDF5 file.
 _GROUPS = {"forward": "RNN_0", "backward": "RNN_1"}
 _MAX_SIZE = 2**20  # maximum of each size in the options
 

@@ -56,7 +56,8 @@ _UNSUPPORTED = {
     "dola_layers": (),
     "max_time": (),
 }
-# Fields that do not change the text: tokens that are read elsewhere, speed, and the form of transformers' result.
+# The fields that do not change the text: tokens that other functions read, speed, and the format of transformers'
+# result.
 _WITHOUT_EFFECT = (
     *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "remove_invalid_values"),
     *("use_cache", "cache_implementation", "cache_config", "max_cache_len", "low_memory", "prefill_chunk_size"),
@@ -70,7 +71,7 @@ _WITHOUT_EFFECT = (
 _FORCE_BOS = "force_bos_token_to_be_generated"  # in config.json: old form of forced_bos_token_id
 SETTINGS = ("do_sample", *_OPTIONS, *_UNSUPPORTED)  # fields that change the text
 FIELDS = (*SETTINGS, *_WITHOUT_EFFECT)
-_TOP_K = 50  # of transformers' generate() if do_sample is true and the file has no top_k
+_TOP_K = 50  # top_k of transformers' generate() if do_sample is true and the file has no top_k
 
 
 class GenerationFile(NamedTuple):
@@ -89,10 +90,10 @@ class InheritedOptions(NamedTuple):
 
 
 def read_generation_file(directory: str) -> Optional[GenerationFile]:
-    """Reads the generation settings of a Hugging Face directory, or of a workdir into which one was imported.
+    """Reads the generation settings of a Hugging Face directory, or of a workdir with an imported directory.
 
-    As in transformers, config.json has the settings only if there is no generation_config.json. Settings in a nested
-    config of the decoder apply if the main config lacks them.
+    The settings come from config.json only if there is no generation_config.json, as in transformers. Settings in a
+    nested config of the decoder apply if the main config lacks them.
     """
     for folder in (os.path.join(directory, ORIGINAL), directory):
         path, config_path = os.path.join(folder, GENERATION), os.path.join(folder, "config.json")
@@ -181,7 +182,7 @@ def end_tokens(directory: str, rows: int) -> Optional[tuple[int, ...]]:
     `"eos_token_id": [2, 11]`.
 
     Args:
-      directory: a Hugging Face directory, or a workdir into which one was imported.
+      directory: a Hugging Face directory, or a workdir with an imported directory.
       rows: number of token ids of the model.
 
     Returns:

@@ -5,8 +5,8 @@
     runs/mine@2000       the checkpoint of step 2000
     runs/mine@best       the saved checkpoint with the best validation result, according to the run's selection metric
                          (config.evaluate.select_by)
-    runs/mine@average    the mean parameters of the last valid checkpoints, without those that are kept only because of
-                         config.checkpoint.keep_at or only as the best checkpoint
+    runs/mine@average    the mean parameters of the last valid checkpoints, without checkpoints that the run keeps only
+                         because of config.checkpoint.keep_at or only as the best checkpoint
     runs/mine@average5   the mean parameters of the newest 5 checkpoints that runs/mine@average uses
     runs/mine@ema        the moving average of the parameters (config.train.ema_decay) in the newest checkpoint;
                          @ema2000 for step 2000

@@ -55,7 +55,7 @@ class TrainedStart(Start):
         model, checkpoint, checkpoints = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
         if not checkpoint.init_from or (os.path.isdir(checkpoints) and list_steps(checkpoints)):
             return []
-        if AUTO in (model.vocab_size, model.position.max_length):  # the vocabulary is known only after data preparation
+        if AUTO in (model.vocab_size, model.position.max_length):  # the vocabulary exists only after data preparation
             return [("start", f"from {checkpoint.init_from}")]
         origin = find_origin(os.path.expanduser(checkpoint.init_from))
         start = _start_for_run(origin, experiment)

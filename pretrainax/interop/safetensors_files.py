@@ -60,7 +60,7 @@ class Reader:
         """Reads and checks the headers of all files; raises UserError for invalid files.
 
         Args:
-          single: name of the file that contains all tensors. Only with the default name may the tensors instead be in
+          single: name of the file that contains all tensors. With the default name, the tensors may instead be in
             several files with an index.
         """
         complete(directory)
@@ -156,7 +156,7 @@ def _memory_map(location: _TensorLocation, mode: str) -> np.ndarray:
 def _read_index(directory: str) -> dict[str, str]:
     """Reads the index of a sharded model; returns each tensor's file name, or {} if the model is in a single file.
 
-    As in transformers, the single file has priority over the index.
+    The single file has priority over the index, as in transformers.
 
     Raises:
       UserError: the index is invalid, or both the single file and the index are missing.

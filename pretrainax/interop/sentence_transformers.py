@@ -12,13 +12,13 @@ from pretrainax.files.json_files import read_object
 from pretrainax.files.regular_files import read_bytes
 
 MODULES = "modules.json"  # file that lists the modules of a sentence-transformers model
-_PROMPTS = "config_sentence_transformers.json"  # file with the texts that may precede each input
+_PROMPTS = "config_sentence_transformers.json"  # file with the prompts that may precede each input
 _INPUTS = "sentence_bert_config.json"  # file with the length and the case of the inputs
-_INPUT_FILES = "sentence_*_config.json"  # its names: old files have the model type instead of "bert"
+_INPUT_FILES = "sentence_*_config.json"  # names of this file: old files have the model type instead of "bert"
 _NO_LIMIT = 10**9  # transformers stores 1e30 as model_max_length of a tokenizer without a limit
 _MODES: dict[Pooling, str] = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
-# Names of the modes in both formats of the pooling config: {"pooling_mode_cls_token": true}, {"pooling_mode": "cls"}
+# Names of the modes in both formats of the pooling config: {"pooling_mode_cls_token": true}, {"pooling_mode": "cls"}.
 _OWN_MODES: dict[str, Pooling] = {theirs: ours for ours, theirs in _MODES.items()}
 _OWN_MODES |= {"cls": "cls", "mean": "mean", "max": "max"}
 
@@ -28,14 +28,14 @@ class Modules(NamedTuple):
 
     head: Embed  # pooling and normalization
     max_length: Optional[int] = None  # tokens of an input, including special tokens; None: only the model's limit
-    lowercase: bool = False  # whether texts are converted to lower case
+    lowercase: bool = False  # whether inputs are converted to lower case
 
 
 def read_modules(directory: str) -> Optional[Modules]:
     """Reads the modules of an embedding model; returns None if there is no modules.json.
 
     Raises:
-      UserError: a file is damaged, or the model has other modules, such as a dense layer, another pooling, or a default
+      UserError: a file is damaged, or the model has an unsupported module (a dense layer, another pooling) or a default
         prompt.
     """
     path = os.path.join(directory, MODULES)
@@ -69,7 +69,7 @@ def read_modules(directory: str) -> Optional[Modules]:
 
 
 def _read_inputs(folder: str, directory: str) -> tuple[Optional[int], bool]:
-    """Reads the maximum length and whether texts are converted to lower case, from a Transformer module's folder."""
+    """Reads the fields `max_length` and `lowercase` of `Modules` from the folder of a Transformer module."""
     found = sorted(glob.glob(os.path.join(glob.escape(folder), _INPUT_FILES)))
     config = read_object(found[0]) if found else {}
     length, lowercase = config.get("max_seq_length"), config.get("do_lower_case") or False

@@ -1,8 +1,8 @@
 """Loads the initial parameters of a run from a trained model: another run, or a Hugging Face directory.
 
 In this file, the start of a run is the trained model that it is initialized from (`config.checkpoint.init_from`).
-A run with parameter-efficient tuning stores only its trained parameters. Whenever such a run is resumed or loaded, it
-reads all other parameters from its start. The file `start.json` in the folder of the run records the checkpoints of the
+A run with parameter-efficient tuning stores only its trained parameters. When this run is resumed or loaded, it reads
+all other parameters from its start. The file `start.json` in the folder of the run records the checkpoints of the
 start and a digest of their files. If the start has a different family or shape, `start.json` also records the source of
 each parameter. The file `teacher.json` records the teacher of a student in the same format.
 """
@@ -64,15 +64,17 @@ class StartModel(NamedTuple):
     def with_head(self, head_of: Callable[[ModelConfig], HeadConfig]) -> ModelConfig:
         """Returns the model config with the task head of a transformers class, instead of the pretraining heads.
 
-        This is the first class in `classes` whose head has the same type as that of the task. If the class also sets
-        other config fields, these are applied too, unless they would change the shapes of the parameters.
+        This is the first class in `classes` whose head has the same type as the head of the task. If the class also
+        sets other config fields, the method applies these fields, unless they would change the shapes of the
+        parameters.
 
-        A head that labels tokens uses only the encoder of an encoder-decoder, because its decoder has not yet read the
-        token at the position of its state. A trained model with such a head keeps its decoder.
+        A head that labels tokens uses only the encoder of an encoder-decoder, because the state of the decoder at a
+        position has not yet read the token at this position. If a trained model already has such a head, it keeps its
+        decoder.
 
         Args:
-          head_of: returns the head of the task for a model, which is itself used if no transformers class has this type
-            of head.
+          head_of: returns the head of the task for a model. This head is used if no transformers class has a head of
+            this type.
         """
         model, usual = self.model, head_of(self.model)
         if model.family == "encoder_decoder" and usual.labels_tokens and type(model.head) is not type(usual):
@@ -118,7 +120,7 @@ def experiment_of(origin: Origin) -> Experiment:
       origin: location of the checkpoints.
 
     Raises:
-      UserError: the config describes no valid model.
+      UserError: the config does not describe a valid model.
     """
     experiment = config.load(path := os.path.join(origin.directory, "config.json"))
     experiment = config_at_checkpoint(experiment, list(map(step_of, origin.steps)))
@@ -163,18 +165,18 @@ def _task_config(model: ModelConfig) -> ModelConfig:
 
 
 class ParameterMapping(NamedTuple):
-    """The mapping from the parameters of a new model to those of its start (the model that it is initialized from)."""
+    """The mapping from the parameters of a new model to the parameters of its start (the model that initializes it)."""
 
     sources: dict[str, str]  # parameter path in the new model -> parameter path in the start
     missing_head_paths: list[
         str
-    ]  # head parameters to initialize, because the start lacks them or has them in another shape
+    ]  # head parameters to initialize, because the start lacks them or has them in a different shape
     unused_paths: list[str]  # unused parameters of the start
     changed: list[str]  # fields of config.model that differ, but do not affect shapes
 
 
 def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> ParameterMapping:
-    """Maps the parameters of a new model to those of a trained model, without reading any parameters.
+    """Maps the parameters of a new model to the parameters of a trained model, without reading any parameters.
 
     Args:
       origin: location of the trained model (the start).
@@ -394,7 +396,7 @@ def record_start(workdir: str, start: Origin, name: str = START, adapted: Option
     Args:
       start: location of the trained model.
       name: name of the file, START or TEACHER_START.
-      adapted: how each parameter was created (`ConversionPlan.report`), or None without adaptations.
+      adapted: the source of each parameter (`ConversionPlan.report`), or None without adaptations.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
     location = {"directory": start.hub or with_urls(start.directory), "steps": list(map(step_of, start.steps))}

@@ -16,9 +16,9 @@ def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str, may_grow: boo
     Args:
       origin: location of the trained model.
       ours: tokenizer of the run.
-      name: role of the trained model in messages, such as "the teacher".
+      name: role of the trained model in messages, for example "the teacher".
       may_grow: whether `ours` may have additional ids after the ids of the trained model's tokenizer. The additional
-        ids may have roles that the trained model's tokenizer lacks, such as a mask token.
+        ids may have roles that the trained model's tokenizer lacks, for example a mask token.
     """
     folder = os.path.join(origin.directory, "tokenizer") if origin.steps else origin.directory
     theirs = load_tokenizer(folder) if origin.steps else read_tokenizer(folder)

@@ -48,7 +48,7 @@ def load_params(
 
 
 def open_model(directory: str) -> "DirectoryWeights":
-    """Opens a Hugging Face directory whose model is used as it is.
+    """Opens a Hugging Face directory whose model is used without changes.
 
     An encoder of sentence-transformers usually has no pretraining heads. It is opened as a retriever.
 
@@ -105,7 +105,7 @@ def takes_encoder(theirs: ModelConfig, ours: ModelConfig) -> bool:
 def other_architecture(
     directory: str, theirs: ModelConfig, ours: ModelConfig, names: Sequence[str], paths: Sequence[str] = ()
 ) -> UserError:
-    """Creates the error for a run whose architecture differs from that of the model that initializes it.
+    """Creates the error for a run whose architecture differs from the architecture of the model that initializes it.
 
     Args:
       directory: location of the model.
@@ -167,8 +167,8 @@ def label_names(config_json: ConfigJson) -> tuple[str, ...]:
 class DirectoryWeights:
     """The weights in a Hugging Face directory, by parameter path.
 
-    Initially, the parameters are those of the model that config.json describes. The method `bind` selects a different
-    model.
+    Initially, the object contains the parameters of the model that config.json describes. The method `bind` selects a
+    different model.
 
     Attributes:
       config: the model config that config.json describes.
@@ -211,7 +211,7 @@ class DirectoryWeights:
         """
         self.abstract, table = models.abstract_params(config), self._family.names(config)
         shapes, named_paths, heads = flat(self.abstract), {row.path for row in table}, head_modules(config)
-        # Head parameters that no transformers class of the family has. They are initialized.
+        # The head parameters that no transformers class of the family has. The run initializes them.
         unnamed = [path for path in shapes if path not in named_paths and path.partition("/")[0] in heads]
         self._initialized = unnamed if self._fresh_heads else []
         try:
@@ -323,7 +323,7 @@ class DirectoryWeights:
     def _by_canonical_name(self, base: str, known_predicates: Iterable[Callable[[str], object]]) -> dict[str, str]:
         """Maps canonical tensor names to the names in the files.
 
-        In the files of a base model without heads, tensor names lack a prefix such as "bert.". The oldest files
+        In the files of a base model without heads, tensor names lack a prefix, for example "bert.". The oldest files
         call the parameters of a norm gamma and beta.
 
         Args:

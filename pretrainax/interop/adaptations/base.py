@@ -15,7 +15,7 @@ from pretrainax.config import Experiment, ModelConfig, kinds
 class Operation(NamedTuple):
     """A function that converts a parameter as part of an adaptation, with a description for messages."""
 
-    description: str  # description for messages, such as "8 copies"
+    description: str  # description for messages, for example "8 copies"
     function: Callable[[jax.Array], jax.Array]
 
 
@@ -67,7 +67,7 @@ class Adaptation(kinds.Adaptation):
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         """Yields a message for each reason that prevents the conversion of `theirs` to `ours`.
 
-        Each message names the offending config field, its value and the allowed values, and says what to change.
+        Each message states the config field that causes the problem, its value, the allowed values, and the remedy.
         """
         yield from ()
 

@@ -20,7 +20,7 @@ _OUTPUT_PROJECTION = re.compile(r"blocks/(\w+_attention/out|mlp(_after)?/(expert
 
 @dataclasses.dataclass
 class Layers(Adaptation):
-    """Selects or repeats layers of a trained model, such as every second layer (Sanh et al. 2019, section 3)."""
+    """Selects or repeats layers of a trained model: every second layer, for example (Sanh et al. 2019, section 3)."""
 
     fields = ("num_layers", "num_decoder_layers")
     # number of the source of each layer, from 0. evenly: 0, 2, 4, … halves the layers, 0, 0, 1, 1, … doubles them |
@@ -134,7 +134,7 @@ def _layer_groups(model: ModelConfig, stack: str) -> tuple[LayerGroup, LayerGrou
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:
-    """Returns the attention type of a layer ("local", "global", …), and whether the layer applies rotary positions."""
+    """Returns the attention type of a layer ("local", "global", …), and True if the layer applies rotary positions."""
     every, pattern = getattr(model.position, "no_rotation_every", None), model.layer_pattern
     return pattern[number % len(pattern)], every is None or (number + 1) % every != 0
 

@@ -13,8 +13,8 @@ _FIELDS = ("sparse_attention", "layer_pattern", "window")
 class FullToSparse(Adaptation):
     """Replaces full attention with sparse attention.
 
-    The projections of global attention are initialized as copies of those of full attention (Beltagy et al. 2020,
-    section 5).
+    The projections of global attention are initialized as copies of the projections of full attention (Beltagy et al.
+    2020, section 5).
     """
 
     fields = _FIELDS

@@ -62,7 +62,7 @@ class WiderVocabulary(Adaptation):
         return f"the {old:,} old tokens keep their logits, the {ours.vocab_size - old:,} new tokens get their mean"
 
     def _num_old_tokens(self, before: ModelConfig) -> int:
-        """Returns the number of tokens before the conversion, whose embedding rows are kept."""
+        """Returns the number of tokens before the conversion; the new model keeps their embedding rows."""
         return before.vocab_size if self.tokens is None else self.tokens
 
 

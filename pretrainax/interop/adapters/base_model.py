@@ -114,7 +114,7 @@ def task_fields(family: HuggingFace, model: ModelConfig) -> JsonObject:
 
 
 def _task_of(family: HuggingFace, head: object, name: str) -> str | None:
-    """Returns the task_type of a model with a task head, or None if PEFT has none, as for multiple choice."""
+    """Returns the task_type of a model with a task head, or None if PEFT has no task_type for it (multiple choice)."""
     if not isinstance(head, TaskHead):
         return "FEATURE_EXTRACTION"
     classes: Iterable[tuple[str, TaskClass | None]] = ((task, getattr(family, x)) for task, x in _CLASSES.items())

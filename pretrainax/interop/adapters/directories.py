@@ -237,7 +237,7 @@ def _from_peft(kind: str, described: JsonObject, tensors: State, base: BaseModel
 
 
 def _notes(directory: str, experiment: Experiment) -> Iterator[str]:
-    """Yields what the import did not read from the directory, or could not know."""
+    """Yields messages about data that the import did not read from the directory, or that the directory lacks."""
     if ignored := sorted(
         set(os.listdir(directory)) - {CONFIG, WEIGHTS, manifest.MANIFEST, "README.md", ".gitattributes"}
     ):

@@ -1,4 +1,4 @@
-"""Checks the fields of adapter_config.json: every field is read, has no effect on the outputs, or is refused."""
+"""Checks the fields of adapter_config.json: a field that the import does not read must have no effect on outputs."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def check_fields(directory: str, described: JsonObject) -> str:
     """Returns the peft_type of an adapter_config.json.
 
     Raises:
-      UserError: the peft_type is not supported, or a field that is not known is set.
+      UserError: the peft_type is not supported, or an unknown field is set.
     """
     kind = described.get("peft_type")
     if not is_known(kind, _KNOWN):
@@ -102,7 +102,7 @@ def check_targets(described: JsonObject, modules: Sequence[str]) -> None:
 
 
 def _matches(field: str, names: object, modules: Sequence[str]) -> list[bool]:
-    """Returns whether each module matches a regular expression, or ends with one of a list of names."""
+    """Returns True for each module that matches a regular expression, or that ends with one of a list of names."""
     if isinstance(names, str):
         return _search(field, [f"^({names})$"], modules)
     if not isinstance(names, list | None) or not all(isinstance(name, str) for name in names or ()):
@@ -111,7 +111,7 @@ def _matches(field: str, names: object, modules: Sequence[str]) -> list[bool]:
 
 
 def _search(field: str, patterns: Sequence[str], modules: Sequence[str]) -> list[bool]:
-    """Returns whether each module matches one of the regular expressions in a field."""
+    """Returns True for each module that matches one of the regular expressions in a field."""
     try:
         return [any(matches) for matches in zip(*match_patterns(tuple(patterns), tuple(modules)), strict=True)]
     except (UserError, ValueError, TypeError) as e:
@@ -137,8 +137,8 @@ def numbers_by_module(
 ) -> dict[str, float]:
     """Returns the rank or alpha of each module.
 
-    As in PEFT, it comes from the first entry of the pattern field that matches the end of the module's name. If no
-    entry matches, it comes from `field`.
+    The value comes from the first entry of the pattern field that matches the end of the module's name, as in PEFT. If
+    no entry matches, the value comes from `field`.
 
     Args:
       field: "r" or "lora_alpha".

@@ -3,7 +3,8 @@
 The rank of an update of a fused matrix in transformers is the sum of the ranks of the PretrainAX updates.
 
 PiSSA and OLoRA start from a part of the weights: PEFT subtracts the initial update from the weight of the base model,
-each time it loads the adapter. The import adds this subtraction to the update, whose rank is then the sum of both.
+each time it loads the adapter. The import adds this subtraction to the update. The rank of the result is the sum of
+both ranks.
 """
 
 import re
@@ -27,14 +28,14 @@ from pretrainax.interop.adapters.modules import (
 )
 
 # Below this difference, relative to the largest value, float32 does not determine the initial update of PiSSA or OLoRA.
-# It is the error of a float32 decomposition, about ten units in the last place.
+# The value is the error of a float32 decomposition, about ten units in the last place.
 _AMBIGUOUS = 1e-6
 
 
 def lora_to_peft(tuning: LoRA, trained: State, their: TheirModel) -> Adapter:
     """Converts the trained arrays of a LoRA fine-tuning run to a PEFT adapter.
 
-    Layers whose update is zero in both matrices are left out: their gradient is zero, too.
+    The adapter omits layers whose update is zero in both matrices, because the gradient of these layers is also zero.
 
     Args:
       trained: trained arrays by parameter path.
@@ -162,7 +163,8 @@ def _updates(described: JsonObject, tensors: AdapterTensors, their: TheirModel) 
     names = list(tensors.names.values())
     ranks = numbers_by_module(described, "r", "rank_pattern", names)
     alphas = numbers_by_module(described, "lora_alpha", "alpha_pattern", names)
-    is_cut = described.get("init_lora_weights") in ("pissa", "olora")  # to the size of a weight smaller than the rank
+    # The initialization truncates the rank to the size of a weight that is smaller than the rank.
+    is_cut = described.get("init_lora_weights") in ("pissa", "olora")
     updates = {}
     for module, kinds in tensors.updates.items():
         a, b, rank, alpha = (

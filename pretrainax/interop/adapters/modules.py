@@ -1,6 +1,6 @@
 """Maps the modules and tensors of a transformers model to the parameters of the PretrainAX model.
 
-transformers fuses some matrices that are separate in PretrainAX, such as query, key and value in GPT-2.
+transformers fuses some matrices that are separate in PretrainAX (query, key and value in GPT-2).
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from pretrainax.zoo.family import FusedPart, HuggingFace, NameRow
 
 State: TypeAlias = Mapping[str, np.ndarray]
 Adapter: TypeAlias = tuple[JsonObject, dict[str, np.ndarray]]  # contents of adapter_config.json, tensors by name
-# (path of a parameter, layer or None) -> the parameter, or its part of this layer, of the base model
+# (path of a parameter of the base model, layer or None) -> the parameter, or its part in this layer.
 ReadBase: TypeAlias = Callable[[str, int | None], np.ndarray]
-_PREFIX = "base_model.model."  # prefix of the names of all tensors but those of virtual tokens
+_PREFIX = "base_model.model."  # prefix of the names of all tensors, except the tensors of virtual tokens
 _TUNED = re.compile(r"(?P<module>.+)\.(?P<kind>lora_[A-Za-z_]+|ia3_l)(\.(?P<part>weight|bias))?")
 
 
@@ -53,7 +53,7 @@ class TheirModel:
     def rows(self) -> Rows:
         """Returns the tensor names of the parameters, by parameter path; omits parameters that transformers lacks."""
         table = self.family.names(self.model)
-        if isinstance(self.model.head, Embed):  # the class without heads
+        if isinstance(self.model.head, Embed):  # transformers' class has no heads
             prefix = _base_prefix(table)
             table = [row._replace(name=row.name.removeprefix(prefix)) for row in table]
         named, shapes = {row.path for row in table}, flat(models.abstract_params(self.model))
@@ -69,7 +69,7 @@ class TheirModel:
         modules = {}
         for path in self.matrices:
             row, shape = self.rows[f"{path}/kernel"]
-            assert isinstance(row.part, FusedPart)  # interleaved outputs are of experts, which are not tuned
+            assert isinstance(row.part, FusedPart)  # only experts have interleaved outputs, and experts are not tuned
             for name, index in tensor_locations(row, shape):
                 location = MatrixLocation(path, index[0] if index else 0, row.part)
                 modules.setdefault(name.removesuffix(".weight"), []).append(location)
@@ -97,7 +97,7 @@ class TheirModel:
     def find(self, name: str, known: Container[str]) -> str | None:
         """Returns the name in `known` of a module or tensor of an adapter, or None.
 
-        If the adapter is of the class without heads, its names lack a prefix such as "bert.".
+        If the adapter was trained with the class without heads, its names lack a prefix, for example "bert.".
         """
         return next((x for x in (name, _base_prefix(self.family.names(self.model)) + name) if x in known), None)
 
@@ -136,7 +136,7 @@ class TheirModel:
 
 
 def _base_prefix(table: Sequence[NameRow]) -> str:
-    """Returns the prefix, such as "bert.", of the names that the class without heads has without it; "" for T5."""
+    """Returns the prefix of tensor names that the class without heads omits, for example "bert."; "" for T5."""
     name = next(row.name for row in table if row.path == "token_embedding/embedding")
     return name.partition(".")[0] + "." if name.count(".") > 1 else ""
 
@@ -144,7 +144,7 @@ def _base_prefix(table: Sequence[NameRow]) -> str:
 class AdapterTensors(NamedTuple):
     """The tensors of an adapter with low-rank updates or rescaling vectors."""
 
-    updates: dict[str, dict[str, np.ndarray]]  # module of the model -> kind, such as "lora_A" -> tensor
+    updates: dict[str, dict[str, np.ndarray]]  # module of the model -> kind ("lora_A", …) -> tensor
     names: dict[str, str]  # module of the model -> its name in the adapter
     whole: dict[str, np.ndarray]  # whole tensors of the model, by name
 
@@ -159,7 +159,7 @@ def split_tensors(tensors: State, their: TheirModel) -> AdapterTensors:
     tied = their.family.tied(their.model)
     for full_name, x in tensors.items():
         name = full_name.removeprefix(_PREFIX)
-        if ".original_module." in name:  # with bias="all", PEFT also saves what modules_to_save replaces
+        if ".original_module." in name:  # with bias="all", PEFT also saves the modules that modules_to_save replaces
             continue
         match = _TUNED.fullmatch(name)
         if match is None:
@@ -189,7 +189,7 @@ def base_reader(origin: Origin, model: ModelConfig) -> ReadBase:
 
     Args:
       origin: location of the base model.
-      model: config of the model, which may have heads that the base model lacks. Reading one raises UserError.
+      model: config of the model, which may have heads that the base model lacks. Reading such a head raises UserError.
     """
 
     @functools.cache

@@ -1,8 +1,9 @@
 """Converts IA3 between PretrainAX and PEFT.
 
 PEFT rescales the outputs of any linear layer, or the inputs of `feedforward_modules`. PretrainAX rescales keys, values
-and the inputs of `down`. Two others of PEFT's defaults are equivalent to these, if each query head has its own key and
-value: factors of queries (GPT-2) multiply the keys, and factors of the attention's outputs (BERT) multiply the values.
+and the inputs of `down`. If each query head has a separate key and value, two other defaults of PEFT are equivalent:
+factors of queries (GPT-2) become factors of the keys, and factors of the attention's outputs (BERT) become factors of
+the values.
 """
 
 import jax

@@ -1,6 +1,6 @@
-"""Converts the parameters that an adapter contains whole, which PEFT names in `modules_to_save` and `bias`.
+"""Converts whole parameters of an adapter, which PEFT lists in `modules_to_save` and `bias`.
 
-These are the task head, and with LoRA also embeddings, norms, biases and output layers.
+These are the parameters of the task head, and with LoRA also of embeddings, norms, biases and output layers.
 """
 
 import re
@@ -43,14 +43,14 @@ def check_complete(described: JsonObject, tensors: AdapterTensors, their: TheirM
 def whole_from_peft(tensors: State, their: TheirModel, read: ReadBase) -> dict[str, np.ndarray]:
     """Converts whole tensors of an adapter to parameters by path.
 
-    The layers and head parameters that the adapter lacks are those of the base model.
+    Layers and head parameters that the adapter lacks come from the base model.
 
     Args:
       tensors: tensors by their names in transformers.
       read: reads the base model.
 
     Raises:
-      UserError: a tensor has another shape than in the model, or is tied to a tensor with other values.
+      UserError: a tensor has a different shape in the model, or is tied to a tensor with different values.
     """
     _check_tied(tensors, their, read)
     tied = their.family.tied(their.model)

@@ -147,7 +147,7 @@ def _check_prompt(model: ModelConfig) -> None:
 def _embedding_scale(model: ModelConfig) -> float:
     """Returns the factor by which transformers multiplies token embeddings before PEFT adds the prompt.
 
-    T5Gemma, the encoder-decoder with Gemma's norm, multiplies them later, together with the prompt.
+    T5Gemma, the encoder-decoder with Gemma's norm, multiplies the embeddings later, together with the prompt.
     """
     is_t5gemma = model.family == "encoder_decoder" and model.norm == "rms_plus_one"
     return model.d_model**0.5 if model.scale_embeddings and not is_t5gemma else 1.0
