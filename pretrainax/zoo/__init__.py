@@ -16,7 +16,7 @@ __all__ = ["FAMILIES", "PRESETS", "Family", "preset", "sources_path"]
 
 
 def __getattr__(name: str) -> object:
-    """Imports all families on first use, because they import JAX, for which `pretrainax zoo --help` must not wait."""
+    """Imports all families on first use; they import JAX, and `pretrainax zoo --help` must not wait for this import."""
     if name in __all__:
         return getattr(importlib.import_module("pretrainax.zoo.presets"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Prints the table of published architectures: `python -m pretrainax.zoo [--only=gemma] [--markdown]`.
 
-`jax.eval_shape` computes the parameter shapes, so that counting parameters allocates no arrays. parity.json records how
-much logits and gradients differ from those of transformers, as measured by tests/support/parity.py.
+`jax.eval_shape` computes the parameter shapes, so that counting parameters allocates no arrays. parity.json records the
+differences of logits and gradients from transformers, as measured by tests/support/parity.py.
 """
 
 import json
@@ -14,7 +14,7 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting import tables
 
-# The functions import JAX and the models, which take seconds, for which --help must not wait.
+# The functions import JAX and the models. These imports take seconds, and --help must not wait for them.
 COLUMNS = "family row config parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
     "Config: the value of `--config` that trains the model; none: this repository has no config for it. The "

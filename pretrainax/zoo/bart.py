@@ -48,7 +48,7 @@ def block_names(prefix: str) -> list[NameRow]:
     """Builds the name-table rows of the encoder and decoder blocks of transformers' BartModel and MarianModel.
 
     Args:
-      prefix: the first component of the tensor names in transformers, such as "model".
+      prefix: the first component of the tensor names in transformers, for example "model".
     """
     rows = []
     for stack, attentions in (

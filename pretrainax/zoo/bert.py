@@ -101,7 +101,7 @@ def encoder_names(prefix: str) -> list[NameRow]:
     """Builds the name-table rows of the embeddings and blocks, for transformers classes with BertModel's tensor names.
 
     Args:
-      prefix: the first component of the tensor names, such as "bert" or "roberta".
+      prefix: the first component of the tensor names, for example "bert" or "roberta".
     """
     block, layer = "encoder/blocks", f"{prefix}.encoder.layer.{{layer}}"
     return [

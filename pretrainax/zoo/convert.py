@@ -22,7 +22,7 @@ from pretrainax.zoo.family import NameRow
 # for an array that is not stacked.
 TensorLocation: TypeAlias = tuple[str, tuple[int, ...]]
 _STACKED_AXES = ("layer", "expert")  # outermost first
-# path of a parameter -> (its row of the name table, its shape)
+# Path of a parameter -> (its row of the name table, its shape).
 Rows: TypeAlias = Mapping[str, tuple[NameRow, tuple[int, ...]]]
 
 
@@ -41,7 +41,7 @@ def rows_of(table: Sequence[NameRow], tree: PyTree) -> Rows:
 def tensor_locations(row: NameRow, shape: tuple[int, ...]) -> Iterator[TensorLocation]:
     """Yields the name of each published tensor of a parameter, and the tensor's index in our stacked array.
 
-    A parameter has one published tensor per layer and expert, one per layer, or just one.
+    A parameter has one published tensor per layer and expert, one tensor per layer, or a single tensor.
 
     Args:
       row: the row of the parameter in the name table.

@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
 
 transformers has one model type for v2 and v3, with two classes: a masked LM without the mask decoder, and a model
-without heads. The authors' files contain additional tensors, named as in the authors' own classes. In config.json,
+without heads. The authors' files contain additional tensors, named as in the authors' classes. In config.json,
 `architectures` selects the class:
 
     DebertaV2ForMaskedLM         transformers' masked LM
@@ -13,7 +13,7 @@ The released config.json files have no `architectures`. A model with a convoluti
 without a convolution as v3. The released files of v3 contain the discriminator, and tensors for continued pretraining:
 `lm_predictions.*` and the position embeddings belong to the mask decoder, and `…_embeddings._weight` is the difference
 from the generator's embeddings. `…_embeddings.weight` already includes this difference. (This is based on the released
-code and on lists of the tensors; the files themselves were not available.)
+code and on lists of the tensors; the files were not available.)
 """
 
 from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError

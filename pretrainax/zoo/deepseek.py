@@ -204,7 +204,7 @@ def _read_latent(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_v2(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets the fields of DeepSeek-V2 from config.json; expert groups are used only if `topk_method` says so."""
+    """Sets the fields of DeepSeek-V2 from config.json; `topk_method` determines if the model has expert groups."""
     method = json.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise UserError(f"config.json has topk_method {method!r}; supported: greedy, group_limited_greedy")

@@ -12,7 +12,7 @@ _TRAINING_FIELDS = ("dropout_rate", "attention_dropout_rate", "init_stddev", "sc
 
 
 def biases(config: ModelConfig) -> tuple[bool, bool]:
-    """Returns whether linear layers have biases, and whether query, key and value projections do."""
+    """Returns two flags: linear layers have biases; query, key and value projections have biases."""
     return config.use_bias, config.use_bias if config.qkv_bias is None else config.qkv_bias
 
 
@@ -22,13 +22,13 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
 
 
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
-    """Returns whether two model configs differ in the field `name` in a way that affects the logits."""
+    """Returns True if two model configs differ in the field `name` in a way that affects the logits."""
     if name == "num_kv_heads":  # None is equivalent to the number of query heads
         return a.kv_heads != b.kv_heads
     if name == "head_dim":
         return a.dim_per_head != b.dim_per_head
     value_a, value_b = getattr(a, name), getattr(b, name)
-    if name == "experts" and value_a is not None and value_b is not None:  # a width of None is that of the model
+    if name == "experts" and value_a is not None and value_b is not None:  # a width of None means the model's d_ff
         value_a, value_b = (dataclasses.replace(x.experts, d_ff=x.experts.d_ff or x.d_ff) for x in (a, b))
     if name in ("head", "experts", "sparse_attention") and value_a is not None and value_b is not None:
         return without_training(value_a) != without_training(value_b)
@@ -42,7 +42,7 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
 def without_training(module_config: _Part) -> _Part:
     """Copies a head, experts or sparse-attention config, setting its training-only fields to fixed values.
 
-    Two configs then differ only if their logits do.
+    Two configs then differ only if their logits differ.
     """
     fixed_values = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
     fixed_values |= {"balance_over": "batch", "longest_question": 0}

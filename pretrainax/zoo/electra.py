@@ -29,7 +29,7 @@ from pretrainax.zoo.family import (
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, width of the embeddings, width of the generator / width). The feed-forward width is
-# 4 x the width, heads have width 64, and the generator has as many layers as the discriminator.
+# 4 x the width, heads have width 64, and the generator and the discriminator have the same number of layers.
 SIZES = {
     "small": (12, 256, 4, 128, 1 / 4),
     "base": (12, 768, 12, 768, 1 / 3),

@@ -36,7 +36,7 @@ def eurobert(variant: str = "210m") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[NameRow]:
-    """Builds the table of tensor names in transformers' EuroBertForMaskedLM, which are those of LLaMA."""
+    """Builds the table of tensor names in transformers' EuroBertForMaskedLM, which are the same as in LLaMA."""
     rows = llama.huggingface_names(config)
     return [row._replace(path=row.path.replace("decoder/", "encoder/", 1)) for row in rows]
 

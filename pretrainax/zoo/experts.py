@@ -23,7 +23,7 @@ def rows(module: str, gate: str, up: str, down: str) -> list[NameRow]:
     """Builds the name-table rows of the router and the experts, for files that store each expert's matrices separately.
 
     Args:
-      module: transformers' name for a layer's mixture of experts, such as "mlp".
+      module: transformers' name for a layer's mixture of experts, for example "mlp".
       gate, up, down: transformers' names for the matrices of an expert.
     """
     theirs = f"{LAYER}.{module}"
@@ -37,7 +37,7 @@ def rows_of_kind(kind: LayerGroup, stack: str, rows: list[NameRow]) -> list[Name
     """Restricts name-table rows to one group of layers; returns [] if the group is empty.
 
     Args:
-      kind: the group of layers: those with experts, or those without.
+      kind: the group of layers: with or without experts.
       stack: "encoder" or "decoder".
       rows: name-table rows for all layers of the stack.
     """
@@ -66,6 +66,6 @@ def write(config: ModelConfig) -> ConfigJson:
 
 
 def width(config: ModelConfig) -> ConfigJson:
-    """Returns the config.json key for the width of an expert, which may be that of the dense feed-forward."""
+    """Returns the config.json key for the width of an expert, which may equal the width of the dense feed-forward."""
     assert config.experts is not None
     return {"moe_intermediate_size": config.experts.d_ff or config.d_ff}

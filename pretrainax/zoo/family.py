@@ -27,7 +27,7 @@ from pretrainax.zoo.differences import biases, differences, without_training
 # The contents of a config.json, not validated. `HuggingFace.read` of each family checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject
 
-# our name of an activation -> its name in config.json; transformers may have several names for the same activation
+# Our name of an activation -> its name in config.json. transformers may have several names for the same activation.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
@@ -40,7 +40,8 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 }
 
 
-# Keys that may be null in most families: the number of key heads is then that of heads; others disable a feature.
+# The keys that may be null in most families. If the number of key heads is null, it equals the number of heads. A null
+# in another key disables a feature.
 NULLABLE = ("num_key_value_heads", "sliding_window", "q_lora_rank")
 NULLABLE += ("final_logit_softcapping", "attn_logit_softcapping")
 
@@ -90,7 +91,7 @@ WHOLE = FusedPart()
 class NameRow(NamedTuple):
     """A row of a name table, which maps one of our parameters to its tensors in a Hugging Face state dict."""
 
-    path: str  # path of our parameter, such as "decoder/blocks/mlp/up/kernel"
+    path: str  # path of our parameter: "decoder/blocks/mlp/up/kernel"
     # Name of their tensor, with the placeholder "{layer}" if our first axis stacks layers, and "{expert}" if our next
     # axis stacks experts.
     name: str
@@ -163,20 +164,20 @@ class TaskClass(NamedTuple):
 
 
 def question_answering_class(architecture: str, **names) -> TaskClass:
-    """Describes the question-answering class of a model, such as BertForQuestionAnswering.
+    """Describes the question-answering class of a model, for example BertForQuestionAnswering.
 
     Args:
-      architecture: the name of any other transformers class for the model, such as "BertForMaskedLM".
+      architecture: the name of any other transformers class for the model, for example "BertForMaskedLM".
       names: the remaining fields of the TaskClass.
     """
     return TaskClass(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
 
 
 def token_classification_class(architecture: str, output: str = "classifier", **names) -> TaskClass:
-    """Describes the token-classification class of a model, such as BertForTokenClassification.
+    """Describes the token-classification class of a model, for example BertForTokenClassification.
 
     Args:
-      architecture: the name of any other transformers class for the model, such as "BertForMaskedLM".
+      architecture: the name of any other transformers class for the model, for example "BertForMaskedLM".
       output: transformers' name for the output layer.
       names: the remaining fields of the TaskClass.
     """
@@ -227,10 +228,10 @@ class HuggingFace:
     model_type: str  # value of `model_type` in config.json
     architecture: str | Callable[[ModelConfig], str]  # the class of transformers that computes the same logits
     base: Callable[[], ModelConfig]  # builds a config with transformers' defaults for missing keys
-    fields: Mapping[str, str]  # key of config.json -> path of a ModelConfig field, such as "position.max_length"
+    fields: Mapping[str, str]  # key of config.json -> path of a ModelConfig field ("position.max_length")
     table: Callable[[ModelConfig], list[NameRow]]  # builds the name table of a pretraining model; see `names`
     constants: ConfigJson = dataclasses.field(default_factory=dict)  # key of config.json -> the only supported value
-    # other name of a key, which has priority -> key
+    # alternative name of a key, which has priority -> key
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     nullable: tuple[str, ...] = NULLABLE  # keys of `fields` that may be null
     default_labels: int = 2  # transformers' number of labels for a config.json without labels
@@ -389,7 +390,7 @@ def _differing_values(config: ModelConfig, theirs: ModelConfig, name: str) -> It
 
 
 def _is_same_kind(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
-    """Returns whether two heads have the same class; multiple choice and classification count as different classes."""
+    """Returns True if two heads have the same class; multiple choice and classification count as different classes."""
     is_choice = [isinstance(head, Classify) and head.kind == "choice" for head in (a, b)]
     return type(a) is type(b) and is_choice[0] == is_choice[1]
 
@@ -437,14 +438,14 @@ def _write_head(head: TaskHead) -> ConfigJson:
 
 
 def _check_constants(json: ConfigJson, constants: Mapping[str, object], name: str) -> None:
-    """Raises UserError if a key of config.json has another value than the only one that the class `name` supports."""
+    """Raises UserError if a key of config.json has a value that the class `name` does not support."""
     for key, value in constants.items():
         if json.get(key, value) != value and not (json[key] is None and _is_equivalent_to_null(value)):
             raise UserError(f"config.json has {key} {json[key]!r}; {name!r} supports only {value!r}")
 
 
 def _is_equivalent_to_null(value: object) -> bool:
-    """Returns whether null in config.json means the same as `value`; it does if `value` is False or a string."""
+    """Returns True if null in config.json means the same as `value`: if `value` is False or a string."""
     return value is False or isinstance(value, str)
 
 

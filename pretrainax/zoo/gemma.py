@@ -45,7 +45,7 @@ def gemma(variant: str = "2_2b") -> ModelConfig:
     """Builds the model config of Gemma; raises UserError for an unknown variant.
 
     Args:
-      variant: release and size, such as "2_2b" for the 2B model of Gemma 2.
+      variant: release and size: "2_2b" is the 2B model of Gemma 2.
     """
     *sizes, head_dim = pick("gemma", variant, SIZES)
     fields = {"1": _gemma1_fields, "2": _gemma2_fields, "3": _gemma3_fields}[variant[0]](variant)

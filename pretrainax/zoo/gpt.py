@@ -66,7 +66,7 @@ def gpt2(variant: str = "124m") -> ModelConfig:
 def gpt3(variant: str = "125m") -> ModelConfig:
     """Builds the model config of GPT-3: GPT-2 with local attention in every second layer.
 
-    The window is GPT-Neo's, 256 tokens.
+    The window has 256 tokens, as in GPT-Neo.
 
     Raises:
       UserError: the variant is unknown.

@@ -58,7 +58,7 @@ def llama(variant: str = "3_8b") -> ModelConfig:
     """Builds the model config of LLaMA; raises UserError for an unknown variant.
 
     Args:
-      variant: release and size, such as "3_8b" for LLaMA 3 8B.
+      variant: release and size: "3_8b" is LLaMA 3 8B.
     """
     sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
     vocab_size, epsilon, position = RELEASES[release]
@@ -77,7 +77,7 @@ def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_hea
     """Builds a model config with LLaMA's architecture, also used by Mistral, Qwen and other families.
 
     Args:
-      fields: other fields of ModelConfig, such as `vocab_size` and `position`. They override LLaMA's values.
+      fields: other fields of ModelConfig, for example `vocab_size` and `position`. They override LLaMA's values.
     """
     defaults = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
     return ModelConfig(
@@ -159,7 +159,7 @@ def outer_rows(config: ModelConfig) -> list[NameRow]:
 def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[NameRow]:
     """Builds the table of tensor names in transformers' LlamaForCausalLM and derived classes.
 
-    transformers and this package rotate the same pairs of dimensions. Meta's own files pair dimensions differently.
+    transformers and this package rotate the same pairs of dimensions. Meta's files pair dimensions differently.
 
     Args:
       feed_forward: function that returns the rows of the feed-forward sublayer for a config.

@@ -23,7 +23,7 @@ def olmo(variant: str = "2_7b") -> ModelConfig:
     """Builds the model config of OLMo 2; raises UserError for an unknown variant.
 
     Args:
-      variant: release and size, such as "2_7b" for OLMo 2 7B.
+      variant: release and size: "2_7b" is OLMo 2 7B.
     """
     return llama.decoder(
         *pick("olmo", variant, SIZES_2),

@@ -1,6 +1,6 @@
 """Converts layer kinds, "local" or "global", between `ModelConfig.layer_pattern` and config.json's `layer_types`.
 
-`layer_pattern`, such as ("global", "local"), repeats over the layers. `layer_types` has one entry per layer.
+`layer_pattern`, for example ("global", "local"), repeats over the layers. `layer_types` has one entry per layer.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def read(json: ConfigJson, config: ModelConfig, window: Optional[int], otherwise
     """Sets `config.layer_pattern` from `layer_types`; sets `config.window` to `window`, or None if no layer is local.
 
     Args:
-      window: the window in config.json, in tokens, or None if config.json does not have one.
+      window: the window in config.json, in tokens, or None if config.json has no window.
       otherwise: "global" or "local" for each layer, used if config.json has no `layer_types`.
 
     Raises:
@@ -59,7 +59,7 @@ def read_uniform(json: ConfigJson, config: ModelConfig) -> None:
     """Sets `config.layer_pattern` of a class whose layers are all local if it has a window.
 
     Raises:
-      UserError: `layer_types`, which the class does not read, has other kinds.
+      UserError: the kinds in `layer_types`, which the class does not read, differ from this pattern.
     """
     config.layer_pattern = ("global",) if config.window is None else ("local",)
     types = json.get("layer_types")

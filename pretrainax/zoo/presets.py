@@ -45,14 +45,14 @@ FAMILIES: tuple[Family, ...] = tuple(
     for family in module.FAMILIES
 )
 
-# name of a preset, such as "bert_base" -> (family, variant)
+# Name of a preset ("bert_base") -> (family, variant).
 PRESETS: dict[str, tuple[Family, str]] = {
     family.prefix + variant: (family, variant) for family in FAMILIES for variant in family.sizes
 }
 
 
 def preset(name: str) -> ModelConfig:
-    """Builds the model config of a published model, such as "bert_base".
+    """Builds the model config of a published model, for example "bert_base".
 
     Raises:
       UserError: no preset has this name. The message lists the most similar names.

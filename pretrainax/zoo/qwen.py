@@ -50,7 +50,7 @@ def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
     """Builds the model config of Qwen; raises UserError for an unknown variant.
 
     Args:
-      variant: release and size, such as "2_5_0_5b" for Qwen 2.5 0.5B.
+      variant: release and size: "2_5_0_5b" is Qwen 2.5 0.5B.
     """
     *sizes, vocab_size, tie_embeddings, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3 | SIZES_3_MOE)
     is_qwen3 = variant not in SIZES_2

@@ -62,7 +62,7 @@ _FACTORS = "short_factor", "long_factor"
 
 
 def read(json: ConfigJson, config: ModelConfig, default: Optional[ConfigJson] = None, partial: bool = False) -> None:
-    """Sets theta and the scaling of rotary positions from config.json; all layers have the same.
+    """Sets theta and the scaling of rotary positions from config.json; they are the same in all layers.
 
     Args:
       default: the parameters if config.json has none; None: no scaling.
@@ -81,7 +81,7 @@ def read(json: ConfigJson, config: ModelConfig, default: Optional[ConfigJson] = 
         supported = "a number from 0 to 1" if partial else "only 1.0"
         raise UserError(f"config.json has {_FRACTION} {fraction!r}; supported: {supported}")
     position.fraction = None if fraction == 1.0 else fraction
-    length = {_LENGTH: json[_LENGTH]} if _LENGTH in json else {}  # has priority; Phi-3 has it only there
+    length = {_LENGTH: json[_LENGTH]} if _LENGTH in json else {}  # has priority; Phi-3 has it only here
     if None in length.values():
         raise UserError(f"config.json has {_LENGTH} null; it must be a number, or absent")
     position.scaling = scaling_of(parameters, position.max_length, length, config.latent_attention is not None)
@@ -95,7 +95,7 @@ def read_both(json: ConfigJson, config: ModelConfig, theta: float, local_theta: 
       local_theta: theta of local layers if `rope_parameters` has none.
 
     Raises:
-      UserError: the parameters are not those of the two kinds of layers, or are not supported.
+      UserError: there are no separate parameters for the two kinds of layers, or the parameters are not supported.
     """
     parameters, kinds = json.get("rope_parameters") or {}, ("full_attention", "sliding_attention")
     if unknown := set(parameters) - set(kinds):
@@ -161,10 +161,10 @@ def scaling_of(
 
 
 def _mscales(parameters: ConfigJson, is_latent: bool) -> ConfigJson:
-    """Returns YaRN's mscale and mscale_all_dim: the paper's 1 and 0, unless `parameters` has both of DeepSeek's.
+    """Returns YaRN's mscale and mscale_all_dim: 1 and 0, as in the paper, unless `parameters` has both DeepSeek keys.
 
     Raises:
-      UserError: the rotated dimensions or the logits have another scale than those that `YarnScaling` expresses.
+      UserError: `YarnScaling` cannot express the scale of the rotated dimensions or of the logits.
     """
     factor, mscale, all_dim = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
     if factor is not None and not math.isclose(factor, 0.1 * math.log(parameters["factor"]) + 1.0, rel_tol=1e-6):

@@ -42,7 +42,7 @@ def _base() -> ModelConfig:
 
 
 def _rotating_layers(every: Optional[int], count: int) -> list[bool]:
-    """Returns, for each layer, whether it applies rotary positions to queries and keys.
+    """Returns True for each layer that applies rotary positions to queries and keys, and False for other layers.
 
     Args:
       every: if n, every n-th layer has no rotary positions. If None, all layers have rotary positions.
@@ -61,12 +61,12 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 
 def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
-    """Reads from config.json which layers apply rotary positions.
+    """Reads the layers that apply rotary positions from config.json.
 
-    NOTE In `no_rope_layers` of config.json, 1 stands for a layer with rotary positions.
+    NOTE In `no_rope_layers` of config.json, 1 means a layer with rotary positions.
 
     Returns:
-      The value of `no_rotation_every`, and for each layer whether it applies rotary positions.
+      The value of `no_rotation_every`, and for each layer True if it applies rotary positions.
 
     Raises:
       UserError: the layers without rotary positions are not evenly spaced.

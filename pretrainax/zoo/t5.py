@@ -180,7 +180,7 @@ def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> l
 
     Args:
       stack: "encoder" or "decoder".
-      module: transformers' name of the module with the matrices, such as "DenseReluDense" or "mlp".
+      module: transformers' name of the module with the matrices, for example "DenseReluDense" or "mlp".
       gated: whether there is a gate matrix, in addition to the up and down matrices.
       kind: prefix of our names for the matrices: "experts_" for experts, "" for dense layers.
     """
@@ -249,9 +249,9 @@ def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets T5's fields from config.json, including whether embeddings are tied and logits scaled (both or neither).
+    """Sets T5's fields from config.json, including tied embeddings and scaled logits (both or neither).
 
-    transformers 5 always writes `tie_word_embeddings: true`; in its files, `scale_decoder_outputs` tells whether the
+    transformers 5 always writes `tie_word_embeddings: true`. In its files, `scale_decoder_outputs` is true if the
     embeddings are tied.
     """
     read_common(json, config, "relu")

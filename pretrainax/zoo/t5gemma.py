@@ -30,7 +30,7 @@ def t5gemma(variant: str = "2b_2b") -> ModelConfig:
     """Builds the model config of T5Gemma; raises UserError for an unknown variant.
 
     Args:
-      variant: size of the encoder and size of the decoder, such as "9b_2b".
+      variant: size of the encoder and size of the decoder: "9b_2b".
     """
     return _combine(*map(_gemma2, pick("t5gemma", variant, SIZES)))
 
@@ -46,7 +46,8 @@ def _combine(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
 
     In local layers of the encoder, a token attends to a window of tokens before it and after it.
 
-    NOTE As in transformers 5, each of the two windows has 4,096 tokens. In earlier versions, each has one token fewer.
+    NOTE Each of the two windows has 4,096 tokens, as in transformers 5. In earlier versions of transformers, each
+    window has one token fewer.
     """
     encoder_sizes, decoder_sizes = (
         DecoderSizes(**{name: getattr(stack, name) for name in _DECODER_FIELDS}) for stack in (encoder, decoder)
