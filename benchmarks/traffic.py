@@ -4,6 +4,7 @@
     python benchmarks/traffic.py --config=t5_base --topology=v5e:1x1 --config.train.scan_unroll=12 --json=t5.json
 
 The script needs no accelerator: it compiles the step for other devices (extras `cuda`, `tpu`) and reads the program.
+`--config.train.deterministic=True` compiles it with XLA's flag for equal bits.
 pretrainax/planning/hlo/kernels.py and memory_traffic.py define the counts and the kinds. All values are for one device
 and one update. For a config with phases, the script compiles the config itself, which often equals the last phase.
 """
@@ -27,6 +28,7 @@ from pretrainax.planning.search import resolve_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
+from pretrainax.runtime import determinism
 from pretrainax.sharding.mesh import mesh_sizes
 
 MODULES = 20  # rows of the table by module
@@ -95,6 +97,8 @@ def main() -> None:
     def run() -> int:
         jax.config.update("jax_platforms", "cpu")  # only compiles; does not occupy a local accelerator
         experiment = dataclasses.replace(cli.experiment(files=False), phases=())
+        if experiment.train.deterministic:
+            determinism.set_deterministic_flag()
         resolve_auto(experiment, experiment.tokenizer.size if experiment.tokenizer.path is None else None)
         if name.value is None:
             raise UserError("--topology is missing. Set the devices to compile for, such as h100:1 or v5e:1x1.")

@@ -209,12 +209,27 @@ class Topology:
 
     def _gpu(self):
         memory, rate = self.chip.memory_bytes, int(self.chip.memory_rate)
-        target = _GPU_TARGET.format(memory=memory, rate=rate, **_GPU_VALUES[self.chip.name])
+        values = _GPU_VALUES[self.chip.name]
+        target = _GPU_TARGET.format(memory=memory, rate=rate, **values)
+        _register_capability(*re.findall(r"\d+", values["capability"]))
         topology_text = "x".join(map(str, (self.slices, *self.shape)))
         if jax.default_backend() != "gpu":
             # Without a GPU, JAX would reject the head sizes that cuDNN computes on Hopper only. The layer checks them.
             fused_attention_stablehlo.check_compute_capability = lambda capability: True
         return topologies.get_topology_desc("", "cuda", target_config=target, topology=topology_text)
+
+
+def _register_capability(major: str, minor: str) -> None:
+    """Registers the compute capability of the GPUs of a topology, which jax 0.11 requires to compile Pallas kernels.
+
+    JAX looks it up by the device kind, which is "" for these GPUs.
+    """
+    try:
+        from jax._src.pallas.triton import gpu_info
+    except ImportError:  # jax 0.10
+        return
+    info = gpu_info.GpuInfo(gpu_version=None, arch_name=f"{major}.{minor}", compute_capability=int(major + minor))
+    gpu_info.registry[""] = lambda: info
 
 
 def _is_installed(module: str) -> bool:
