@@ -115,6 +115,7 @@ _CONVERTED_KEYS = {
     "num_random_blocks": "sparse_attention.random",
     "max_relative_positions": "position.max_distance",
     "position_buckets": "position.num_buckets",
+    "no_rope_layer_interval": "position.no_rotation_every",
     "first_k_dense_replace": "experts.first_dense",
     "n_group": "experts.groups",
     "topk_group": "experts.top_groups",

@@ -29,6 +29,7 @@ from pretrainax.zoo.family import (
     layer_norm,
     linear,
     question_answering_class,
+    their_activation,
     token_classification_class,
 )
 from pretrainax.zoo.variants import pick
@@ -212,8 +213,7 @@ def _write(config: ModelConfig) -> ConfigJson:
         json["position_buckets"] = config.position.num_buckets
         json["max_relative_positions"] = config.position.max_distance
     if config.input_convolution is not None:
-        activation = "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation
-        json |= {"conv_kernel_size": config.input_convolution, "conv_act": activation}
+        json |= {"conv_kernel_size": config.input_convolution, "conv_act": their_activation(config)}
     return json
 
 

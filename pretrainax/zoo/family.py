@@ -359,7 +359,7 @@ class HuggingFace:
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
             value = _field(config, path)
-            json[key] = _ACTIVATIONS[value] if path == "activation" else value
+            json[key] = their_activation(config) if path == "activation" else value
         json |= self.write(config)
         if isinstance(config.head, TaskHead):
             json |= _write_head(config.head)
@@ -415,6 +415,11 @@ def _read_head(json: ConfigJson, class_head: TaskHead, default_labels: int) -> T
     kind = "choice" if class_head.kind == "choice" else kind
     pooling = json.get("classifier_pooling", class_head.pooling)  # a key of ModernBERT
     return dataclasses.replace(class_head, num_labels=labels, kind=kind, pooling=pooling)
+
+
+def their_activation(config: ModelConfig) -> str:
+    """Returns the name of the model's activation in config.json."""
+    return _ACTIVATIONS[config.activation]
 
 
 def default_label_names(count: int) -> list[str]:

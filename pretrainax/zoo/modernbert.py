@@ -11,6 +11,7 @@ from pretrainax.zoo.family import (
     TaskClass,
     config_variants,
     linear,
+    their_activation,
 )
 from pretrainax.zoo.variants import pick
 
@@ -120,7 +121,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     theta, local_theta = config.position.theta, config.position.local_theta
     thetas = {"full_attention": theta, "sliding_attention": theta if local_theta is None else local_theta}
     json = {
-        "classifier_activation": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
+        "classifier_activation": their_activation(config),
         "layer_types": patterns.layer_types(config),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "embedding_dropout": config.dropout_rate,

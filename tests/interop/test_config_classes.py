@@ -196,6 +196,17 @@ def test_all_layers_of_qwen_3_moe_have_the_window():
     assert (config.layer_pattern, config.window) == (("local",), 4)
 
 
+@pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "quick_gelu", "silu"])
+def test_a_file_has_one_name_of_an_activation_in_two_keys(activation):
+    keys = {"deberta-v3": ("hidden_act", "conv_act"), "modernbert": ("hidden_activation", "classifier_activation")}
+    for name, both in keys.items():
+        convolution = {"conv_kernel_size": 3} if name == "deberta-v3" else {}
+        file = bases(name)["released"] | dict.fromkeys(both, activation) | convolution
+        family, config = described_model(file)
+        exported = family.write_config(config)
+        assert [exported[key] for key in both] == [activation, activation]
+
+
 def test_switch_has_the_activation_of_its_only_key_in_transformers_5():
     released = bases("switch")["released"]
     file = {key: x for key, x in released.items() if key != "feed_forward_proj"} | {"dense_act_fn": "gelu"}
@@ -238,6 +249,11 @@ def test_t5gemma_ties_embeddings_as_the_file_and_not_a_stack_says():
         ("deepseek-v3", {"topk_group": None}, "n_group 2 and topk_group None; both must be numbers"),
         ("deepseek-v3", {"n_group": 3}, "n_routed_experts 4 is not a multiple of n_group 3"),
         ("deepseek-v3", {"first_k_dense_replace": 9}, "first_k_dense_replace is 9, it must be below"),
+        (
+            "smollm-3",
+            {"no_rope_layers": None, "no_rope_layer_interval": 1},
+            "no_rope_layer_interval is 1, it must be at",
+        ),
         ("gemma-2", {"sliding_window": 1}, "sliding_window is 1, it must be at least 2"),
         ("deberta-v3", {"max_relative_positions": 1}, "max_relative_positions is 1, it must be at least"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, it must be at most num_local_experts, 4"),
