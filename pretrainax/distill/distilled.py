@@ -178,7 +178,7 @@ class Distilled(Wrapped):
             yield (
                 "WARNING",
                 "HEADS ARE NOT TRAINED: config.distill.hard and config.distill.soft, the weights of the loss and of "
-                "soft targets, are 0; outputs and validations of the model have no meaning before a further training",
+                "soft targets, are 0; outputs and validations of the model mean nothing until you train its heads",
             )
 
     def apply(
