@@ -178,8 +178,8 @@ def test_the_tables_of_transfer_are_of_their_runs():
     runs = {key: statistics.mean(seeds) for key, seeds in losses.items()}
     columns, found = [], 0
     for row in cells((DOCS / "studies" / "index.md").read_text(), "Transfer of learning rates"):
-        columns = row if "width" in row else columns
-        size = {"family": "GPT", "layers": "2"} | dict(zip(columns, row, strict=True))
+        columns = row if {"width", "layers"} & {*row} else columns
+        size = {"family": "GPT", "width": "64", "layers": "2"} | dict(zip(columns, row, strict=True))
         for column, loss in zip(columns[2:], row[2:], strict=True):
             if re.fullmatch(NUMBER, loss):
                 kind, _, rate = column.partition(", ")
