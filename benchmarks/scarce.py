@@ -4,9 +4,11 @@
 
 The grid has half, once and twice the planned size, three weight decays and three dropout rates. The three best settings
 of the first seed and the plan are trained with the other seeds too, because the best of 27 is partly chosen by chance.
-With --out, it writes scarce-1MB.json. Repeating the command trains only the missing runs.
+With --out, it writes scarce-1MB.json. Repeating the command trains only the missing runs. With `--repetition=6.4
+--only_plan`, it trains the plan of a law with another R*, no grid, and writes scarce-1MB-plan.json.
 """
 
+import dataclasses
 import functools
 import glob
 import gzip
@@ -53,9 +55,14 @@ GRID = [Trial(*setting, 0) for setting in itertools.product(FACTORS, WEIGHT_DECA
 
 
 @functools.cache
-def planned_flags(megabytes: float, flops: float, factor: float) -> list[str]:
-    """Returns the config and the flags that `plan --corpus --flops` prints, for a multiple of the planned size."""
+def planned_flags(megabytes: float, flops: float, factor: float, repetition: Optional[float] = None) -> list[str]:
+    """Returns the config and the flags that `plan --corpus --flops` prints, for a multiple of the planned size.
+
+    Args:
+      repetition: R* of the law; None: the published R*.
+    """
     law, num_bytes = law_of("muennighoff"), megabytes * 1e6
+    law = law if repetition is None else dataclasses.replace(law, repetition=repetition)
 
     def best(space) -> float:
         return best_size(space, law, tokens_of(num_bytes, space.vocab_size), flops)
@@ -68,7 +75,7 @@ def planned_flags(megabytes: float, flops: float, factor: float) -> list[str]:
 
 def experiment_of(trial: Trial, options) -> Experiment:
     """Returns the config of a run."""
-    config, *flags = planned_flags(options.megabytes, options.flops, trial.factor)
+    config, *flags = planned_flags(options.megabytes, options.flops, trial.factor, options.repetition)
     text, valid = (path_of(name, options) for name in ("text", "valid"))
     flags += [*COMMON, f"--config.data.source=JsonLines(path={text!r}, valid_path={valid!r})"]
     flags += [f"--config.data.cache_dir={os.path.join(options.workdir, 'data')}", f"--config.train.seed={trial.seed}"]
@@ -134,6 +141,8 @@ def main() -> None:
     made.add_argument("--megabytes", type=float, required=True)
     made.add_argument("--flops", type=float, required=True)
     made.add_argument("--seeds", type=int, default=4)
+    made.add_argument("--repetition", type=float, help="R* of the law; default: the published R*")
+    made.add_argument("--only_plan", action="store_true", help="train no grid")
     made.add_argument("--out", help="folder for the JSON file of all losses")
     options = made.parse_args()
     os.makedirs(options.workdir, exist_ok=True)
@@ -142,12 +151,14 @@ def main() -> None:
 
     make = functools.partial(experiment_of, options=options)
     train = functools.partial(sweep.train_all, experiment_of=make, workdir=options.workdir)
-    losses = train([PLAN, *GRID])
-    best = sorted(GRID, key=lambda trial: np.inf if losses[trial] is None else losses[trial])[:BEST]
+    grid = [] if options.only_plan else GRID
+    losses = train([PLAN, *grid])
+    best = sorted(grid, key=lambda trial: np.inf if losses[trial] is None else losses[trial])[:BEST]
     losses |= train([trial._replace(seed=seed) for trial in (PLAN, *best) for seed in range(1, options.seeds)])
-    print(table(losses))
+    print(table(losses) if grid else losses)
     if options.out:
-        with open(os.path.join(options.out, f"scarce-{options.megabytes:g}MB.json"), "w") as f:
+        name = f"scarce-{options.megabytes:g}MB{'-plan' if options.only_plan else ''}.json"
+        with open(os.path.join(options.out, name), "w") as f:
             json.dump([trial._asdict() | {"loss": loss} for trial, loss in losses.items()], f, indent=1)
 
 

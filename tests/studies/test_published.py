@@ -164,6 +164,11 @@ def test_the_grid_on_little_text_is_of_its_runs(megabytes, digits):
         assert len(losses) == 4
         return sum(losses) / 4
 
+    if megabytes == 1:
+        other = statistics.mean(r["loss"] for r in report("scarce-1MB-plan"))
+        gain = f"{mean(1.0, None, None) - other:.3f} nats"
+        assert f"It has {other:.3f} over the same 4 seeds: {gain}" in page
+        assert f"was {gain} better on 1 MB" in (DOCS / "how-to" / "choose-a-size.md").read_text()
     planned, best = mean(1.0, None, None), mean(1.0, 0.1, 0.0)
     above = f"{planned - best:.{digits}f} nats above"
     assert above in (DOCS / "how-to" / "choose-a-size.md").read_text()
