@@ -22,8 +22,8 @@ LEGEND = f"""\
 `python -m pretrainax.plan --table > docs/plans.md` writes this page. It plans each config, with its default variant, on
 64 TPU chips or 8 GPUs. All values are estimates; nothing was compiled or run.
 
-- *flags*: the fastest change that makes the run fit in memory and divide over the devices, to set as `--config.…`. The
-  other columns include this change. If no change helps, this column gives the reason.
+- *flags*: the fastest change that makes the run fit in memory, without needless recomputation, and divide over the
+  devices, to set as `--config.…`. The other columns include this change. If no change helps, it gives the reason.
 - *memory*: peak memory of one device. A step fits if it fills at most 85 % of the device. A † marks more than 75 %,
   JAX's default share of a GPU: set {MEM_FRACTION}, as `launch/slurm.sbatch` does.
 - *step*, *hours*, *USD*: time of a step; time and price of the whole run. Ratio of published runs to the estimate:
@@ -85,15 +85,17 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
 def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
     """Finds a plan for a run that fits in memory; returns (plan, reason why the config had to be changed).
 
-    If the run fits without changes, the reason is "". Otherwise the plan contains the config change that makes the run
-    fit and is fastest, or is None if no change makes it fit.
+    If the run fits without changes, the reason is "". If it then recomputes because of `train.remat="auto"`, the plan
+    contains the fastest change, for example more microbatches without recomputation. If it does not fit, the plan
+    contains the config change that makes the run fit and is fastest, or is None if no change makes it fit.
     """
     try:
         unchanged, reason = search.estimate_run(experiment, topology), "too large"
     except UserError as e:
         unchanged, reason = None, str(e).partition(":")[0].replace("config.", "")
     if unchanged is not None and unchanged.fits:
-        return unchanged, ""
+        recomputes = experiment.train.remat == "auto" and unchanged.experiment.train.remat != "none"
+        return search.remedies(experiment, topology)[-1] if recomputes else unchanged, ""
     remedies = search.remedies(experiment, topology)  # fastest last
     return remedies[-1] if remedies else None, reason
 
