@@ -1,4 +1,6 @@
-"""The gradient of a table lookup, bitwise reproducible even on a GPU."""
+"""The gradient of a lookup of vectors, bitwise reproducible even on a GPU."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,33 @@ import jax.numpy as jnp
 from pretrainax.sharding.mesh import GPUS, platform
 
 BLOCK = 128  # tokens per block: enough for a tensor core, and few enough to compare all pairs of tokens cheaply
+
+
+def vectors_at(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Returns the vectors of x [B, T, D] at positions [B, K] of each row: [B, K, D].
+
+    On a GPU, the gradient would be a scatter-add, which `sum_by_id` explains. There, it is a multiplication by a matrix
+    of zeros and ones.
+    """
+    return (_vectors_at if platform() in GPUS else _look_up)(x.shape[1], x, positions)
+
+
+def _look_up(length: int, x: jax.Array, positions: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x, positions[:, :, None], axis=1, mode="clip")
+
+
+def _forward(length: int, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _look_up(length, x, positions), positions
+
+
+def _backward(length: int, positions: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
+    is_same = positions[:, None] == jnp.arange(length)[None, :, None]  # [B, T, K]
+    # A matmul adds in float32, whatever its result's dtype; a float32 result would be another pass over [B, T, D].
+    return jnp.matmul(is_same.astype(gradient.dtype), gradient, precision="highest"), None
+
+
+_vectors_at = functools.partial(jax.custom_vjp, nondiff_argnums=(0,))(_look_up)
+_vectors_at.defvjp(_forward, _backward)
 
 
 def sum_by_id(ids: jax.Array, x: jax.Array, rows: int) -> jax.Array:

@@ -49,6 +49,22 @@ def test_a_gpu_sums_small_tables_without_sorting(rows, monkeypatch, variant):
     assert ("sort" in str(jax.make_jaxpr(summed)(ids, x))) == (rows > BLOCK)
 
 
+def test_a_gpu_sums_the_gradients_of_chosen_positions_without_a_scatter(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, wanted = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((2, 9, 4), (2, 5, 4)))
+    positions = jnp.asarray([[0, 3, 8, 3, 0], [1, 2, 3, 4, 0]])  # a position may occur twice: unused slots are 0
+
+    def gradient():
+        """Returns a new function, of which JAX has cached no trace for another platform."""
+        return jax.grad(lambda x: (sum_by_id.vectors_at(x, positions) * wanted).sum())
+
+    expected = gradient()(x)
+    assert "scatter" in str(jax.make_jaxpr(gradient())(x))
+    monkeypatch.setattr(sum_by_id, "platform", lambda: "gpu")
+    np.testing.assert_allclose(gradient()(x), expected, **TOLERANCE)
+    assert "scatter" not in str(jax.make_jaxpr(gradient())(x))
+
+
 def test_a_row_at_the_edge_of_a_block_has_both_parts():
     ids = jnp.asarray([0] * (BLOCK - 2) + [1] * (2 * BLOCK) + [2] * 3, jnp.int32)
     got = sorted_sum_by_id(ids, jnp.ones((ids.size, 1)), 4)

@@ -139,9 +139,10 @@ def test_matmuls_for_a_gpu_add_biases_and_gradients_and_apply_relu(variant, acti
 
 
 @pytest.mark.aot
-def test_no_sum_of_a_decoders_step_for_a_gpu_depends_on_the_order_of_its_threads():
+@pytest.mark.parametrize("variant", ["gpt", "bert"])
+def test_no_sum_of_a_step_for_a_gpu_depends_on_the_order_of_its_threads(variant):
     """Tests that the step has no adding scatter: it compiles to atomics, or to a slow kernel in a deterministic run."""
-    text = lowered(config("gpt", fsdp=2, tensor=2), absent("h100:4")).as_text()
+    text = lowered(config(variant, fsdp=2, tensor=2), absent("h100:4")).as_text()
     assert "stablehlo.dot_general" in text
     assert "stablehlo.scatter" not in text
 

@@ -16,6 +16,7 @@ from pretrainax.data.batch import REPLACEMENTS, is_gathered
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.sum_by_id import vectors_at
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import (
     Answers,
@@ -112,8 +113,7 @@ class LanguageModel(Head):
         x = x[..., : model.config.last_stack.d_model]  # the forward half of bidirectional hidden states
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
-            # [B, T, D] -> [B, K, D]
-            x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
+            x = vectors_at(x, batch["masked_positions"])  # [B, T, D] -> [B, K, D]
         if model.config.masked_lm_head:
             x = model.masked_lm_head(x)
         return model.unembedding(x, model.output_embedding.embedding if model.config.tie_embeddings else None)
