@@ -214,7 +214,7 @@ def test_the_card_of_an_adapter_of_a_classifier_names_its_class_and_labels(hub_s
     exchange(monkeypatch, "export", tmp_path / "run", adapter=True, push="me/small")
     repository = hub_server.repositories["me/small"]
     card = huggingface_hub.ModelCard(repository.commits[repository.references["main"]]["README.md"].decode())
-    labels = "num_labels=3, id2label={0: '0', 1: '1', 2: '2'}"
+    labels = "num_labels=3, id2label={0: 'LABEL_0', 1: 'LABEL_1', 2: 'LABEL_2'}"  # transformers' default names
     loading = f'BertForSequenceClassification.from_pretrained("org/tiny", revision="{base}", {labels})'
     assert card.data.pipeline_tag == "text-classification" and loading in card.text
 
