@@ -118,11 +118,12 @@ def step(name: str, record, tiny: bool) -> None:
                 planned(run, Program(program.as_text()), seconds[0], peak, recorded)
             with gpu.failures(recorded, "trace"):
                 traced(run, program, state, batch, recorded)
+            del state  # otherwise a trace that failed would leave two states in memory for the next program
         record("compiling", **compile_seconds, autotuning=compile_seconds["on"] - compile_seconds["off"])
 
 
 def measured(run: Run, seconds: tuple[float, float, float], compile_seconds: float, record) -> Optional[float]:
-    """Records the speed of a step; returns the peak memory of the device in GB."""
+    """Records the speed of a step; returns the peak memory of the device in GB, of all programs so far."""
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     record(
         "step",

@@ -166,7 +166,7 @@ def run_problems(seed: SeedResult, experiment: Experiment, run: str) -> Iterator
 
 
 def score_problems(seed: SeedResult, experiment: Experiment, run: str, texts: str) -> Iterator[str]:
-    """Scores the model of a seed again; yields a line if the score, or that of a document, differs from result.json."""
+    """Scores the model of a seed again; yields a line if its score, or a document's score, differs from result.json."""
     with tempfile.TemporaryDirectory() as scratch:  # in the run's folder, the measure would read a saved outcome
         link = os.path.join(scratch, "run")
         os.mkdir(link)

@@ -55,9 +55,8 @@ def embed(
     family, before = loaded.experiment.model.family, frame_of(loaded).before
     if pooling == "cls" and (family == "decoder" or len(before) != 1):
         raise UserError(f"pooling is 'cls', {loaded.origin} reads no [CLS] before a text: take mean, last or max")
-    texts = checked_texts(texts)
     if modules.lowercase:
-        texts = ["".join(map(str.lower, text)) for text in texts]  # as `tokenizers`: "Σ" has one form
+        texts = ["".join(map(str.lower, text)) for text in checked_texts(texts)]  # as `tokenizers`: "Σ" has one form
     rows = framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True", limit)
     vectors = pooled(loaded, rows, pooling)
     if not modules.head.normalize:

@@ -169,7 +169,7 @@ def _match_programs(ops: set[Op], programs: dict[int, Compiled]) -> dict[Program
 
 
 def _count_shared(program: Program, names: set[str]) -> int:
-    """Counts how many of `names` are instructions in the program, or kernels named after them."""
+    """Counts the names of instructions of the program, and of kernels named after them, in `names`."""
     instructions = {_kernel_name(name) for values in program.computations.values() for name in values}
     return len({_kernel_name(name) for name in names} & instructions)
 

@@ -17,8 +17,8 @@ def p_value(value: float, error: Optional[float], degrees: Optional[float]) -> f
     """Computes the two-sided p-value of the hypothesis that a true value is 0.
 
     Args:
-      error: standard error of the value. None: unknown, so the p-value is 1. 0: all n observations are equal, so the
-        p-value is that of the sign test, 2 / 2^n.
+      error: standard error of the value. None: unknown, so the p-value is 1. 0: all n observations are equal. The
+        p-value is then 2 / 2^n, as in a sign test.
       degrees: degrees of freedom of the t distribution, n - 1 if the error is 0. None: the normal distribution.
     """
     from scipy.special import ndtr, stdtr

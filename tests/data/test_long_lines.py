@@ -1,4 +1,4 @@
-"""Tests that the parser of long JSON lines returns what `json` returns."""
+"""Tests that the parser of long JSON lines returns the same values as `json`."""
 
 import io
 import json

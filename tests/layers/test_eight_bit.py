@@ -108,7 +108,7 @@ def test_zeros_and_tiny_values_have_finite_products(name, factor):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_zeros_leave_other_rows_unchanged(name):
-    """Tests rows of zeros, such as those of an expert without tokens."""
+    """Tests rows of zeros: an expert without tokens has only such rows."""
     x, kernel, gradient = normal(8, 16), normal(16, 16, seed=1), normal(8, 16, seed=2)
     padded = [np.concatenate([a, np.zeros_like(a)]) for a in (x, gradient)]
     y, dx, dkernel = gradients(x, kernel, gradient, name)

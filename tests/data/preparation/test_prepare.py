@@ -280,7 +280,7 @@ def children_of(pid):
 
 
 def wait_until_gone(pids):
-    """Waits until every process has ended, or is a zombie that its new parent has not collected; returns whether."""
+    """Waits until every process has ended, or is a zombie that its new parent has not collected. Returns True if so."""
 
     def runs(pid):
         try:

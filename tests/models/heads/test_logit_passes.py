@@ -85,7 +85,7 @@ def losses(features, matrix, targets, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [0.0, 100.0])
 def test_the_error_of_bfloat16_logits_is_that_of_their_rounding(accelerator, shared):
-    """Tests logits near 0, and logits as far from 0 as those of GPT-2's released weights (-30 to -130)."""
+    """Tests logits near 0, and logits as far from 0 as the logits of GPT-2's released weights (-30 to -130)."""
     rng = np.random.default_rng(1)
     batch, length, width = 4, 64, 64
     features = jnp.asarray(rng.normal(size=(batch, length, width)), jnp.float32).at[..., 0].set(1.0)
