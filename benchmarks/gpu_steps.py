@@ -26,8 +26,8 @@ from pretrainax.config.validation import complete, validate
 from pretrainax.layers.attention import choose_backend
 from pretrainax.planning import memory
 from pretrainax.planning.current_devices import current_topology
+from pretrainax.planning.estimated_traffic import memory_bytes_between_products
 from pretrainax.planning.hlo import Program, memory_traffic_of
-from pretrainax.planning.roofline import memory_bytes_between_products
 from pretrainax.profiling.report import estimate_compiled
 from pretrainax.profiling.trace import read_trace
 from pretrainax.runtime import host

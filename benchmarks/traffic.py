@@ -23,7 +23,7 @@ from pretrainax.config import Experiment, UserError, resolve_auto
 from pretrainax.files.paths import define_path
 from pretrainax.planning import memory
 from pretrainax.planning.compiled import compile_step
-from pretrainax.planning.roofline import least_bytes, memory_bytes_between_products
+from pretrainax.planning.estimated_traffic import least_bytes, memory_bytes_between_products
 from pretrainax.planning.search import resolve_remat
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table

@@ -30,13 +30,14 @@ from pretrainax.models.flops import Attention, attention_flops, flops_per_step, 
 from pretrainax.planning import memory
 from pretrainax.planning.activations import abstract_state, attention_specs, micro_rows, shapes_of
 from pretrainax.planning.compiled import Compiled
+from pretrainax.planning.estimated_traffic import least_bytes
 from pretrainax.planning.hlo import MatrixProduct, matrix_products_of, runtime_conditionals
-from pretrainax.planning.roofline import ALIGNMENT, Roofline, estimate_time, least_bytes
+from pretrainax.planning.roofline import Roofline, estimate_time
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import collectives
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, large_number, percent
-from pretrainax.runtime.chips import Chip
+from pretrainax.runtime.chips import ALIGNMENT, Chip
 from pretrainax.sharding.axes import PIPELINE_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.tasks import Task

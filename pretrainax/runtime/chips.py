@@ -6,11 +6,14 @@ rates; `planning.roofline` defines the fractions of the peak rates that the plan
 """
 
 import dataclasses
+import math
 from typing import Optional
 
 from pretrainax.files.errors import UserError
 
 GB, GIB = 10**9, 2**30
+# Multiple of which the sizes of a product should be: lanes of a TPU's matrix unit, tiles of a GPU's tensor cores.
+ALIGNMENT = {"tpu": 128, "gpu": 64}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,3 +123,9 @@ def peak_flops(device_kind: str) -> Optional[float]:
     """Returns the peak dense bfloat16 FLOP/s for a `jax.Device.device_kind`, or None if the kind is unknown."""
     chip = chip_of(device_kind)
     return chip and chip.peak_flops
+
+
+def tile_padding(columns: float, platform: str) -> float:
+    """Returns the columns that a product computes, in whole tiles, divided by its columns; 1 for no columns."""
+    multiple = ALIGNMENT[platform]
+    return math.ceil(columns / multiple) * multiple / columns if columns else 1.0

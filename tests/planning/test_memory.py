@@ -12,7 +12,7 @@ from pretrainax.models.active import predicted_vocabulary
 from pretrainax.optim import Adafactor, ScheduleFreeAdamW, Sophia
 from pretrainax.planning import memory
 from pretrainax.planning.activations import saved_residuals, shard_experiment
-from pretrainax.planning.roofline import memory_bytes_between_products
+from pretrainax.planning.estimated_traffic import memory_bytes_between_products
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import CHIPS

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
 import re
 import runpy
@@ -12,13 +11,13 @@ import jax.numpy as jnp
 import pytest
 
 from pretrainax import models
-from pretrainax.config import DisentangledPositions, LearnedPositions, MeshConfig, MixtureOfExperts, RotaryPositions
+from pretrainax.config import LearnedPositions, MeshConfig, MixtureOfExperts
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import expert_flops, flops_per_step
-from pretrainax.optim import Adafactor, AdamW, Sophia
+from pretrainax.optim import Sophia
 from pretrainax.planning import roofline
-from pretrainax.planning.activations import abstract_state, saved_residuals
+from pretrainax.planning.estimated_traffic import FUSED, bytes_by_kind, product_operands
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.hlo.memory_traffic import KernelBytes
 from pretrainax.planning.memory import estimate
@@ -30,7 +29,6 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.runtime.chips import CHIPS, chip_of, peak_flops
 from pretrainax.sharding.mesh import AXES
-from pretrainax.sharding.param_paths import parameter_names
 from tests.support import tiny
 from tests.support.tiers import few
 
@@ -82,13 +80,14 @@ def test_a_misaligned_head_takes_the_time_of_whole_tiles(candidate, topology, mi
 def test_on_a_gpu_reading_and_writing_their_operands_takes_time_besides(candidate):
     experiment, topology = candidate.experiment, Topology.parse("h100:1")
     attained, once = 990e12 * roofline.ATTAINABLE["gpu"], product_bytes(experiment, ONE, "gpu")
-    times = {}
+    times, operands = {}, {}
     for remat in ("none", "block"):
         train = dataclasses.replace(experiment.train, remat=remat)
         again = dataclasses.replace(experiment, train=train)
-        operands = roofline.product_operands(again, ONE, "gpu")
-        assert operands == (3 if remat == "none" else 4) * once
+        operands[remat] = product_operands(again, ONE, "gpu", candidate.memory)
         times[remat] = roofline.estimate_time(again, ONE, topology, candidate.memory, [])
+    attention = bytes_by_kind(experiment, ONE, "gpu", candidate.memory).attention_residuals
+    assert operands["block"] - operands["none"] == pytest.approx(FUSED * (once + attention))
     flops = times["none"].flops - times["none"].executed_flops  # These are the FLOPs of masked positions.
     assert times["none"].compute > (times["none"].flops - flops) / attained + 3 * once / 3350e9 * 0.999
 
@@ -203,126 +202,6 @@ def test_a_compiled_sum_is_hidden_as_far_as_it_runs_beside_products():
     }
 
 
-def test_attention_is_charged_for_what_is_written_out_and_turned():
-    gpt, t5 = tiny.get_config("gpt"), tiny.get_config("t5")
-    gpt.train.attention = "xla"
-    m, length = gpt.model, lengths_of(batch_shapes(gpt)).inputs
-    assert roofline._attention_bytes(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0, 0)
-    # the smallest number of rows whose logits exceed the memory of a TPU core
-    many = 2**27 // (4 * m.num_heads * length**2)
-    fewer, all_rows = (roofline._attention_bytes(gpt, ONE, "tpu", rows).pairs for rows in (many - 1, many))
-    assert fewer == 0 < all_rows
-    # From half of this number of rows, dropped weights are saved for the backward.
-    gpt.model.attention_dropout_rate = 0.1
-    kept = [roofline._attention_bytes(gpt, ONE, "tpu", rows) for rows in (many / 2 - 1, many / 2)]
-    assert [one.pairs for one in kept] == [0, 0] and kept[0].dropped == 0 < kept[1].dropped
-    gpt.model.attention_dropout_rate = 0.0
-    assert roofline._attention_bytes(t5, ONE, "tpu", 2).pairs > 0  # The gradient of T5's bias needs an array of logits.
-    gpt.model.position = RotaryPositions()
-    queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
-    assert roofline._attention_bytes(gpt, ONE, "tpu", 2).rotated == 4 * 2 * m.num_layers * length * queries_and_keys
-    narrow = tiny.get_config("t5_narrow")
-    narrow.model.position = RotaryPositions()
-    lengths = lengths_of(batch_shapes(narrow))
-    # Two layers have 4 query and 4 key heads of width 8. Three layers have two attentions each, with 8 query and 4 key
-    # heads of width 4.
-    numbers = 2 * (4 + 4) * 8 * lengths.inputs + 3 * 2 * (8 + 4) * 4 * lengths.targets
-    assert roofline._attention_bytes(narrow, ONE, "tpu", 2).rotated == 4 * 2 * numbers
-
-
-@pytest.fixture
-def only(monkeypatch):
-    """Returns a function that counts the bytes that one kind of pass moves on a chip."""
-
-    def count(experiment, kind, chip="h100"):
-        platform = CHIPS[chip].platform
-        passes = roofline.Passes(**(dict.fromkeys(roofline.Passes._fields, 0.0) | {kind: 1.0}))
-        monkeypatch.setitem(roofline.PASSES, platform, passes)
-        memory = estimate(experiment, ONE, CHIPS[chip])
-        return roofline.memory_bytes_between_products(experiment, ONE, platform, memory)
-
-    return count
-
-
-def test_what_attention_keeps_is_counted_apart_from_what_its_block_keeps(only):
-    experiment = long_rows()
-    model, tokens = experiment.model, experiment.train.global_batch_size * 2048
-    arrays = 2 * model.num_heads * model.dim_per_head + 2 * model.kv_heads * model.dim_per_head
-    assert only(experiment, "attention_residuals") == 2 * tokens * model.num_layers * arrays  # q, k, v and the output
-    assert only(experiment, "block_residuals") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
-
-
-def test_logits_that_are_made_again_are_not_kept(only):
-    experiment = tiny.get_config("gpt")
-    experiment.train.attention = "xla"
-    assert only(_block(experiment), "pairs") == only(experiment, "pairs") > 0
-    assert only(_block(experiment), "block_residuals") == only(experiment, "block_residuals")
-
-
-def test_what_a_layer_keeps_stays_in_the_memory_of_a_tpu_core_where_it_has_room(only):
-    experiment = tiny.get_config("gpt")
-    assert only(experiment, "block_residuals", "v5e") == only(experiment, "rotated", "v5e") == 0
-    assert (
-        only(_block(experiment), "block_residuals", "v5e") == only(experiment, "block_residuals") > 0
-    )  # Residuals are recomputed from inputs that are read back.
-    a_layer = (
-        only(experiment, "block_residuals") + only(experiment, "attention_residuals")
-    ) / experiment.model.num_layers
-    experiment.train.global_batch_size *= int(2**26 // a_layer)
-    assert only(experiment, "block_residuals", "v5e") == 0
-    experiment.train.global_batch_size *= 2
-    assert only(experiment, "block_residuals", "v5e") == only(experiment, "block_residuals") > 2**26
-
-
-def test_logits_with_a_bias_for_each_row_are_charged_for_once_more(only):
-    experiment = tiny.get_config("gpt")
-    experiment.train.attention = "xla"
-    assert only(experiment, "row_bias") == 0 < only(experiment, "pairs")
-    experiment.model.position = DisentangledPositions()
-    assert only(experiment, "row_bias") == only(experiment, "pairs") > 0
-
-
-@pytest.mark.slow
-def test_parameters_of_layers_and_of_experts_are_passed_over_more_often_than_others(only):
-    experiment = tiny.get_config("gpt")
-    experiment.model.experts = MixtureOfExperts()
-    names = parameter_names(params := abstract_state(experiment, ONE).params)
-    sizes = {name: 4 * math.prod(x.shape) for name, x in zip(names, jax.tree.leaves(params), strict=True)}
-    layers = sum(size for name, size in sizes.items() if "/blocks/" in name)
-    assert (only(experiment, "layers"), only(experiment, "looped")) == (layers, 0)
-    looped = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, scan_unroll=1))
-    assert (only(looped, "layers"), only(looped, "looped")) == (0, layers)
-    assert only(experiment, "experts") == sum(size for name, size in sizes.items() if "/experts_" in name) > 0
-
-
-@pytest.mark.slow
-def test_an_optimizer_that_keeps_rows_and_columns_reads_gradients_more_often(only):
-    experiment = tiny.get_config("gpt")
-    experiment.model.d_model = experiment.model.d_ff = 512  # Adafactor does not factor the moments of smaller matrices.
-    experiment.optimizer = AdamW()
-    assert only(experiment, "factored") == 0
-    experiment.optimizer = Adafactor()
-    params = abstract_state(experiment, ONE).params
-    assert only(experiment, "factored") == sum(4 * math.prod(x.shape) for x in jax.tree.leaves(params))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "t5"])
-def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(family):
-    experiment = tiny.get_config(family)
-    memory = estimate(experiment, ONE, CHIPS["h100"])
-    flat = {on: roofline.memory_bytes_between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
-    kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
-    passes, layers = roofline.PASSES["gpu"], roofline._layer_bytes(experiment, ONE, "gpu").unrolled
-    experiment.train.scan_unroll = 1
-    got = roofline.memory_bytes_between_products(experiment, ONE, "gpu", memory)
-    more = passes.stacked * kept + (passes.looped - passes.layers) * layers
-    assert got == pytest.approx(flat["gpu"] + more) and kept > 0
-    assert (
-        roofline.memory_bytes_between_products(experiment, ONE, "tpu", memory) == flat["tpu"]
-    )  # A TPU uses loops by default.
-
-
 # --- published runs ------------------------------------------------------------------------------------------------
 
 calibrate = runpy.run_path(str(ROOT / "benchmarks" / "calibrate.py"))
@@ -406,7 +285,8 @@ def operands_of(experiment, topology):
     if topology.chip.is_tpu:
         return 0.0
     sizes = ONE | {"data": topology.num_devices}
-    return roofline.product_operands(experiment, sizes, "gpu") / topology.chip.memory_rate
+    memory = estimate(experiment, sizes, topology.chip)
+    return product_operands(experiment, sizes, "gpu", memory) / topology.chip.memory_rate
 
 
 @pytest.mark.first(1)
