@@ -85,9 +85,7 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
                 if (layers := max(stack.num_layers for stack in config.stacks.values())) > MAX_LAYERS:
                     raise UserError(f"config.json has {layers} layers, at most {MAX_LAYERS} are supported")
                 if problems := list(model_problems(dataclasses.replace(ANY_EXPERIMENT, model=config))):
-                    raise UserError(
-                        f"config.json describes no model: {_with_their_names(problems, family, config_json)}"
-                    )
+                    raise UserError(f"config.json describes no model: {_with_their_names(problems, family)}")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:
@@ -105,28 +103,10 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
     raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), model_types)}")
 
 
-# Keys of config.json that `HuggingFace.read` of a family converts -> fields of ModelConfig
-_CONVERTED_KEYS = {
-    "sliding_window": "window",
-    "local_attention": "window",
-    "window_size": "window",
-    "attention_window": "window",
-    "block_size": "sparse_attention.size",
-    "num_random_blocks": "sparse_attention.random",
-    "max_relative_positions": "position.max_distance",
-    "position_buckets": "position.num_buckets",
-    "no_rope_layer_interval": "position.no_rotation_every",
-    "first_k_dense_replace": "experts.first_dense",
-    "n_group": "experts.groups",
-    "topk_group": "experts.top_groups",
-}
-
-
-def _with_their_names(problems: Sequence[str], family: HuggingFace, config_json: ConfigJson) -> str:
+def _with_their_names(problems: Sequence[str], family: HuggingFace) -> str:
     """Joins error messages, naming the keys of config.json instead of our config fields."""
     text = "; ".join(problems)
-    converted = {key: path for key, path in _CONVERTED_KEYS.items() if key in config_json}
-    for key, path in [*family.fields.items(), *converted.items()]:
+    for key, path in family.fields.items():
         text = re.sub(rf"config\.model\.{re.escape(path)}\b", key, text)
     return text
 

@@ -86,6 +86,7 @@ FIELDS = {  # key in config.json of BART and Marian -> field of ModelConfig
     "vocab_size": "vocab_size",
     "d_model": "d_model",
     "encoder_layers": "num_layers",
+    "decoder_layers": "num_decoder_layers",
     "encoder_ffn_dim": "d_ff",
     "encoder_attention_heads": "num_heads",
     "activation_function": "activation",
@@ -118,8 +119,8 @@ def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
     Raises:
       UserError: the decoder and the encoder differ in the feed-forward width or in the number of heads.
     """
-    layers = json.get("decoder_layers", 12)
-    config.num_decoder_layers = None if layers == config.num_layers else layers
+    if config.num_decoder_layers == config.num_layers:
+        config.num_decoder_layers = None
     for key, default, encoder_value in (
         ("decoder_ffn_dim", 4096, config.d_ff),
         ("decoder_attention_heads", 16, config.num_heads),
@@ -163,7 +164,7 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="bart",
             architecture="BartForConditionalGeneration",
-            base=lambda: dataclasses.replace(bart("large"), attention_dropout_rate=0.0),
+            base=lambda: dataclasses.replace(bart("large"), num_decoder_layers=12, attention_dropout_rate=0.0),
             fields=FIELDS | {"max_position_embeddings": "position.max_length"},
             table=huggingface_names,
             sequence_classification_class=TaskClass(

@@ -61,15 +61,12 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     kind = json.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise UserError(f"config.json has attention_type {kind!r}; supported: block_sparse, original_full")
-    blocks = RandomBlocks(size=json.get("block_size", 64), random=json.get("num_random_blocks", 3))
-    config.sparse_attention = None if kind == "original_full" else blocks
+    if kind == "original_full":
+        config.sparse_attention = None
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    blocks = config.sparse_attention
-    if not isinstance(blocks, RandomBlocks):
-        return {"attention_type": "original_full"}
-    return {"attention_type": "block_sparse", "block_size": blocks.size, "num_random_blocks": blocks.random}
+    return {"attention_type": "block_sparse" if isinstance(config.sparse_attention, RandomBlocks) else "original_full"}
 
 
 _HEAD_NAME = "qa_classifier"
@@ -97,7 +94,8 @@ FAMILIES = (
             model_type="big_bird",
             architecture=lambda config: "BigBirdForPreTraining" if config.pair_head else "BigBirdForMaskedLM",
             base=bigbird,
-            fields=bert.FIELDS,
+            fields=bert.FIELDS
+            | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
             # There is no `multiple_choice_class`: our rows contain all choices of a question, but block-sparse
             # attention supports only one document per row.

@@ -16,6 +16,8 @@ from the generator's embeddings. `…_embeddings.weight` already includes this d
 code and on lists of the tensors; the files were not available.)
 """
 
+import dataclasses
+
 from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS
 from pretrainax.zoo.family import (
@@ -176,11 +178,10 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
             f"config.json has pos_att_type {attention_types!r}; only 'p2c|c2p' is supported for 'deberta-v2'"
         )
     position = config.position
-    position.num_buckets = json.get("position_buckets", -1)
     if position.num_buckets < 1:
         raise UserError(f"config.json has position_buckets {position.num_buckets}; it must be at least 1")
-    max_distance = json.get("max_relative_positions", -1)
-    position.max_distance = position.max_length if max_distance < 1 else max_distance
+    if position.max_distance < 1:
+        position.max_distance = position.max_length
     for key, value in (("embedding_size", config.d_model), ("attention_head_size", config.dim_per_head)):
         if json.get(key, value) != value:
             raise UserError(f"config.json has {key} {json[key]!r}; only {value} is supported for 'deberta-v2'")
@@ -209,9 +210,6 @@ def _write(config: ModelConfig) -> ConfigJson:
         "pos_att_type": ["p2c", "c2p"],
         "attention_head_size": config.dim_per_head,
     }
-    if isinstance(config.position, DisentangledPositions):
-        json["position_buckets"] = config.position.num_buckets
-        json["max_relative_positions"] = config.position.max_distance
     if config.input_convolution is not None:
         json |= {"conv_kernel_size": config.input_convolution, "conv_act": their_activation(config)}
     return json
@@ -229,8 +227,10 @@ def _tied(config: ModelConfig) -> dict[str, str]:
 HUGGINGFACE = HuggingFace(
     model_type="deberta-v2",
     architecture=_architecture,
-    base=_base,
-    fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
+    # transformers' default for the buckets and the distance is -1: off, or as long as the context.
+    base=lambda: dataclasses.replace(_base(), position=DisentangledPositions(-1, -1, max_length=512)),
+    fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"}
+    | {"position_buckets": "position.num_buckets", "max_relative_positions": "position.max_distance"},
     table=huggingface_names,
     sequence_classification_class=TaskClass(
         "DebertaV2ForSequenceClassification",

@@ -8,6 +8,7 @@ from pretrainax.layers.feed_forward import layer_groups
 from pretrainax.zoo import experts, llama, rotary
 from pretrainax.zoo.family import (
     LAST,
+    NULLABLE,
     ConfigJson,
     Family,
     HuggingFace,
@@ -162,12 +163,17 @@ _FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"}
     "num_experts_per_tok": "experts.top_k",
     "moe_intermediate_size": "experts.d_ff",
     "norm_topk_prob": "experts.normalized",
+    "n_shared_experts": "experts.shared_experts",
+    "routed_scaling_factor": "experts.scale",
+    "first_k_dense_replace": "experts.first_dense",
 }
 _LATENT_FIELDS = {key: path for key, path in _FIELDS.items() if key != "rms_norm_eps"} | {
     "kv_lora_rank": "latent_attention.rank",
     "q_lora_rank": "latent_attention.query_rank",
     "qk_rope_head_dim": "latent_attention.rotary_dim",
     "v_head_dim": "latent_attention.value_dim",
+    "n_group": "experts.groups",
+    "topk_group": "experts.top_groups",
 }
 
 
@@ -180,24 +186,16 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     rotary.read(json, config)
     if latent is not None:
         config.head_dim = json.get("qk_nope_head_dim", 128) + latent.rotary_dim
-    mixture.shared_experts = json.get("n_shared_experts", mixture.shared_experts) or None
-    scale = json.get("routed_scaling_factor", mixture.scale)
-    mixture.scale = None if scale == 1 else scale
-    mixture.first_dense = json.get("first_k_dense_replace", mixture.first_dense) or None
+    mixture.shared_experts, mixture.first_dense = mixture.shared_experts or None, mixture.first_dense or None
+    mixture.scale = None if mixture.scale == 1 else mixture.scale
     set_balance(config, json.get("aux_loss_alpha", 0.001))
-
-
-_REQUIRED = "n_shared_experts", "routed_scaling_factor", "first_k_dense_replace"
 
 
 def _read_latent(json: ConfigJson, config: ModelConfig) -> None:
     """Sets the fields of DeepSeek-V3 from config.json, which DeepSeek-V2 shares."""
-    if nulls := [key for key in _REQUIRED if json.get(key, 0) is None]:
-        raise UserError(f"config.json has {nulls[0]} null, which transformers does not support")
     _read(json, config)
     assert config.experts is not None and config.latent_attention is not None
-    defaults = config.experts.groups, config.experts.top_groups
-    groups = tuple(json.get(key, value) for key, value in zip(("n_group", "topk_group"), defaults, strict=True))
+    groups = config.experts.groups, config.experts.top_groups
     if None in groups:
         raise UserError(f"config.json has n_group {groups[0]} and topk_group {groups[1]}; both must be numbers")
     config.experts.groups, config.experts.top_groups = (None, None) if groups == (1, 1) else groups
@@ -210,7 +208,10 @@ def _read_v2(json: ConfigJson, config: ModelConfig) -> None:
         raise UserError(f"config.json has topk_method {method!r}; supported: greedy, group_limited_greedy")
     if json.get("num_experts_per_tok") is None:
         raise UserError("config.json has no num_experts_per_tok, the number of experts of a token")
-    _read_latent(json | {"n_group": 1, "topk_group": 1} if method == "greedy" else json, config)
+    assert config.experts is not None
+    if method == "greedy":
+        config.experts.groups = config.experts.top_groups = 1
+    _read_latent(json, config)
 
 
 def _read_v3(json: ConfigJson, config: ModelConfig) -> None:
@@ -290,6 +291,7 @@ def _zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 _CONSTANTS: ConfigJson = {"attention_bias": False}
 _LATENT_CONSTANTS = _CONSTANTS | {"mlp_bias": False, "rms_norm_eps": 1e-6}  # the norms of latents always have 1e-6
+_LATENT_NULLABLE = (*NULLABLE, "n_group", "topk_group")
 FAMILIES = (
     Family(
         name="DeepSeekMoE",
@@ -305,6 +307,7 @@ FAMILIES = (
             in_transformers=False,
             base=_base("moe_16b", first_dense=None),
             fields=_FIELDS,
+            nullable=(*NULLABLE, "n_shared_experts", "routed_scaling_factor", "first_k_dense_replace"),
             table=_names,
             constants=_CONSTANTS | {"scoring_func": "softmax"},
             read=_read,
@@ -327,6 +330,7 @@ FAMILIES = (
             divisible=True,
             aliases={"num_experts": "n_routed_experts"},
             fields={key: path for key, path in _LATENT_FIELDS.items() if key != "norm_topk_prob"},
+            nullable=_LATENT_NULLABLE,
             table=_names,
             constants=_LATENT_CONSTANTS | {"norm_topk_prob": False, "scoring_func": "softmax"},
             read=_read_v2,
@@ -350,6 +354,7 @@ FAMILIES = (
             base=_base_v3,
             aliases={"num_local_experts": "n_routed_experts"},
             fields=_LATENT_FIELDS,
+            nullable=_LATENT_NULLABLE,
             table=_names,
             constants=_LATENT_CONSTANTS
             | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_interleave": True},

@@ -93,10 +93,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
         )
     config.masked_lm_head = architecture == "ElectraForMaskedLM"
     config.replaced_token_head = not config.masked_lm_head
-    width = json.get("embedding_size", config.embedding_dim)
-    if width is None:
-        raise UserError("config.json has embedding_size null; it must be a number, or absent")
-    config.embedding_dim = None if width == config.d_model else width  # a projection exists only if the widths differ
+    if config.embedding_dim == config.d_model:  # a projection exists only if the widths differ
+        config.embedding_dim = None
     check_tied(json, config)
     if config.masked_lm_head and config.activation != "gelu":  # the head in transformers always uses GELU
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; ElectraForMaskedLM supports only 'gelu'")
@@ -119,7 +117,7 @@ HUGGINGFACE = HuggingFace(
     model_type="electra",
     architecture=_architecture,
     base=_base,
-    fields=FIELDS,
+    fields=FIELDS | {"embedding_size": "embedding_dim"},
     table=huggingface_names,
     sequence_classification_class=TaskClass(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"

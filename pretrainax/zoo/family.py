@@ -228,7 +228,7 @@ class HuggingFace:
     model_type: str  # value of `model_type` in config.json
     architecture: str | Callable[[ModelConfig], str]  # the class of transformers that computes the same logits
     base: Callable[[], ModelConfig]  # builds a config with transformers' defaults for missing keys
-    fields: Mapping[str, str]  # key of config.json -> path of a ModelConfig field ("position.max_length")
+    fields: Mapping[str, str]  # key of config.json -> path of the ModelConfig field it sets ("position.max_length")
     table: Callable[[ModelConfig], list[NameRow]]  # builds the name table of a pretraining model; see `names`
     constants: ConfigJson = dataclasses.field(default_factory=dict)  # key of config.json -> the only supported value
     # alternative name of a key, which has priority -> key
@@ -237,7 +237,7 @@ class HuggingFace:
     default_labels: int = 2  # transformers' number of labels for a config.json without labels
     divisible: bool = False  # whether transformers requires hidden_size to be a multiple of num_attention_heads
     in_transformers: bool = True  # False: only code that was released with the weights has the class
-    # Conversions that `fields` cannot express: `read` sets fields of the config, `write` returns keys of config.json.
+    # Conversions that `fields` cannot express: `read` sets or adjusts fields, `write` returns keys of config.json.
     read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
     notes: Callable[[ConfigJson], list[str]] = lambda json: []  # features of config.json that this package ignores
     write: Callable[[ModelConfig], ConfigJson] = _nothing_to_write
@@ -458,8 +458,8 @@ _BIAS_FIELDS = ("use_bias", "qkv_bias")
 
 
 def _field(config: ModelConfig, path: str) -> object:
-    """Returns the value of a field of `config`; `path` may be nested, as in "position.max_length"."""
-    return functools.reduce(getattr, path.split("."), config)
+    """Returns the value of a field, or None in a part that is None; `path` may be nested: "position.max_length"."""
+    return functools.reduce(lambda part, name: None if part is None else getattr(part, name), path.split("."), config)
 
 
 def _set_field(config: ModelConfig, path: str, value: object) -> None:

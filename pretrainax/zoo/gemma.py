@@ -147,7 +147,7 @@ def _read_gemma2(json: ConfigJson, config: ModelConfig) -> None:
     _check_causal(json)
     rotary.read(json, config)
     _read_scale(json, config)
-    patterns.read(json, config, json.get("sliding_window", config.window), otherwise=patterns.kinds(config))
+    patterns.read(json, config, otherwise=patterns.kinds(config))
 
 
 def _read_gemma3(json: ConfigJson, config: ModelConfig) -> None:
@@ -160,7 +160,7 @@ def _read_gemma3(json: ConfigJson, config: ModelConfig) -> None:
     _read_scale(json, config)
     period = json.get("sliding_window_pattern", 6)
     kinds = ["local" if (i + 1) % period else "global" for i in range(config.num_layers)]
-    patterns.read(json, config, json.get("sliding_window", config.window), otherwise=kinds)
+    patterns.read(json, config, otherwise=kinds)
     theta, local_theta = json.get("rope_theta", 1_000_000.0), json.get("rope_local_base_freq", 10_000.0)
     rotary.read_both(json, config, theta, local_theta)
 
@@ -181,7 +181,7 @@ def _write_gemma3(config: ModelConfig) -> ConfigJson:
 
 
 _FIELDS = {("hidden_activation" if key == "hidden_act" else key): path for key, path in llama.FIELDS.items()}
-_FIELDS |= {"final_logit_softcapping": "final_logit_cap"}
+_FIELDS |= {"final_logit_softcapping": "final_logit_cap", "sliding_window": "window"}
 
 
 def _family(release: str, sizes: Mapping[str, object], paper: str, *, architecture: str, **huggingface) -> Family:

@@ -224,16 +224,18 @@ def _write_gpt1(config: ModelConfig) -> ConfigJson:
 
 
 def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
-    config.d_ff = 4 * config.d_model if json.get("n_inner") is None else json["n_inner"]
+    if json.get("n_inner") is None:
+        config.d_ff = 4 * config.d_model
 
 
 def _write_gpt2(config: ModelConfig) -> ConfigJson:
     # n_ctx is the former name of n_positions; llama.cpp's converter reads it.
-    return {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate, "n_ctx": config.position.max_length}
+    return {"embd_pdrop": config.dropout_rate, "n_ctx": config.position.max_length}
 
 
 def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
-    config.d_ff = 4 * config.d_model if json.get("intermediate_size") is None else json["intermediate_size"]
+    if json.get("intermediate_size") is None:
+        config.d_ff = 4 * config.d_model
     types = json.get("attention_types") or [[["global", "local"], 12]]
     layers = [kind for period, repeats in types for kind in period * repeats]
     if len(layers) != config.num_layers or set(layers) - {"global", "local"}:
@@ -241,19 +243,18 @@ def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("attention_layers", layers) != layers:
         raise UserError(f"config.json has attention_types {types}, and other attention_layers")
     config.layer_pattern = shortest(layers, usual=config.layer_pattern)
-    config.window = json.get("window_size", 256) if "local" in layers else None
+    if "local" not in layers:
+        config.window = None
 
 
 def _write_gpt_neo(config: ModelConfig) -> ConfigJson:
     period = list(config.layer_pattern)
     repeats, remainder = divmod(config.num_layers, len(period))
-    json = {
-        "intermediate_size": config.d_ff,
+    return {
         "attention_types": [[kinds(config), 1]] if remainder else [[period, repeats]],
         "attention_layers": kinds(config),
         "embed_dropout": config.dropout_rate,
     }
-    return json if config.window is None else json | {"window_size": config.window}
 
 
 FAMILIES = (
@@ -290,7 +291,8 @@ FAMILIES = (
             model_type="gpt2",
             architecture="GPT2LMHeadModel",
             base=gpt2,
-            fields=_FIELDS | {"activation_function": "activation"},
+            fields=_FIELDS | {"activation_function": "activation", "n_inner": "d_ff"},
+            nullable=("n_inner",),
             table=gpt2_names,
             sequence_classification_class=TaskClass("GPT2ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GPT2ForCausalLM"),
@@ -335,6 +337,8 @@ FAMILIES = (
                 "hidden_size": "d_model",
                 "num_layers": "num_layers",
                 "num_heads": "num_heads",
+                "intermediate_size": "d_ff",
+                "window_size": "window",
                 "max_position_embeddings": "position.max_length",
                 "activation_function": "activation",
                 "resid_dropout": "dropout_rate",
@@ -348,6 +352,7 @@ FAMILIES = (
             token_classification_class=token_classification_class("GPTNeoForCausalLM"),
             question_answering_class=question_answering_class("GPTNeoForCausalLM"),
             aliases={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
+            nullable=("intermediate_size",),
             read=_read_gpt_neo,
             write=_write_gpt_neo,
             tied=_tied("transformer.wte.weight"),

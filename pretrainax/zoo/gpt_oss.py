@@ -70,7 +70,7 @@ _YARN |= {"original_max_position_embeddings": 4096}  # transformers' default, al
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     rotary.read(json, config, default=_YARN)
     experts.read(json, config)
-    patterns.read(json, config, json.get("sliding_window", 128), otherwise=patterns.kinds(config))
+    patterns.read(json, config, otherwise=patterns.kinds(config))
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -98,13 +98,14 @@ FAMILIES = (
                 "num_local_experts": "experts.num_experts",
                 "num_experts_per_tok": "experts.top_k",
                 "swiglu_limit": "gate_limit",
+                "sliding_window": "window",
             },
             table=_names,
             sequence_classification_class=TaskClass("GptOssForSequenceClassification", LAST),
             token_classification_class=token_classification_class("GptOssForCausalLM", "score"),
             constants={"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702},
             aliases={"num_experts": "num_local_experts"},
-            nullable=(),
+            nullable=("sliding_window",),
             read=_read,
             write=_write,
             tied=llama.tied,

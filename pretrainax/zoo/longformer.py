@@ -67,7 +67,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     """Sets the positions and the window from config.json; the window must be even and the same in all layers."""
     roberta.read_positions(json, config)
-    windows = json.get("attention_window", config.window)
+    windows: object = config.window  # an integer, or a list with an entry per layer
     sizes = windows if isinstance(windows, list) else [windows] * config.num_layers
     if len(sizes) != config.num_layers or len(set(sizes)) != 1 or not isinstance(sizes[0], int) or sizes[0] % 2:
         raise UserError(
@@ -94,7 +94,7 @@ FAMILIES = (
             model_type="longformer",
             architecture="LongformerForMaskedLM",
             base=_base,
-            fields=FIELDS,
+            fields=FIELDS | {"attention_window": "window"},
             table=huggingface_names,
             # There is no `multiple_choice_class`: LongformerForMultipleChoice makes the tokens of the question global,
             # but our rows contain a copy of the question for each choice.

@@ -107,7 +107,7 @@ def _read_olmo3(json: ConfigJson, config: ModelConfig) -> None:
     """
     rotary.read_both(json, config, json.get("rope_theta", 500_000.0), 500_000.0)
     default_kinds = ["global" if (i + 1) % 4 == 0 else "local" for i in range(config.num_layers)]
-    patterns.read(json, config, json.get("sliding_window", 4096), default_kinds)
+    patterns.read(json, config, default_kinds)
     position = config.position
     if config.window is None or (position.scaling, position.local_theta) == (None, position.theta):  # no layer differs
         position.local_theta = None
@@ -191,7 +191,7 @@ FAMILIES = (
             model_type="olmo3",
             architecture="Olmo3ForCausalLM",
             base=_base_olmo3,
-            fields=llama.FIELDS,
+            fields=llama.FIELDS | {"sliding_window": "window"},
             table=llama.huggingface_names,
             constants={"attention_bias": False},
             read=_read_olmo3,

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.zoo.family import ConfigJson
@@ -36,23 +35,29 @@ def shortest(kinds: Sequence[str], usual: tuple[str, ...]) -> tuple[str, ...]:
     return next(candidate for candidate in candidates if (candidate * count)[:count] == all_kinds)
 
 
-def read(json: ConfigJson, config: ModelConfig, window: Optional[int], otherwise: Sequence[str]) -> None:
-    """Sets `config.layer_pattern` from `layer_types`; sets `config.window` to `window`, or None if no layer is local.
+def read(json: ConfigJson, config: ModelConfig, otherwise: Sequence[str]) -> None:
+    """Sets `config.layer_pattern` from `layer_types`; sets `config.window` to None if no layer is local.
 
     Args:
-      window: the window in config.json, in tokens, or None if config.json has no window.
       otherwise: "global" or "local" for each layer, used if config.json has no `layer_types`.
 
     Raises:
-      UserError: `layer_types` is invalid, or a layer is local although `window` is None.
+      UserError: `layer_types` is invalid, or a layer is local although `config.window` is None.
     """
     types = json.get("layer_types")
     if types is not None:
         otherwise = kinds_of(types)
     config.layer_pattern = shortest(otherwise, usual=config.layer_pattern)
-    config.window = window if "local" in otherwise else None
-    if "local" in otherwise and window is None:
+    if "local" not in otherwise:
+        config.window = None
+    elif config.window is None:
         raise UserError("config.json has layers of sliding_attention and no sliding_window")
+
+
+def drop_unused_window(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets `config.window` to None if `use_sliding_window` of config.json is false or absent."""
+    if not json.get("use_sliding_window"):
+        config.window = None
 
 
 def read_uniform(json: ConfigJson, config: ModelConfig) -> None:

@@ -1,7 +1,5 @@
 """Qwen 2, 2.5 and 3 (Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388)."""
 
-from typing import Optional
-
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import experts, llama, patterns, rotary
 from pretrainax.zoo.family import (
@@ -77,21 +75,17 @@ def _base(variant: str) -> ModelConfig:
     config = qwen(variant)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 22016, 32, 32
     config.vocab_size, config.tie_embeddings, config.position.theta = 151_936, False, 10_000.0
+    config.window = 4096
     return config
-
-
-def _read_window(json: ConfigJson) -> Optional[int]:
-    return json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     rotary.read(json, config)
-    window = _read_window(json)
-    first_local = (
-        config.num_layers if window is None else json.get("max_window_layers", 28)
-    )  # index of the first local layer
+    patterns.drop_unused_window(json, config)
+    # index of the first local layer
+    first_local = config.num_layers if config.window is None else json.get("max_window_layers", 28)
     kinds = ["local" if i >= first_local else "global" for i in range(config.num_layers)]
-    patterns.read(json, config, window, otherwise=kinds)
+    patterns.read(json, config, otherwise=kinds)
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -102,7 +96,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 def _base_qwen3_moe() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = qwen("3_30b_a3b")
-    config.num_layers, config.head_dim, config.position.theta = 24, None, 10_000.0
+    config.num_layers, config.head_dim, config.position.theta, config.window = 24, None, 10_000.0, 4096
     assert config.experts is not None
     config.experts.normalized = False
     return config
@@ -115,11 +109,12 @@ def _read_qwen3_moe(json: ConfigJson, config: ModelConfig) -> None:
             f"{json.get('mlp_only_layers')}; only models with experts in all layers are supported"
         )
     rotary.read(json, config)
-    config.window = _read_window(json)
+    patterns.drop_unused_window(json, config)
     patterns.read_uniform(json, config)
     experts.read(json, config)
 
 
+_FIELDS = llama.FIELDS | {"sliding_window": "window"}
 FAMILIES = (
     Family(
         name="Qwen 2, 2.5",
@@ -133,7 +128,7 @@ FAMILIES = (
             model_type="qwen2",
             architecture="Qwen2ForCausalLM",
             base=lambda: _base("2_7b"),
-            fields=llama.FIELDS,
+            fields=_FIELDS,
             table=llama.huggingface_names,
             sequence_classification_class=TaskClass("Qwen2ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("Qwen2ForCausalLM", "score"),
@@ -156,7 +151,7 @@ FAMILIES = (
             model_type="qwen3",
             architecture="Qwen3ForCausalLM",
             base=lambda: _base("3_8b"),
-            fields=llama.FIELDS,
+            fields=_FIELDS,
             table=llama.huggingface_names,
             sequence_classification_class=TaskClass("Qwen3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("Qwen3ForCausalLM", "score"),
@@ -180,7 +175,7 @@ FAMILIES = (
             model_type="qwen3_moe",
             architecture="Qwen3MoeForCausalLM",
             base=_base_qwen3_moe,
-            fields=llama.FIELDS
+            fields=_FIELDS
             | {
                 "num_experts": "experts.num_experts",
                 "num_experts_per_tok": "experts.top_k",
@@ -195,7 +190,7 @@ FAMILIES = (
             read=_read_qwen3_moe,
             write=lambda config: _write(config) | experts.write(config) | experts.width(config),
             aliases=experts.ALIASES,
-            nullable=(),
+            nullable=("sliding_window",),
             tied=llama.tied,
             ignored=llama.IGNORED,
         ),

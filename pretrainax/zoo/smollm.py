@@ -55,9 +55,9 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     rotary.read(json, config)
     every, rotating = _read_rotating_layers(json, config)
     config.position.no_rotation_every = every
-    window = json.get("sliding_window") if json.get("use_sliding_window") else None
-    kinds = ["global" if rotates or window is None else "local" for rotates in rotating]
-    patterns.read(json, config, window, otherwise=kinds)
+    patterns.drop_unused_window(json, config)
+    kinds = ["global" if rotates or config.window is None else "local" for rotates in rotating]
+    patterns.read(json, config, otherwise=kinds)
 
 
 def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Optional[int], list[bool]]:
@@ -71,7 +71,7 @@ def _read_rotating_layers(json: ConfigJson, config: ModelConfig) -> tuple[Option
     Raises:
       UserError: the layers without rotary positions are not evenly spaced.
     """
-    flags, every = json.get("no_rope_layers"), json.get("no_rope_layer_interval", 4)
+    flags, every = json.get("no_rope_layers"), config.position.no_rotation_every
     if flags is None:
         return every, _rotating_layers(every, config.num_layers)
     if len(flags) < config.num_layers:
@@ -88,8 +88,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     every = config.position.no_rotation_every
     rotating = [int(rotates) for rotates in _rotating_layers(every, config.num_layers)]
     json = llama.write_heads(config) | rotary.write(config) | patterns.write(config) | llama.NO_TOKENS
-    json |= {"no_rope_layers": rotating, "use_sliding_window": config.window is not None}
-    return json if every is None else json | {"no_rope_layer_interval": every}
+    return json | {"no_rope_layers": rotating, "use_sliding_window": config.window is not None}
 
 
 FAMILIES = (
@@ -105,7 +104,7 @@ FAMILIES = (
             model_type="smollm3",
             architecture="SmolLM3ForCausalLM",
             base=_base,
-            fields=llama.FIELDS,
+            fields=llama.FIELDS | {"sliding_window": "window", "no_rope_layer_interval": "position.no_rotation_every"},
             table=llama.huggingface_names,
             sequence_classification_class=TaskClass("SmolLM3ForSequenceClassification", LAST),
             token_classification_class=token_classification_class("SmolLM3ForCausalLM", "score"),

@@ -58,7 +58,7 @@ def huggingface_names(config: ModelConfig) -> list[NameRow]:
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     """Sets T5's fields, embedding tying and the spacing of expert layers from config.json."""
-    t5.read_common({"num_decoder_layers": 12} | json, config, json.get("dense_act_fn", "relu"))
+    t5.read_common(json, config, json.get("dense_act_fn", "relu"))
     config.tie_embeddings = config.scale_tied_logits = json.get("tie_word_embeddings", True)
     assert config.experts is not None
     counts = {stack: json.get(f"num_sparse_{stack}_layers", 3) for stack in config.stacks}
@@ -104,7 +104,7 @@ def _write(config: ModelConfig) -> ConfigJson:
 def _base() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = switch("base_8")
-    config.d_ff, config.dropout_rate = 2048, 0.1
+    config.d_ff, config.dropout_rate, config.num_decoder_layers = 2048, 0.1, 12
     assert config.experts is not None
     config.experts.balance_weight = config.experts.z_weight = 0.001
     return config
@@ -130,6 +130,7 @@ FAMILIES = (
                 "router_z_loss_coef": "experts.z_weight",
             },
             table=huggingface_names,
+            nullable=t5.HUGGINGFACE.nullable,
             constants={**t5.HUGGINGFACE.constants, "router_bias": False, "router_ignore_padding_tokens": False},
             aliases={key: name for key, name in t5.ALIASES.items() if key != "head_dim"},
             notes=_notes,

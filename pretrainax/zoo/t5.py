@@ -234,8 +234,8 @@ def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
     """
     if json.get("num_hidden_layers", config.num_layers) != config.num_layers:
         raise UserError(f"config.json has num_hidden_layers {json['num_hidden_layers']}, and other num_layers")
-    layers = json.get("num_decoder_layers")
-    config.num_decoder_layers = None if layers == config.num_layers else layers
+    if config.num_decoder_layers == config.num_layers:
+        config.num_decoder_layers = None
     projection = json.get("feed_forward_proj", projection)
     if projection not in PROJECTIONS:
         raise UserError(f"config.json has feed_forward_proj {projection!r}; supported: {', '.join(PROJECTIONS)}")
@@ -298,6 +298,7 @@ def _huggingface(
         fields={
             "vocab_size": "vocab_size",
             "num_layers": "num_layers",
+            "num_decoder_layers": "num_decoder_layers",
             "d_model": "d_model",
             "d_ff": "d_ff",
             "num_heads": "num_heads",
@@ -307,6 +308,7 @@ def _huggingface(
             "relative_attention_max_distance": "position.max_distance",
             "dropout_rate": "dropout_rate",
         },
+        nullable=("num_decoder_layers",),  # null: equal to num_layers
         aliases=ALIASES,
         table=huggingface_names,
         sequence_classification_class=TaskClass(

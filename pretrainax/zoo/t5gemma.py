@@ -95,12 +95,17 @@ def _norms(path: str, name: str) -> list[NameRow]:
 
 # --- config.json: contains a Gemma 2 config.json for each stack -------------------------------------------------------
 
+_FIELDS = {  # keys that both stacks share
+    "tie_word_embeddings": "tie_embeddings",
+    "dropout_rate": "dropout_rate",
+    "attention_dropout": "attention_dropout_rate",
+}
 _UNUSED = {"architectures": None, "tie_word_embeddings": True}  # keys of a stack that transformers does not use
 _, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    """Sets all fields from config.json; raises UserError if the stacks differ in fields other than sizes."""
+    """Sets the fields that each stack has; raises UserError if the stacks differ in fields other than sizes."""
     assert _GEMMA is not None
     stacks = [_GEMMA.read_config({**(json.get(stack) or {}), **_UNUSED}) for stack in ("encoder", "decoder")]
     if differing_fields := [name for name in differences(*stacks) if name not in ("num_layers", *_DECODER_FIELDS)]:
@@ -109,11 +114,9 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
             f"{', '.join(_DECODER_FIELDS)} may"
         )
     combined = _combine(*stacks)
-    combined.tie_embeddings = json.get("tie_word_embeddings", True)
-    combined.dropout_rate = json.get("dropout_rate", 0.0)
-    combined.attention_dropout_rate = json.get("attention_dropout", 0.0)
     for field in dataclasses.fields(config):
-        setattr(config, field.name, getattr(combined, field.name))
+        if field.name not in _FIELDS.values():
+            setattr(config, field.name, getattr(combined, field.name))
 
 
 def _write(config: ModelConfig) -> ConfigJson:
@@ -130,9 +133,6 @@ def _write(config: ModelConfig) -> ConfigJson:
     }
     return json | {
         "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tie_embeddings,
-        "dropout_rate": config.dropout_rate,
-        "attention_dropout": config.attention_dropout_rate,
         "initializer_range": config.init_stddev,
     }
 
@@ -150,7 +150,7 @@ FAMILIES = (
             model_type="t5gemma",
             architecture="T5GemmaForConditionalGeneration",
             base=t5gemma,
-            fields={},
+            fields=_FIELDS,
             table=huggingface_names,
             constants={"is_encoder_decoder": True},
             read=_read,

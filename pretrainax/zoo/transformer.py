@@ -41,7 +41,7 @@ def _base() -> ModelConfig:
     """Builds the model config with transformers' defaults, which apply to keys missing from config.json."""
     config = transformer("big")
     config.vocab_size, config.num_layers, config.activation, config.scale_embeddings = 58_101, 12, "gelu", False
-    config.dropout_rate, config.init_stddev = 0.1, 0.02
+    config.dropout_rate, config.init_stddev, config.num_decoder_layers = 0.1, 0.02, 12
     return config
 
 

@@ -5,6 +5,7 @@ Only the test of logits builds models.
 
 import collections
 import copy
+import dataclasses
 import json
 import random
 
@@ -148,6 +149,45 @@ def test_a_key_that_only_a_head_reads_is_refused_with_it(name, architecture, key
     assert not idle_keys(name, [architecture]) & keys
 
 
+# Keys that `rope_parameters` and `rope_scaling` can have too, so a message names the field and not the key.
+ROTARY = "rope_theta rope_local_base_freq global_rope_theta local_rope_theta partial_rotary_factor".split()
+
+
+def unstated_keys(name):
+    """Returns the keys whose number becomes the value of a field, and which `HuggingFace.fields` does not contain."""
+    found = set()
+    for file in (file for kind, file in bases(name).items() if kind != "bare"):
+        family, before = described_model(file)
+        numbers = {key for key, value in file.items() if not isinstance(value, bool)}
+        for key in numbers - family.fields.keys() - family.aliases.keys() - {*ROTARY}:
+            common = [_changed_fields(family, before, file | {key: x}, x) for x in (2, 3, 5, 8, 0.25, 0.75)]
+            if any(sum(path in paths for paths in common) > 1 for path in set().union(*common)):
+                found.add(key)
+    return found
+
+
+def _changed_fields(family, before, file, number):
+    """Returns the fields that are `number` in the model of `file`, and were not `before`."""
+    try:
+        after = _field_values(family.read_config(copy.deepcopy(file)))
+    except (UserError, *DAMAGED):
+        return set()
+    old = _field_values(before)
+    return {path for path, x in after.items() if type(x) is type(number) and x == number and old.get(path) != x}
+
+
+def _field_values(config, path=""):
+    if not dataclasses.is_dataclass(config):
+        return {path: config}
+    parts = (_field_values(x, f"{path}.{name}") for name, x in vars(config).items())
+    return {path: x for part in parts for path, x in part.items()}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_family_states_each_key_that_sets_a_field(name):
+    assert unstated_keys(name) == set()
+
+
 # --- files that were once read incorrectly ----------------------------------------------------------------------------
 
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -256,9 +296,18 @@ def test_t5gemma_ties_embeddings_as_the_file_and_not_a_stack_says():
         ),
         ("gemma-2", {"sliding_window": 1}, "sliding_window is 1, it must be at least 2"),
         ("deberta-v3", {"max_relative_positions": 1}, "max_relative_positions is 1, it must be at least"),
+        ("gpt-neo", {"window_size": 1, "sliding_window": 5}, "window_size is 1, it must be at least 2"),
+        ("gpt2", {"n_inner": 0}, "n_inner is 0, it must be at least 1"),
+        ("gpt-neo", {"intermediate_size": 0}, "intermediate_size is 0, it must be at least 1"),
+        ("electra-generator", {"embedding_size": 0}, "embedding_size is 0, it must be at least 1"),
+        ("bart", {"decoder_layers": 0}, "decoder_layers is 0: it must be at least 1"),
+        ("t5-v1.1", {"num_decoder_layers": 0}, "num_decoder_layers is 0: it must be at least 1"),
+        ("deepseek-v3", {"n_shared_experts": -1}, "n_shared_experts is -1, it must be at least 1"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, it must be at most num_local_experts, 4"),
         ("gemma", {"num_key_value_heads": None}, "num_key_value_heads null"),
         ("albert", {"embedding_size": None}, "embedding_size null"),
+        ("bart", {"decoder_layers": None}, "decoder_layers null"),
+        ("smollm-3", {"no_rope_layer_interval": None}, "no_rope_layer_interval null"),
         ("gpt-oss", {"swiglu_limit": None}, "swiglu_limit null"),
         ("mistral", {"vocab_size": "99"}, "vocab_size is '99', it must be of type int"),
         ("qwen3", {"num_hidden_layers": 0}, "it must be at least 1"),

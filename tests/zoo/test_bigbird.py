@@ -63,5 +63,5 @@ def test_full_attention_of_an_import_is_exported(head):
 def test_blocks_of_null_tokens_are_one_line_that_names_the_key():
     config_json = describe_model(tiny(BIGBIRD), None)[1]
     for key in ("block_size", "num_random_blocks"):
-        with pytest.raises(UserError, match=f"{key} is None, it must be of type int"):
+        with pytest.raises(UserError, match=f"{key} null, which 'big_bird' does not support"):
             described_model(config_json | {key: None})

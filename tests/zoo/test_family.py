@@ -1,6 +1,7 @@
 """Tests reading and writing config.json in general, with an example family."""
 
 import dataclasses
+import operator
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_what_theirs_cannot_say_is_refused_by_name():
 def test_training_fields_may_differ():
     config = ModelConfig(d_model=64, d_ff=128, num_heads=4, dropout_rate=0.0, position=LearnedPositions(32))
     assert FAMILY.write_config(config)
+
+
+@pytest.mark.parametrize("family", [x for x in zoo.FAMILIES if x.huggingface is not None], ids=lambda x: x.name)
+def test_each_key_sets_a_field_that_the_base_of_its_family_has(family):
+    base = family.huggingface.base()
+    for path in family.huggingface.fields.values():
+        part, _, name = path.rpartition(".")
+        assert hasattr(operator.attrgetter(part)(base) if part else base, name), path
 
 
 # --- dropout of attention weights, where papers and released code have it ------------------------------------------
