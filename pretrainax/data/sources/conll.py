@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, Optional
 from pretrainax.config import Experiment
 from pretrainax.data import files, line_ends
 from pretrainax.data.sources.base import Document, Source, WordError
-from pretrainax.data.sources.records import RecordFiles
+from pretrainax.data.sources.records import EncodedFiles
 
 _Lines = list[tuple[int, bytes]]  # lines of a sentence: (line number in the file, from 1; content)
 
 
 @dataclasses.dataclass
-class ConllFiles(RecordFiles, Source):
+class ConllFiles(EncodedFiles, Source):
     """Reads sentences from files with one word and its tags per line, plain or compressed (.gz, .xz, .zst).
 
     A blank line separates two sentences. The fields of a record are "tokens" (the words of a sentence), "tags", "lines"
@@ -57,7 +57,7 @@ class ConllFiles(RecordFiles, Source):
     def _sentences(self, shard: files.FileShard, skipped: collections.Counter) -> Iterator[tuple[int, _Lines]]:
         """Yields (number of the first line, lines) for each sentence in a file."""
         lines: _Lines = []
-        with files.open_decompressed(shard.path_or_split) as f:
+        with self.open_file(shard.path_or_split) as f:
             for number, line in enumerate(f, start=1):
                 if number == 1 and line.startswith(codecs.BOM_UTF8):
                     skipped[line_ends.MARKS] += shard.split != "valid"  # counted in one split only
@@ -91,7 +91,8 @@ class ConllFiles(RecordFiles, Source):
         """Returns the word and the tag of a line; raises ValueError if the line has too few columns."""
         # Bytes are split at ASCII white space only: a word may contain a no-break space.
         fields = line.rstrip(b"\r\n").split(b"\t" if self.separator == "tab" else None)
-        columns = [field.decode("utf-8") for field in fields]
+        with self.named_encoding():
+            columns = [field.decode("utf-8") for field in fields]
         indices = (self.word_column, self.tag_column)
         if any(not -len(columns) <= i < len(columns) for i in indices) or len({i % len(columns) for i in indices}) < 2:
             raise ValueError(

@@ -213,8 +213,8 @@ class RecordFiles(Records):
 
 
 @dataclasses.dataclass
-class RecordLines(RecordFiles, Generic[Row]):
-    """Base class of data sources whose records are one or more lines of text; their files are read as streams."""
+class EncodedFiles(RecordFiles):
+    """Base class of data sources that read text files in any encoding of Python."""
 
     # encoding of the files, by its name in Python: utf-8 (with or without a byte-order mark), latin-1, cp1252, utf-16
     encoding: str = dataclasses.field(default="utf-8", kw_only=True)
@@ -231,20 +231,9 @@ class RecordLines(RecordFiles, Generic[Row]):
     def _encoding_advice(self) -> str:
         return f"{self.config_path}.encoding is {self.encoding!r}: set it to the encoding of the file"
 
-    def lines(self, shard: files.FileShard) -> Iterator[Line]:
-        """Yields the lines of a shard as UTF-8, truncating any line of more than `max_record_bytes` bytes.
-
-        A truncated line still has more than `max_record_bytes` bytes, so `check_size` refuses it.
-        """
-        most = self.max_record_bytes
-        with files.open_as_utf8(shard.path_or_split, self.encoding, self._encoding_advice) as f:
-            if shard.stop is not None:
-                f.seek(shard.start)
-            while (shard.stop is None or f.tell() < shard.stop) and (line := long_lines.read_line(f, most)):
-                is_truncated = len(line) > most and not line.endswith(b"\n")
-                yield line
-                if is_truncated:
-                    files.skip_line(f)
+    def open_file(self, path: str) -> contextlib.AbstractContextManager[files.Stream]:
+        """Opens a file, decompressed and converted to UTF-8."""
+        return files.open_as_utf8(path, self.encoding, self._encoding_advice)
 
     @contextlib.contextmanager
     def named_encoding(self) -> Iterator[None]:
@@ -254,6 +243,26 @@ class RecordLines(RecordFiles, Generic[Row]):
         except UnicodeDecodeError as e:
             reason = e if files.is_utf8_encoding(self.encoding) else f"a byte that {self.encoding} does not define"
             raise ValueError(f"{reason}; {self._encoding_advice}") from e
+
+
+@dataclasses.dataclass
+class RecordLines(EncodedFiles, Generic[Row]):
+    """Base class of data sources whose records are one or more lines of text; their files are read as streams."""
+
+    def lines(self, shard: files.FileShard) -> Iterator[Line]:
+        """Yields the lines of a shard as UTF-8, truncating any line of more than `max_record_bytes` bytes.
+
+        A truncated line still has more than `max_record_bytes` bytes, so `check_size` refuses it.
+        """
+        most = self.max_record_bytes
+        with self.open_file(shard.path_or_split) as f:
+            if shard.stop is not None:
+                f.seek(shard.start)
+            while (shard.stop is None or f.tell() < shard.stop) and (line := long_lines.read_line(f, most)):
+                is_truncated = len(line) > most and not line.endswith(b"\n")
+                yield line
+                if is_truncated:
+                    files.skip_line(f)
 
     def rows(self, shard: files.FileShard) -> Iterator[tuple[int, Row]]:
         """Yields (number, row) for each record of a shard.

@@ -80,6 +80,20 @@ def test_a_byte_order_mark_is_taken_off_and_counted(tmp_path):
     assert records(found, skipped=skipped) == [(["EU"], ["B-ORG"])] and skipped == {MARKS: 1}
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_another_encoding_is_a_field(tmp_path, encoding):  # the German file of CoNLL-2003 is Latin-1
+    found = source(tmp_path, "Köln B-ORG\r\n\r\nPeter B-PER\r\n".encode(encoding), encoding=encoding)
+    assert records(found) == [(["Köln"], ["B-ORG"]), (["Peter"], ["B-PER"])]
+
+
+def test_a_wrong_encoding_names_the_field(tmp_path):
+    latin = "Köln B-ORG\n".encode("latin-1")
+    with pytest.raises(UserError, match=r"train.conll:1: 'utf-8' codec.*data.source.encoding is 'utf-8': set it to"):
+        records(source(tmp_path, latin))
+    with pytest.raises(UserError, match=r"begins with the byte-order mark of UTF-16; config.data.source.encoding is"):
+        records(source(tmp_path, "Köln B-ORG\n".encode("utf-16")))
+
+
 def test_a_folder_is_all_of_its_files_and_a_share_is_held_out(tmp_path):
     for i in range(3):
         sentences = "".join(f"w{i}x{j} O\nx O\n\n" for j in range(30))
