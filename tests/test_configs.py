@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import pathlib
+import re
 import runpy
 
 import pytest
@@ -20,6 +21,7 @@ from pretrainax.config import (
     UserError,
     phases_of,
 )
+from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.runs.train import train
@@ -87,6 +89,19 @@ def test_an_unknown_variant_names_the_nearest(name):
 def test_a_config_of_one_size_has_no_variant(name):
     with pytest.raises(UserError, match=f"{name} has no variant 'x'"):
         load(name, "x")
+
+
+def test_the_path_of_a_config_may_contain_colons(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("a:b/mine.py", "a:b/c:d.py"):
+        pathlib.Path(path).parent.mkdir(exist_ok=True)
+        pathlib.Path(path).write_text("")
+        assert find_config(path) == (path, "") and find_config(f"{path}:large") == (path, "large")
+        assert find_config(f"{path}:of/1:2") == (path, "of/1:2")
+    assert find_config("bert_base:a:b") == (str(ROOT / "pretrainax" / "configs" / "bert_base.py"), "a:b")
+    for path in ("a:b", "C:/mine.py", "C:\\mine.py", "a:b/c.py"):
+        with pytest.raises(UserError, match=re.escape(repr(path)) if ".py" in path else "--config=a:b is a folder"):
+            read_config_file(path)
 
 
 def pairs_of(text: str) -> JsonLines:

@@ -52,7 +52,7 @@ def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
             raise UserError(f"{file} has no function get_config(variant), which returns the config of a run")
         takes_init_from = "init_from" in inspect.signature(module.get_config).parameters
         kwargs = {"init_from": init_from} if takes_init_from and init_from and init_from.lower() != "none" else {}
-        experiment = module.get_config(*([variant] if ":" in given else []), **kwargs)
+        experiment = module.get_config(*([variant] if variant else []), **kwargs)
     except UserError:
         raise
     except Exception as e:
@@ -68,13 +68,22 @@ def find_config(given: str) -> tuple[str, str]:
 
     The name of an installed config is resolved to the installed file's path. The file may not exist.
     """
-    file, _, variant = given.partition(":")
+    for end in re.finditer(r":|\Z", given):  # the name of a folder or file may contain colons, too
+        file = given[: end.start()]
+        if found := _existing_file(file):
+            return found, given[end.end() :]
+    folder, name = os.path.split(given)
+    file, _, variant = name.partition(":")
+    has_none = variant.endswith(".py") or os.path.exists(given)  # a file of Windows, or a folder
+    return (given, "") if has_none else (os.path.join(folder, file), variant)
+
+
+def _existing_file(file: str) -> Optional[str]:
+    """Returns the path of a config file, which may be the name of an installed config; None if it does not exist."""
     folder, name = os.path.split(file)
-    if not os.path.isfile(file) and (folder == "configs" if name.endswith(".py") else not folder):
-        installed = os.path.join(CONFIGS, f"{name.removesuffix('.py')}.py")
-        if os.path.isfile(installed):
-            return installed, variant
-    return file, variant
+    installed = os.path.join(CONFIGS, f"{name.removesuffix('.py')}.py")
+    may_be_installed = folder == "configs" if name.endswith(".py") else not folder
+    return next((path for path in (file, *[installed] * may_be_installed) if os.path.isfile(path)), None)
 
 
 def config_names() -> list[str]:
