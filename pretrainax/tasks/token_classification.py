@@ -68,6 +68,11 @@ class TokenClassification(Task):
         return "iob2" if any(is_span) and len(self.labels) - sum(is_span) == self.labels.count("O") else ""
 
     @property
+    def _other_labels(self) -> list[str]:
+        """Returns the labels that are not tags of IOB2 and IOB1."""
+        return [name for name in self.labels if name != "O" and name[:2] not in ("B-", "I-")]
+
+    @property
     def packages(self) -> tuple[str, ...]:
         return ("seqeval",) if self.spans else ()
 
@@ -213,11 +218,11 @@ class TokenClassification(Task):
     def field_problems(self):
         if len(self.labels) == 1 or len(set(self.labels)) < len(self.labels):
             yield f"config.objective.labels is {self.labels}, it must name all tags, as ('O', 'B-LOC', 'I-LOC')"
-        others = [name for name in self.labels if name != "O" and name[:2] not in ("B-", "I-")]
-        if self.spans and others:
+        if self.spans and (others := self._other_labels):
             yield (
                 f"config.objective.scheme is {self.spans!r}, but config.objective.labels has {others[0]!r}: labels "
-                "must be O, B-X and I-X; use scheme 'none' for tags of single words"
+                "must be O, B-X and I-X; convert other schemes (BIOES) to IOB2, and use scheme 'none' for tags of "
+                "single words"
             )
         if self.repair and self.labels and not self.spans:
             yield "config.objective.repair is True, but the tags define no spans (scheme): set it to False"
@@ -290,6 +295,11 @@ class TokenClassification(Task):
         }
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
+        if self.scheme == "auto" and self._other_labels and any(name[:2] in ("B-", "I-") for name in self.labels):
+            yield (
+                f"NO F1 OF SPANS: config.objective.labels has {self._other_labels[0]!r}, and the tags of spans are O, "
+                "B-X and I-X. Convert other schemes (BIOES) to IOB2, or set config.objective.scheme to 'none'"
+            )
         counts = collections.Counter(tag for note in notes for tag in note["tags"])
         yield from unused_label_warnings(counts, self.labels)
 

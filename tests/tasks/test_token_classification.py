@@ -178,6 +178,15 @@ def test_a_tag_without_an_example_is_named():
     assert "NO EXAMPLE OF 'I-B'" in warning
 
 
+def test_tags_of_another_scheme_are_reported():
+    labels = ("O", "B-A", "I-A", "E-A", "S-A")
+    notes = [{"tags": list(range(len(labels)))}]
+    (warning,) = TokenClassification(labels=labels).warnings(notes)
+    assert "NO F1 OF SPANS: config.objective.labels has 'E-A'" in warning
+    assert not list(TokenClassification(labels=labels, scheme="none").warnings(notes))
+    assert not list(TokenClassification(labels=("NOUN", "VERB")).warnings([{"tags": [0, 1]}]))
+
+
 # --- the config -------------------------------------------------------------------------------------------------------
 
 
