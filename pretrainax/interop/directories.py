@@ -79,7 +79,8 @@ from pretrainax.tokenization.chat import copy_templates, read_templates
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import loader, write_tokenizer
 from pretrainax.zoo.convert import Rows, as_ours, rows_of, stacked_axes, tensor_locations, their_shape
-from pretrainax.zoo.family import ConfigJson, HuggingFace, default_label_names, differences
+from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
+from pretrainax.zoo.task_heads import default_label_names
 
 _DIFFERENCE = "embedding_difference/"  # path prefix of the difference between discriminator and generator embeddings
 DTYPES = {name: np.dtype(name) for name in EXPORT_DTYPES}

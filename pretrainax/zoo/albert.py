@@ -13,6 +13,7 @@ from pretrainax.zoo.family import (
     question_answering_class,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout rate, activation). The feed-forward width is 4 x the width, and embeddings
@@ -100,6 +101,8 @@ def _base() -> ModelConfig:
     return albert("xxlarge")
 
 
+_DROPOUT = HeadDropout("classifier_dropout_prob", 0.1)
+
 FAMILIES = (
     Family(
         name="ALBERT",
@@ -116,12 +119,12 @@ FAMILIES = (
             fields=FIELDS | {"embedding_size": "embedding_dim"},
             table=huggingface_names,
             sequence_classification_class=TaskClass(
-                "AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"
+                "AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler", dropout=_DROPOUT
             ),
             multiple_choice_class=TaskClass(
-                "AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"
+                "AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler", dropout=_DROPOUT
             ),
-            token_classification_class=token_classification_class("AlbertForMaskedLM"),
+            token_classification_class=token_classification_class("AlbertForMaskedLM", dropout=_DROPOUT),
             question_answering_class=question_answering_class("AlbertForMaskedLM"),
             constants={
                 "num_hidden_groups": 1,

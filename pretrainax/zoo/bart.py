@@ -14,6 +14,7 @@ from pretrainax.zoo.family import (
     linear,
     question_answering_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads). The feed-forward width is 4 x the width.
@@ -172,6 +173,7 @@ FAMILIES = (
                 Classify(pooling="last"),
                 "classification_head.out_proj",
                 "classification_head.dense",
+                dropout=HeadDropout(default=0.0),
             ),
             question_answering_class=question_answering_class("BartForConditionalGeneration"),
             constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},

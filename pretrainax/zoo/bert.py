@@ -16,6 +16,7 @@ from pretrainax.zoo.family import (
     question_answering_class,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, vocabulary). The feed-forward width is 4 x the width, and heads have width 64.
@@ -203,12 +204,20 @@ HUGGINGFACE = HuggingFace(
     fields=FIELDS,
     table=huggingface_names,
     sequence_classification_class=TaskClass(
-        "BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"
+        "BertForSequenceClassification",
+        Classify(),
+        "classifier",
+        "bert.pooler.dense",
+        dropout=HeadDropout(),
     ),
     multiple_choice_class=TaskClass(
-        "BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"
+        "BertForMultipleChoice",
+        Classify(kind="choice"),
+        "classifier",
+        "bert.pooler.dense",
+        dropout=HeadDropout(),
     ),
-    token_classification_class=token_classification_class("BertForMaskedLM"),
+    token_classification_class=token_classification_class("BertForMaskedLM", dropout=HeadDropout()),
     question_answering_class=question_answering_class("BertForMaskedLM"),
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
@@ -239,13 +248,21 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
     aliases={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
     table=distilbert_names,
     sequence_classification_class=TaskClass(
-        "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"
+        "DistilBertForSequenceClassification",
+        Classify(hidden="relu"),
+        "classifier",
+        "pre_classifier",
+        dropout=HeadDropout("seq_classif_dropout", 0.2),
     ),
     multiple_choice_class=TaskClass(
-        "DistilBertForMultipleChoice", Classify(hidden="relu", kind="choice"), "classifier", "pre_classifier"
+        "DistilBertForMultipleChoice",
+        Classify(hidden="relu", kind="choice"),
+        "classifier",
+        "pre_classifier",
+        dropout=HeadDropout("seq_classif_dropout", 0.2),
     ),
     token_classification_class=token_classification_class("DistilBertForMaskedLM"),
-    question_answering_class=question_answering_class("DistilBertForMaskedLM"),
+    question_answering_class=question_answering_class("DistilBertForMaskedLM", dropout=HeadDropout("qa_dropout", 0.1)),
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),

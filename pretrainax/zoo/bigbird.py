@@ -20,6 +20,7 @@ from pretrainax.zoo.family import (
     linear,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}  # variant -> (layers, width, heads)
@@ -100,9 +101,13 @@ FAMILIES = (
             # There is no `multiple_choice_class`: our rows contain all choices of a question, but block-sparse
             # attention supports only one document per row.
             sequence_classification_class=TaskClass(
-                "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
+                "BigBirdForSequenceClassification",
+                Classify(hidden="model"),
+                "classifier.out_proj",
+                "classifier.dense",
+                dropout=HeadDropout(),
             ),
-            token_classification_class=token_classification_class("BigBirdForMaskedLM"),
+            token_classification_class=token_classification_class("BigBirdForMaskedLM", dropout=HeadDropout()),
             question_answering_class=_QUESTION_ANSWERING_CLASS,
             constants={
                 "is_decoder": False,

@@ -34,6 +34,7 @@ from pretrainax.zoo.family import (
     their_activation,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads). The feed-forward width is 4 x the width, and heads have width 64.
@@ -239,6 +240,7 @@ HUGGINGFACE = HuggingFace(
         "pooler.dense",
         prefix="deberta.",
         constants={"pooler_hidden_act": "gelu"},
+        dropout=HeadDropout("cls_dropout"),
     ),
     multiple_choice_class=TaskClass(
         "DebertaV2ForMultipleChoice",
@@ -247,6 +249,7 @@ HUGGINGFACE = HuggingFace(
         "pooler.dense",
         prefix="deberta.",
         constants={"pooler_hidden_act": "gelu"},
+        dropout=HeadDropout("cls_dropout"),
     ),
     token_classification_class=token_classification_class("DebertaV2ForMaskedLM", prefix="deberta."),
     question_answering_class=question_answering_class("DebertaV2ForMaskedLM", prefix="deberta."),

@@ -26,6 +26,7 @@ from pretrainax.zoo.family import (
     question_answering_class,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, width of the embeddings, width of the generator / width). The feed-forward width is
@@ -120,7 +121,11 @@ HUGGINGFACE = HuggingFace(
     fields=FIELDS | {"embedding_size": "embedding_dim"},
     table=huggingface_names,
     sequence_classification_class=TaskClass(
-        "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
+        "ElectraForSequenceClassification",
+        Classify(hidden="gelu"),
+        "classifier.out_proj",
+        "classifier.dense",
+        dropout=HeadDropout(),
     ),
     multiple_choice_class=TaskClass(
         "ElectraForMultipleChoice",
@@ -128,8 +133,9 @@ HUGGINGFACE = HuggingFace(
         "classifier",
         "sequence_summary.summary",
         constants={"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
+        dropout=HeadDropout("summary_last_dropout", 0.1),
     ),
-    token_classification_class=token_classification_class("ElectraForPreTraining"),
+    token_classification_class=token_classification_class("ElectraForPreTraining", dropout=HeadDropout()),
     question_answering_class=question_answering_class("ElectraForPreTraining"),
     constants={
         "is_decoder": False,

@@ -23,6 +23,7 @@ from pretrainax.config import (
 )
 from pretrainax.files.json_files import JsonObject
 from pretrainax.zoo.differences import biases, differences, without_training
+from pretrainax.zoo.task_heads import HeadDropout, TaskHead, read_head, write_head
 
 # The contents of a config.json, not validated. `HuggingFace.read` of each family checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject
@@ -120,7 +121,6 @@ def layer_norm(path: str, name: str) -> list[NameRow]:
     return [NameRow(f"{path}/scale", f"{name}.weight"), NameRow(f"{path}/bias", f"{name}.bias")]
 
 
-TaskHead: TypeAlias = Classify | Tag | Extract
 _MODULES = {Classify: "classifier", Tag: "tagger", Extract: "extractor"}
 
 
@@ -138,6 +138,7 @@ class TaskClass(NamedTuple):
     changes: Mapping[str, object] = MappingProxyType({})  # ModelConfig fields that this class overrides
     constants: Mapping[str, object] = MappingProxyType({})  # key of config.json -> the only supported value
     extra_rows: tuple[NameRow, ...] = ()  # additional name-table rows of the head
+    dropout: HeadDropout = HeadDropout("")  # the key of the head's dropout rate
 
     def apply_to(self, config: ModelConfig) -> ModelConfig:
         """Returns a copy of `config` with the fields in `changes` replaced."""
@@ -181,15 +182,12 @@ def token_classification_class(architecture: str, output: str = "classifier", **
       output: transformers' name for the output layer.
       names: the remaining fields of the TaskClass.
     """
+    if output == "score":  # the class that most decoders share
+        names = {"dropout": HeadDropout(default=0.1)} | names
     return TaskClass(f"{architecture.partition('For')[0]}ForTokenClassification", Tag(), output, **names)
 
 
 LAST = Classify(pooling="last", hidden="none", output_bias=False)  # the classification head of all decoders
-_PROBLEM_TYPES = {
-    "single": "single_label_classification",
-    "multi": "multi_label_classification",
-    "regression": "regression",
-}
 # Modules of pretraining heads. Models with a task head do not have these modules.
 _PRETRAINING_MODULES = ("masked_lm_head", "unembedding", "pair_head", "replaced_token_head")
 
@@ -299,7 +297,7 @@ class HuggingFace:
                 _check_constants(json, classifier.constants, architecture)
                 config = without_heads(self.read_config({**json, "architectures": None, **encoder_decoder_key}))
                 config = config.stacks[classifier.family] if classifier.family else config
-                config.head = _read_head(json, classifier.head_for(config), self.default_labels)
+                config.head = read_head(json, classifier.head_for(config), self.default_labels, classifier.dropout)
                 return classifier.apply_to(config)
         config = self.base()
         json = json | {key: json[alias] for alias, key in self.aliases.items() if alias in json}
@@ -361,8 +359,8 @@ class HuggingFace:
             value = _field(config, path)
             json[key] = their_activation(config) if path == "activation" else value
         json |= self.write(config)
-        if isinstance(config.head, TaskHead):
-            json |= _write_head(config.head)
+        if isinstance(config.head, TaskHead) and (classifier := self.classifier_of(config.head)) is not None:
+            json |= write_head(config.head, classifier.dropout, config.dropout_rate)
         refused_nulls = {key for key in self.fields if json[key] is None and key not in self.nullable}
         json = {key: value for key, value in json.items() if key not in refused_nulls}  # transformers' defaults apply
         try:
@@ -395,51 +393,9 @@ def _is_same_kind(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
     return type(a) is type(b) and is_choice[0] == is_choice[1]
 
 
-def _read_head(json: ConfigJson, class_head: TaskHead, default_labels: int) -> TaskHead:
-    """Builds the config of the task head from config.json.
-
-    The number of labels is `num_labels`, or the number of entries in id2label. For multiple choice, the labels are the
-    choices, and their number does not affect the weights.
-
-    Args:
-      class_head: the default head config of the class that config.json names.
-      default_labels: number of labels if config.json has neither key.
-    """
-    labels = json.get("num_labels") or (default_labels if json.get("id2label") is None else len(json["id2label"]))
-    if isinstance(class_head, Extract):
-        return dataclasses.replace(class_head)
-    if isinstance(class_head, Tag):
-        return dataclasses.replace(class_head, num_labels=labels)
-    kinds = {theirs: ours for ours, theirs in _PROBLEM_TYPES.items()}
-    kind = kinds.get(json.get("problem_type"), "regression" if labels == 1 else "single")
-    kind = "choice" if class_head.kind == "choice" else kind
-    pooling = json.get("classifier_pooling", class_head.pooling)  # a key of ModernBERT
-    return dataclasses.replace(class_head, num_labels=labels, kind=kind, pooling=pooling)
-
-
 def their_activation(config: ModelConfig) -> str:
     """Returns the name of the model's activation in config.json."""
     return _ACTIVATIONS[config.activation]
-
-
-def default_label_names(count: int) -> list[str]:
-    """Returns the names of labels in transformers if config.json does not name them: LABEL_0, LABEL_1, …"""
-    return [f"LABEL_{i}" for i in range(count)]
-
-
-def _write_head(head: TaskHead) -> ConfigJson:
-    """Returns the config.json keys for a task head; the labels have transformers' default names."""
-    if isinstance(head, Extract):
-        return {}
-    names = default_label_names(int(head.num_labels))
-    json: ConfigJson = {
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
-    if isinstance(head, Tag):
-        return json
-    pooling = {"classifier_pooling": head.pooling} if head.hidden_norm else {}
-    return {**json, "problem_type": _PROBLEM_TYPES.get(head.kind), **pooling}
 
 
 def _check_constants(json: ConfigJson, constants: Mapping[str, object], name: str) -> None:

@@ -20,6 +20,7 @@ from pretrainax.zoo.family import (
     token_classification_class,
 )
 from pretrainax.zoo.patterns import kinds, shortest
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads). The feed-forward width is 4 x the width.
@@ -295,7 +296,7 @@ FAMILIES = (
             nullable=("n_inner",),
             table=gpt2_names,
             sequence_classification_class=TaskClass("GPT2ForSequenceClassification", LAST),
-            token_classification_class=token_classification_class("GPT2ForCausalLM"),
+            token_classification_class=token_classification_class("GPT2ForCausalLM", dropout=HeadDropout(default=0.1)),
             question_answering_class=question_answering_class("GPT2ForCausalLM"),
             constants={
                 "scale_attn_weights": True,
@@ -349,7 +350,9 @@ FAMILIES = (
             },
             table=gpt_neo_names,
             sequence_classification_class=TaskClass("GPTNeoForSequenceClassification", LAST),
-            token_classification_class=token_classification_class("GPTNeoForCausalLM"),
+            token_classification_class=token_classification_class(
+                "GPTNeoForCausalLM", dropout=HeadDropout(default=0.1)
+            ),
             question_answering_class=question_answering_class("GPTNeoForCausalLM"),
             aliases={"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"},
             nullable=("intermediate_size",),

@@ -13,6 +13,7 @@ from pretrainax.zoo.family import (
     linear,
     their_activation,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads)
@@ -164,6 +165,7 @@ FAMILIES = (
                 "classifier",
                 "head.dense",
                 "head.norm",
+                dropout=HeadDropout(default=0.0),
             ),
             multiple_choice_class=TaskClass(
                 "ModernBertForMultipleChoice",
@@ -171,6 +173,7 @@ FAMILIES = (
                 "classifier",
                 "head.dense",
                 "head.norm",
+                dropout=HeadDropout(default=0.0),
             ),
             question_answering_class=TaskClass(
                 "ModernBertForQuestionAnswering",
@@ -178,6 +181,7 @@ FAMILIES = (
                 "classifier",
                 "head.dense",
                 "head.norm",
+                dropout=HeadDropout(default=0.0),
             ),
             token_classification_class=TaskClass(
                 "ModernBertForTokenClassification",
@@ -185,6 +189,7 @@ FAMILIES = (
                 "classifier",
                 "head.dense",
                 "head.norm",
+                dropout=HeadDropout(default=0.0),
             ),
             constants={
                 "norm_bias": False,

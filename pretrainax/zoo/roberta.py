@@ -16,6 +16,7 @@ from pretrainax.zoo.family import (
     question_answering_class,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads). The feed-forward width is 4 x the width.
@@ -130,6 +131,7 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
             Classify(),
             "classifier.out_proj",
             "classifier.dense",
+            dropout=HeadDropout(),
         ),
         multiple_choice_class=TaskClass(
             architecture.replace("MaskedLM", "MultipleChoice"),
@@ -137,7 +139,7 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
             "classifier",
             "roberta.pooler.dense",
         ),
-        token_classification_class=token_classification_class(architecture),
+        token_classification_class=token_classification_class(architecture, dropout=HeadDropout()),
         question_answering_class=question_answering_class(architecture),
         constants=CONSTANTS,
         read=read_positions,

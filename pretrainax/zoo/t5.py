@@ -19,6 +19,7 @@ from pretrainax.zoo.family import (
     question_answering_class,
     token_classification_class,
 )
+from pretrainax.zoo.task_heads import HeadDropout
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -316,9 +317,12 @@ def _huggingface(
             Classify(pooling="last"),
             "classification_head.out_proj",
             "classification_head.dense",
+            dropout=HeadDropout(default=0.0),
             prefix="transformer.",
         ),
-        token_classification_class=token_classification_class(architecture, prefix="transformer.", family="encoder"),
+        token_classification_class=token_classification_class(
+            architecture, prefix="transformer.", family="encoder", dropout=HeadDropout(default=0.0)
+        ),
         question_answering_class=question_answering_class(architecture),
         constants={"is_encoder_decoder": True, "is_decoder": False},
         read=read,

@@ -179,6 +179,11 @@ def test_two_exports_are_the_same_files(source, tmp_path):
     assert a == b
 
 
+def write_settings(directory, **settings):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
 def test_config_and_tokenizer_travel_along(source, tmp_path):
     directories.import_directory(str(source), str(tmp_path / "run"))
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
@@ -196,6 +201,17 @@ def test_settings_of_training_that_we_do_not_read_travel_along():
         _, config_json, _ = directories.describe_export(experiment, vocabulary, None, imported)
         assert config_json.get("classifier_dropout") == kept
         assert config_json["hidden_dropout_prob"] == experiment.model.dropout_rate != 0.7
+
+
+def test_the_dropout_of_a_head_is_read_and_travels_along(tmp_path):
+    source = write_directory(tmp_path / "source", with_head("bert"))
+    write_settings(source, classifier_dropout=0.4, hidden_dropout_prob=0.3)
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    head = config_lib.load(str(tmp_path / "run" / "config.json")).model.head
+    assert head.dropout_rate == 0.4
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    exported = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (exported["classifier_dropout"], exported["hidden_dropout_prob"]) == (0.4, 0.3)
 
 
 def test_the_maximum_length_of_an_imported_marian_travels_along():

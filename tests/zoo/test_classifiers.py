@@ -167,6 +167,55 @@ def test_the_hidden_layer_of_modernbert_has_the_activation_of_the_feed_forward(k
     compare(case._replace(config=dataclasses.replace(config, head=dataclasses.replace(config.head, hidden="model"))))
 
 
+DROPOUTS = (
+    "bert distilbert roberta bigbird_pairs electra_small albert deberta modernbert gpt2 gpt_neo llama3 bart t5_1_1"
+)
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", DROPOUTS.split())
+def test_the_dropout_of_a_head_is_that_of_its_class(name):
+    found = CASES[name].family.huggingface
+    with_key = [classifier for classifier in found.classifiers if classifier.dropout.key]
+    assert with_key
+    for classifier in with_key:
+        asked = {"num_labels": 3, "kind": getattr(classifier.head, "kind", "").replace("auto", "single")}
+        asked = {field: x for field, x in asked.items() if field in vars(classifier.head)}
+        head = dataclasses.replace(classifier.head, dropout_rate=0.25, **asked)
+        model = dataclasses.replace(classifier.apply_to(without_heads(CASES[name].config)), head=head)
+        model = dataclasses.replace(model, family=classifier.family or model.family, dropout_rate=0.125)
+        file = found.write_config(model)
+        assert file[classifier.dropout.key] == 0.25 and found.read_config(file).head.dropout_rate == 0.25
+        assert 0.25 in head_rates(file), classifier.architecture
+        for missing in ({}, {classifier.dropout.key: None} if classifier.dropout.default is None else {}):
+            rest = {key: x for key, x in file.items() if key != classifier.dropout.key} | missing
+            rate = found.read_config(rest).head.dropout_rate
+            assert (0.125 if rate is None else rate) in head_rates(rest), classifier.architecture
+            assert rate == classifier.dropout.default
+
+
+def head_rates(file: dict) -> list[float]:
+    """Returns the dropout rates of the class that a config.json names, outside of its base model."""
+    import torch
+    import transformers
+
+    given = {key: x for key, x in file.items() if key != "model_type"}
+    model = getattr(transformers, file["architectures"][0])(
+        transformers.AutoConfig.for_model(file["model_type"], **given)
+    )
+    inner = set(model.base_model.modules())
+    return [x.p for x in model.modules() if isinstance(x, torch.nn.Dropout) and x not in inner]
+
+
+def test_a_model_without_a_rate_for_its_head_is_exported_with_its_own():
+    """The class would use its default of 0.2 without the key, and BERT's uses the rate of the model."""
+    for name, written in (("distilbert", {"seq_classif_dropout": 0.125}), ("bert", {})):
+        case = with_head(name)
+        config = dataclasses.replace(case.config, dropout_rate=0.125)
+        file = case.family.huggingface.write_config(config)
+        assert {key: x for key, x in file.items() if "classif" in key and "dropout" in key} == written
+
+
 def described(case: Case) -> ModelConfig:
     """Returns the architecture that its config.json describes."""
     return case.family.huggingface.read_config(case.family.huggingface.write_config(case.config))
