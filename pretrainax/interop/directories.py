@@ -48,6 +48,7 @@ from pretrainax.files.atomic_files import write_atomically
 from pretrainax.files.json_files import read_object
 from pretrainax.files.paths import is_hub
 from pretrainax.interop.architectures import describe_model
+from pretrainax.interop.dropout_rates import unused_rates
 from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
 from pretrainax.interop.export_dtypes import EXPORT_DTYPES
 from pretrainax.interop.export_folder import new_directory, run_to_export
@@ -215,7 +216,7 @@ def describe_export(
         vocabulary = dataclasses.replace(vocabulary, eos=vocabulary.separator)
     config_json |= _vocabulary_ids(config_json, vocabulary, start) | _special_ids(imported)
     if imported.get("model_type") == family.model_type:
-        config_json = _unread_settings(imported) | config_json
+        config_json = _unread_settings(imported) | config_json | unused_rates(imported, family)
     config_json = _without_new_forced_ids(config_json, imported)
     if config_json.get("is_encoder_decoder") and config_json["decoder_start_token_id"] is None:
         config_json["decoder_start_token_id"] = start  # the imported file has null, and generation_config.json an id

@@ -17,6 +17,7 @@ from pretrainax.checkpoints.params import Index, Initializer
 from pretrainax.config import Embed, ModelConfig, UserError
 from pretrainax.interop.adaptations import suggested
 from pretrainax.interop.architectures import described_model, read_config_json
+from pretrainax.interop.dropout_rates import rate_notes
 from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.interop.sentence_transformers import MODULES
 from pretrainax.models.heads.base import head_modules
@@ -186,7 +187,10 @@ class DirectoryWeights:
         self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
         self._family, self.config = described_model(config_json)
-        self._config_notes = list(self._family.notes(config_json))
+        self._config_notes = [
+            *self._family.notes(config_json),
+            *rate_notes(config_json, self._family, self.config),
+        ]
         architectures = config_json.get("architectures")
         self.architecture = (
             str(architectures[0])

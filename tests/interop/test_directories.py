@@ -203,6 +203,27 @@ def test_settings_of_training_that_we_do_not_read_travel_along():
         assert config_json["hidden_dropout_prob"] == experiment.model.dropout_rate != 0.7
 
 
+def test_the_dropout_of_embeddings_is_reported_and_travels_along(tmp_path):
+    """Here, embeddings have the rate of the sublayers: resid_pdrop in GPT-2."""
+    source = write_directory(tmp_path / "source", CASES["gpt2"])
+    for rate, is_reported in ((0.0, True), (0.1, False)):
+        run, out = tmp_path / f"run{rate}", tmp_path / f"out{rate}"
+        write_settings(source, embd_pdrop=rate, resid_pdrop=0.1, summary_first_dropout=0.3)
+        line = directories.import_directory(str(source), str(run))
+        assert ("embd_pdrop 0.0 is not used: embeddings have config.model.dropout_rate 0.1" in line) == is_reported
+        assert "summary" not in line
+        directories.export_workdir(str(run), str(out))
+        exported = json.loads((out / "config.json").read_text())
+        assert (exported["embd_pdrop"], exported["resid_pdrop"], exported["summary_first_dropout"]) == (rate, 0.1, 0.3)
+
+
+def test_a_dropout_that_no_layer_has_is_reported(tmp_path):
+    source = write_directory(tmp_path / "source", CASES["bart"])
+    write_settings(source, activation_dropout=0.2, encoder_layerdrop=0.0, classifier_dropout=0.4)
+    notes = DirectoryWeights(str(source)).notes()
+    assert notes == ["activation_dropout 0.2 is not used: this package has no such dropout"]
+
+
 def test_the_dropout_of_a_head_is_read_and_travels_along(tmp_path):
     source = write_directory(tmp_path / "source", with_head("bert"))
     write_settings(source, classifier_dropout=0.4, hidden_dropout_prob=0.3)
