@@ -57,7 +57,7 @@ from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.sentence_transformers import copy_modules, write_modules
 from pretrainax.interop.start import load_run, record_start
-from pretrainax.interop.weights import DirectoryWeights, verify_files
+from pretrainax.interop.weights import DirectoryWeights, label_names, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
@@ -220,7 +220,8 @@ def describe_export(
     config_json = _without_new_forced_ids(config_json, imported)
     if config_json.get("is_encoder_decoder") and config_json["decoder_start_token_id"] is None:
         config_json["decoder_start_token_id"] = start  # the imported file has null, and generation_config.json an id
-    if model.head is not None and (names := getattr(experiment.objective, "labels", ())):
+    names = getattr(experiment.objective, "labels", ()) or label_names(imported)  # a regression has no labels
+    if names and len(names) == len(config_json.get("id2label", ())):
         config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
         config_json["label2id"] = {name: i for i, name in enumerate(names)}
     _check_padding(family, config_json, model)

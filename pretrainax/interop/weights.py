@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Optional
 
@@ -14,7 +14,7 @@ import numpy as np
 from pretrainax import models
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import Index, Initializer
-from pretrainax.config import Embed, ModelConfig, UserError
+from pretrainax.config import Classify, Embed, ModelConfig, Tag, UserError
 from pretrainax.interop.adaptations import suggested
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.dropout_rates import rate_notes
@@ -155,14 +155,32 @@ def is_head(field: str) -> bool:
 def label_names(config_json: ConfigJson) -> tuple[str, ...]:
     """Returns the label names (id2label) in a config.json in the order of their ids, or () if they are invalid.
 
+    The ids must be 0, 1, …, without gaps. As in transformers, a different `num_labels` makes the names invalid.
     transformers allows equal names, but the labels of a task must differ. Therefore equal names get the ids of the
     labels: {"0": "a", "1": "b", "2": "a"} -> ("a#0", "b", "a#2").
     """
     by_id = config_json.get("id2label")
     if not isinstance(by_id, dict) or sorted(by_id) != sorted(map(str, range(len(by_id)))):
         return ()
+    if config_json.get("num_labels") not in (None, len(by_id)):
+        return ()
     names = [str(by_id[str(i)]) for i in range(len(by_id))]
     return tuple(f"{name}#{i}" if names.count(name) > 1 else name for i, name in enumerate(names))
+
+
+def _label_notes(config_json: ConfigJson, config: ModelConfig) -> Iterator[str]:
+    """Yields a message if the labels of a task head do not have the names in config.json."""
+    by_id, names = config_json.get("id2label"), label_names(config_json)
+    if not isinstance(config.head, (Classify, Tag)) or not by_id or getattr(config.head, "kind", "") == "choice":
+        return
+    if not names:
+        ids = ", ".join(map(str, by_id))
+        yield (
+            f"the names in id2label were replaced by LABEL_0, LABEL_1, …: its ids are {ids}, they must be 0 to "
+            f"{int(config.head.num_labels) - 1}"
+        )
+    elif renamed := [name for name in names if name not in map(str, by_id.values())]:
+        yield f"labels of equal names in id2label were renamed to {', '.join(renamed)}"
 
 
 class DirectoryWeights:
@@ -190,6 +208,7 @@ class DirectoryWeights:
         self._config_notes = [
             *self._family.notes(config_json),
             *rate_notes(config_json, self._family, self.config),
+            *_label_notes(config_json, self.config),
         ]
         architectures = config_json.get("architectures")
         self.architecture = (
@@ -198,10 +217,6 @@ class DirectoryWeights:
             else self._family.class_of(self.config)
         )
         self.labels = label_names(config_json)
-        given_names = {str(name) for name in config_json["id2label"].values()} if self.labels else set()
-        renamed = [name for name in self.labels if name not in given_names]
-        if renamed and self.config.head is not None:
-            self._config_notes.append(f"labels of equal names in id2label were renamed to {', '.join(renamed)}")
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not supported")
         self._tensors = Reader(directory)

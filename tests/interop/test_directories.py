@@ -16,7 +16,7 @@ import safetensors.numpy
 
 import pretrainax
 from pretrainax import config as config_lib
-from pretrainax.config import Embed, RunFailed, UserError
+from pretrainax.config import Classify, Embed, RunFailed, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.interop import directories, sentence_transformers
 from pretrainax.interop.weights import DirectoryWeights
@@ -281,6 +281,30 @@ def test_labels_of_equal_names_are_numbered(tmp_path):
     assert "labels of equal names in id2label were renamed to good#0, good#2" in line
     (prediction,) = pretrainax.load(tmp_path / "run").predict(["a cat"])
     assert list(prediction["probabilities"]) == ["good#0", "bad", "good#2"]
+
+
+@pytest.mark.parametrize(
+    "settings, ids",
+    [
+        ({"id2label": {"1": "a", "2": "b", "3": "c"}}, "1, 2, 3"),
+        ({"id2label": {"0": "a", "1": "b", "3": "c"}}, "0, 1, 3"),
+        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 3}, "0, 1"),
+    ],
+)
+def test_labels_with_other_ids_are_reported(tmp_path, settings, ids):
+    source = write_directory(tmp_path / "source", with_head("bert"))
+    write_settings(source, **settings)
+    line = directories.import_directory(str(source), str(tmp_path / "run"))
+    assert f"id2label were replaced by LABEL_0, LABEL_1, …: its ids are {ids}, they must be 0 to 2" in line
+    assert config_lib.load(str(tmp_path / "run" / "config.json")).objective.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_the_name_of_a_regression_travels_along(tmp_path):
+    source = write_directory(tmp_path / "source", with_head("bert", Classify(num_labels=1, kind="regression")))
+    named_labels(source, "grade")
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "grade"}
 
 
 def test_tensors_of_several_dtypes_stay_as_they_are(source, tmp_path):
