@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 import jax
 import numpy as np
 
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Diverged, Experiment, UserError
 from pretrainax.data.batch import Batch, Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.line_ends import normalize_line_ends
@@ -130,6 +130,7 @@ def task_outputs(
 
     Raises:
       UserError: a record has no tokens.
+      Diverged: an output is NaN.
     """
     documents = (_documents(loaded, task, record) for record in records)
     while pending := list(itertools.islice(documents, batch_size * _SORTED_BATCHES)):
@@ -200,6 +201,8 @@ def _run_head(loaded: LoadedModel, examples: Sequence[Example], rows: int, lengt
         count = -(-min(bucket(len(chunk), shortest=1), rows) // num_shards) * num_shards
         batch = collate(chunk + chunk[-1:] * (count - len(chunk)), Lengths(length, length, length), pad)
         outputs.append(jax.device_get(loaded.compute(_head_predictions, batch)))
+        if any(np.isnan(array).any() for array in jax.tree.leaves(outputs[-1])):
+            raise Diverged(f"{loaded.origin}: outputs of its task head are not numbers (NaN); did the run diverge?")
     return jax.tree.map(lambda *arrays: np.concatenate(arrays)[: len(examples)], *outputs)
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
@@ -20,7 +21,7 @@ from pretrainax.scoring.gains import resampled_gain
 from pretrainax.scoring.results import Estimate, leave_one_out, ratio_difference
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.tasks import Task, WritingTask
-from pretrainax.tasks.baselines import Baseline, Outputs, Predicted
+from pretrainax.tasks.baselines import Baseline, Outputs, Predicted, metrics_or_nan
 from pretrainax.tasks.chunks import group_numbers, record_indices
 from pretrainax.training.metric_labels import label_and_format_among
 from pretrainax.training.run import Run
@@ -52,7 +53,7 @@ class Validated(NamedTuple):
 
     def answers(self, baseline: Baseline) -> Answers:
         """Computes the metrics of a baseline or of the model's head outputs."""
-        metrics, losses = self.task.metrics(baseline.outputs, self.notes), None
+        metrics, losses = metrics_or_nan(self.task, baseline.outputs, self.notes), None
         if baseline.has_loss and (losses := self.task.document_losses(baseline.outputs, self.notes)) is not None:
             metrics = {"loss": float(losses.mean()), **metrics}
         return Answers(baseline.name, baseline.outputs, metrics, baseline.is_constant, losses)
@@ -63,7 +64,12 @@ class Validated(NamedTuple):
         return group_numbers(map(self.task.group, self.records))
 
     def gain(self, metric: str, model: Answers, baseline: Answers) -> Estimate:
-        """Computes the gain of the model over a baseline, with the standard error of the paired difference."""
+        """Computes the gain of the model over a baseline, with the standard error of the paired difference.
+
+        The gain is NaN if a metric is.
+        """
+        if not (math.isfinite(model.metrics[metric]) and math.isfinite(baseline.metrics[metric])):
+            return Estimate(math.nan, None)
         sign, clusters = 1.0 if larger_is_better(metric) else -1.0, self.clusters
         if metric == "loss":
             assert model.losses is not None and baseline.losses is not None
@@ -298,4 +304,4 @@ def _selected(task: Task, outputs: Outputs, notes: Sequence[Note], documents: np
         if isinstance(outputs, list)  # generated strings
         else jax.tree.map(lambda array: array[documents], outputs)
     )
-    return task.metrics(selected, [notes[i] for i in documents])
+    return metrics_or_nan(task, selected, [notes[i] for i in documents])

@@ -20,6 +20,7 @@ from pretrainax.scoring.transcripts import Record as Transcribe
 from pretrainax.scoring.transcripts import discard
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tasks import Task
+from pretrainax.tasks.baselines import metrics_or_nan
 from pretrainax.tasks.chunks import group_numbers
 
 _GROUPS = 20  # number of groups of records of the jackknife, which computes the metrics once per group
@@ -89,7 +90,7 @@ def record_estimates(
 
     def metrics(rows: Sequence[int]) -> dict[str, float]:
         chosen = jax.tree.map(lambda *arrays: np.concatenate(arrays), *(predictions[i] for i in rows))
-        return task.metrics(chosen, [note for i in rows for note in notes[i]])
+        return metrics_or_nan(task, chosen, [note for i in rows for note in notes[i]])
 
     num_clusters = int(clusters.max()) + 1
     groups = min(num_clusters, _GROUPS)

@@ -23,7 +23,7 @@ from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.files.extras import missing, needs
 from pretrainax.files.json_files import JsonObject
 from pretrainax.tasks import metrics  # noqa: F401  declared
-from pretrainax.tasks.baselines import Baseline, Predicted
+from pretrainax.tasks.baselines import Baseline, Predicted, metrics_or_nan
 from pretrainax.tasks.chunks import TRUNCATED, Chunks
 from pretrainax.tasks.label_metrics import METRICS
 from pretrainax.tasks.labels import label_number, unused_label_warnings  # noqa: F401  for tasks of other packages
@@ -191,14 +191,14 @@ class Task(Objective):
     def metrics_of(self, run: "Run", predicted: Predicted) -> dict[str, float]:
         """Computes the metrics of `validate` from the result of `Validation.predict`."""
         validation_metrics, answers, notes = predicted
-        all_metrics = validation_metrics | self.metrics(answers, notes)
+        all_metrics = validation_metrics | metrics_or_nan(self, answers, notes)
         if not (run.experiment.evaluate.halves and self.has_single_rows):
             return all_metrics
         size = run.experiment.train.global_batch_size
         middle = first_half(-(-len(notes) // size)) * size
         for end, rows in ((SELECTION_HALF, slice(middle)), (REPORT_HALF, slice(middle, None))):
             if notes[rows]:
-                of_half = self.metrics(answers[rows], notes[rows])
+                of_half = metrics_or_nan(self, answers[rows], notes[rows])
                 all_metrics |= {f"{name}{end}": value for name, value in of_half.items()}
         return all_metrics
 

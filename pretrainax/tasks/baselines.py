@@ -4,9 +4,10 @@ A baseline predicts the validation records after it has seen the training record
 head's outputs, so that the same functions compute the metrics of baselines and models.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from pretrainax.data.sources.base import Note
 from pretrainax.files.extras import import_extra
 from pretrainax.tasks.chunks import WINDOW, record_indices
 from pretrainax.tasks.label_metrics import METRICS
+
+if TYPE_CHECKING:
+    from pretrainax.tasks.base import Task
 
 _MAX_WORDS = 50_000  # maximum number of words and pairs of words in a bag of words; the most frequent win
 # Inverse regularization of the linear models on TF-IDF features. Not tuned per task; with words and pairs of words, 10
@@ -122,6 +126,18 @@ def bag_of_words_regression(
     linear_model = import_extra("sklearn.linear_model", METRICS, "a baseline")
     model = linear_model.Ridge(alpha=1 / _INVERSE_REGULARIZATION, solver="lsqr").fit(words.features(train), numbers)
     return model.predict(words.features(valid))
+
+
+def _has_nan(outputs: Outputs) -> bool:
+    arrays = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+    return any(np.isnan(array).any() for array in arrays if isinstance(array, np.ndarray))
+
+
+def metrics_or_nan(task: "Task", outputs: Outputs, notes: Sequence[Note]) -> dict[str, float]:
+    """Computes the metrics of a task. All are NaN if an output is NaN, whose argmax would give plausible metrics."""
+    if _has_nan(outputs):
+        return dict.fromkeys(task.metric_names, math.nan)
+    return task.metrics(outputs, notes)
 
 
 def sums_of_parts(

@@ -9,7 +9,7 @@ import pytest
 
 import pretrainax
 from pretrainax.adapt import LoRA, PrefixTuning, PromptTuning
-from pretrainax.config import Classify, Extract, MeshConfig, Tag, UserError
+from pretrainax.config import Classify, Diverged, Extract, MeshConfig, Tag, UserError
 from pretrainax.inference import predictions
 from pretrainax.inference.predictions import predict, task_of, task_outputs
 from pretrainax.sharding.mesh import make_mesh
@@ -178,6 +178,9 @@ def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
     for ask in (loaded.generate, loaded.score):  # also in an encoder, whose masks and likelihoods need another head
         with pytest.raises(UserError, match="no language-model head: .*; it supports predict and evaluate"):
             ask(["a"])
+    diverged = dataclasses.replace(loaded, params=jax.tree.map(lambda x: np.full_like(x, np.nan), loaded.params))
+    with pytest.raises(Diverged, match=r"outputs of its task head are not numbers \(NaN\); did the run diverge"):
+        diverged.predict(["a"])
     experiment = dataclasses.replace(loaded.experiment, objective=Classification(labels=("a", "b")))
     with pytest.raises(UserError, match="Classification of 2 labels needs Classify"):
         task_of(loaded, experiment)

@@ -57,6 +57,12 @@ def test_a_model_behind_a_bag_of_words_is_said_to_be_worse_without_a_warning():
     assert "gain over bag of words -0." in said and "the model is worse" in said and "WARNING" not in said
 
 
+@pytest.mark.parametrize("select_by", ["accuracy", "macro_f1", "loss"])
+def test_a_model_whose_outputs_are_not_numbers_has_no_gain(select_by):
+    said = lines(np.full((400, 2), np.nan), select_by=select_by)
+    assert f"{select_by}: gain over label frequencies +nan standard error unknown" in said and "WARNING" in said
+
+
 @pytest.mark.slow
 def test_the_error_of_macro_f1_covers_its_spread_over_samples():
     """Compares the bootstrap error of one sample with the spread of the gain over 300 samples of 400 records."""

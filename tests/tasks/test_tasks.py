@@ -11,7 +11,8 @@ from pretrainax.config.validation import validate
 from pretrainax.data.objectives import ObjectiveInput
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.data.sources.base import Record
-from pretrainax.tasks import Classification, ExtractiveQA, Instructions, Regression
+from pretrainax.tasks import Classification, ExtractiveQA, Instructions, Regression, TokenClassification
+from pretrainax.tasks.baselines import metrics_or_nan
 from pretrainax.tasks.glue import TASKS
 from pretrainax.tokenization import WordPiece
 from tests.support import tiny
@@ -234,6 +235,16 @@ def test_the_figures_of_labels_and_of_numbers():
     assert found["pearson_spearman"] == pytest.approx((found["pearson"] + 1) / 2)
     assert set(found) == set(numbers.metric_names)
     assert numbers.metrics(np.ones((3, 1)), [{"score": x} for x in (0.0, 1.0, 2.0)])["pearson"] == 0.0
+
+
+@pytest.mark.parametrize("task", [Regression(), Classification(labels=("a",)), Classification(labels=("a", "b"))])
+def test_metrics_of_outputs_that_are_not_numbers_are_not_numbers(task):
+    notes = [{"score": x, "label": 0} for x in (0.0, 1.0, 2.0)]
+    outputs = np.array([[0.0, 1.0], [np.nan, 1.0], [4.0, 1.0]])[:, : len(getattr(task, "labels", "1"))]
+    found = metrics_or_nan(task, outputs, notes)
+    assert tuple(found) == task.metric_names and np.isnan(list(found.values())).all()
+    with_tags = {"tags": np.zeros((1, 2), int), "probabilities": np.array([[np.nan, 1.0]])}
+    assert np.isnan(metrics_or_nan(TokenClassification(labels=("O", "B-X")), with_tags, notes)["unread"])
 
 
 def test_a_class_without_an_example_is_named():
