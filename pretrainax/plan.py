@@ -167,7 +167,7 @@ def _set_steps(experiment: Experiment) -> None:
     if budget and budget.unit == "flops":
         rows, cost = experiment.rows_per_update, update_cost(experiment)
         flops = flops_per_step(experiment.model, rows, lengths.inputs, lengths.targets, teacher_of(experiment), cost)
-        train.steps, train.budget = max(int(budget.amount / flops), 1), None
+        train.steps, train.budget = budget.steps(flops, str(train.budget)), None
         return
     train.steps, train.budget = TrainConfig.steps, None
     steps = f"config.train.steps follows from config.train.budget: the plan is for {train.steps:,} steps"

@@ -4,6 +4,8 @@ import math
 import re
 from typing import Literal, NamedTuple
 
+from pretrainax.files.errors import UserError
+
 # unit in the config -> (unit of RunBudget, factor)
 _UNITS: dict[str, tuple[Literal["epochs", "flops", "seconds"], float]] = {
     **dict.fromkeys(("epoch", "epochs"), ("epochs", 1)),
@@ -34,3 +36,18 @@ class RunBudget(NamedTuple):
         if not 0 < (amount := float(match[1]) * factor) < math.inf:
             raise ValueError("it must be greater than 0 and finite")
         return cls(amount, unit)
+
+    def steps(self, cost: float, text: str) -> int:
+        """Returns the number of steps within the budget.
+
+        Args:
+          cost: the FLOPs or seconds of one step.
+          text: config.train.budget, for the message.
+
+        Raises:
+          UserError: one step exceeds the budget.
+        """
+        if cost > self.amount:
+            unit = "FLOPs" if self.unit == "flops" else "s"
+            raise UserError(f"config.train.budget is {text!r}, less than one step, which takes {cost:.4g} {unit}")
+        return int(self.amount / cost)

@@ -31,7 +31,7 @@ def resolve_budget(experiment: Experiment, build: Callable[[Experiment], Run]) -
 
     `evaluate.every` and `checkpoint.every` 0 become a tenth of the steps, and so does the warmup "auto". A time is that
     of the updates, without compilation, validation and checkpoints. All processes must call this function.
-    `build` builds a run from a config, as `build_run` does.
+    `build` builds a run from a config, as `build_run` does. Raises UserError if one step exceeds the budget.
     """
     text, train, schedule = experiment.train.budget, experiment.train, experiment.schedule
     if text is None:
@@ -41,7 +41,7 @@ def resolve_budget(experiment: Experiment, build: Callable[[Experiment], Run]) -
     run = build(trial)
     cost = _flops_per_step(run) if budget.unit == "flops" else _seconds_per_step(run)
     cost_text = f"{cost:.4g} FLOPs" if budget.unit == "flops" else f"{short_time(cost)}, measured after compilation"
-    train.steps, train.budget = max(int(budget.amount / cost), 1), None
+    train.steps, train.budget = budget.steps(cost, text), None
     for section in (experiment.evaluate, experiment.checkpoint):
         section.every = section.every or max(train.steps // 10, 1)
     schedule.warmup_steps = schedule.resolved_warmup(train.steps)

@@ -75,8 +75,12 @@ def test_numbers_that_are_set_stay():
     assert (experiment.schedule.warmup_steps, experiment.evaluate.every, experiment.checkpoint.every) == (7, 5, 12)
 
 
-def test_a_budget_below_one_step_is_one_step():
-    assert resolved(with_budget("1 flop")).train.steps == 1
+@pytest.mark.parametrize("text, cost", [("9 flops", "10 FLOPs"), ("0.2 s", "0.5 s")])
+def test_a_budget_below_one_step_is_refused(text, cost, monkeypatch):
+    monkeypatch.setattr(budget_lib, "_seconds_per_step", lambda run: 0.5)
+    with pytest.raises(UserError, match=f"config.train.budget is '{text}', less than one step, which takes {cost}"):
+        resolved(with_budget(text))
+    assert resolved(with_budget("10 flops")).train.steps == 1
 
 
 def test_a_budget_of_too_many_steps_is_one_line():
