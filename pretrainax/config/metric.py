@@ -15,6 +15,7 @@ _FRACTIONS = ("accuracy", "precision", "recall", "fraction")  # ends of the name
 SELECTION_HALF, REPORT_HALF = "/half=1", "/half=2"
 # The name of {metric: its standard error} in validation lines; the errors are over documents or rows.
 STANDARD_ERRORS = "standard_errors"
+_LINE_FIELDS = ("step", "split")  # the fields of a line of metrics.jsonl that are not metrics
 OF_RECORDS: tuple[Aspect, ...] = ("objective", "text")  # for metrics per record or byte, with any tokenizer
 
 
@@ -56,14 +57,14 @@ def with_metrics(metrics: Mapping, more: Mapping, origin: str) -> dict:
       origin: the method of the callback, "NAME.method", for messages.
 
     Raises:
-      UserError: a metric is already in the line, or is neither a number nor a dict.
+      UserError: a name is already in the line, or is neither a number nor a dict.
     """
     if not isinstance(more, Mapping):
         raise UserError(f"callback {origin} returns {more!r}, it must return a dict of metrics")
     for name, value in more.items():
-        if name in metrics and name != STANDARD_ERRORS:
+        if (name in metrics and name != STANDARD_ERRORS) or name in _LINE_FIELDS:
             raise UserError(
-                f"callback {origin} returns {name!r}, a metric of the run or of another callback: choose another name"
+                f"callback {origin} returns {name!r}, a name of the run or of another callback: choose another name"
             )
         if not isinstance(value, (numbers.Real, Mapping, type(None))) and getattr(value, "ndim", None) != 0:
             raise UserError(f"callback {origin} returns {name!r}: {value!r}, it must be a number or a dict of numbers")

@@ -436,11 +436,12 @@ class Loop:
         self._read_metrics()
         loop_state, metric = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
-            metrics = self.run.validate(self.run.validated(state))
+            metrics, totals = self.run.validate(self.run.validated(state)), self._total_counts() | self._phase
         for origin, extra in self.callbacks.call("evaluation_metrics", self, state):
+            with_metrics(totals, extra, origin)  # raises UserError for a name of a total
             metrics = with_metrics(metrics, extra, origin)
         with self.goodput.on("evaluating"):
-            line = metrics | self._total_counts() | self._phase
+            line = metrics | totals
             self.writer.log(loop_state.step, "valid", line)
         self._call("on_evaluate", state, line)
         self.evaluation = loop_state.step, {name: x for name, x in metrics.items() if not isinstance(x, dict)}

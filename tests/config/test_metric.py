@@ -98,7 +98,8 @@ def test_a_row_plan_prints_all_digits_of_its_counts(value, text):
 @pytest.mark.parametrize(
     "more, message",
     [
-        ({"loss": 0.0}, "returns 'loss', a metric of the run or of another callback: choose another name"),
+        ({"loss": 0.0}, "returns 'loss', a name of the run or of another callback: choose another name"),
+        ({"step": 7}, "returns 'step', a name of the run or of another callback: choose another name"),
         ({"mine": "good"}, "returns 'mine': 'good', it must be a number or a dict of numbers"),
         ({"mine": np.ones(2)}, r"returns 'mine': array\(\[1., 1.\]\), it must be a number"),
         (None, "returns None, it must return a dict of metrics"),

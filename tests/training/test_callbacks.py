@@ -136,11 +136,13 @@ def test_an_exception_ends_the_run_with_one_line(experiment, tmp_path, method):
     assert str(error.value) == f"callback Failing.{method} failed: ValueError: no such thing"
 
 
-@pytest.mark.parametrize("method", ["log_metrics", "evaluation_metrics"])
-def test_a_callback_that_would_replace_the_loss_ends_the_run(experiment, tmp_path, method):
+@pytest.mark.parametrize(
+    "method, name", [("log_metrics", "loss"), ("evaluation_metrics", "loss"), ("evaluation_metrics", "flops")]
+)
+def test_a_callback_that_would_replace_a_metric_ends_the_run(experiment, tmp_path, method, name):
     experiment.train.steps = experiment.train.log_every = experiment.evaluate.every = 1
-    replacing = type("Replacing", (Callback,), {method: lambda self, loop, state: {"loss": 0.0}})()
-    with pytest.raises(UserError, match=f"callback Replacing.{method} returns 'loss', a metric of the run"):
+    replacing = type("Replacing", (Callback,), {method: lambda self, loop, state: {name: 0.0}})()
+    with pytest.raises(UserError, match=f"callback Replacing.{method} returns '{name}', a name of the run"):
         train(experiment, str(tmp_path), callbacks=[replacing])
 
 
