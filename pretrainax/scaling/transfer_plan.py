@@ -95,7 +95,8 @@ def plan_transfer(experiment: Experiment, folder: str) -> TransferPlan:
     tokens, base_tokens = text_tokens(run), text_tokens(base)
     row, base_row = (text_tokens(x) / x.train.steps / x.train.global_batch_size for x in (run, base))
     batch = base.train.global_batch_size * base_row * (tokens / base_tokens) ** _BATCH_EXPONENT
-    run.train.global_batch_size = 2 ** max(round(math.log2(batch / row)), 0)
+    microbatches = run.train.accumulate  # the batch is a multiple of them
+    run.train.global_batch_size = microbatches * 2 ** max(round(math.log2(batch / row / microbatches)), 0)
     run.train.steps = max(round(tokens / row / run.train.global_batch_size), 1)
     growth = (run.train.global_batch_size * row / (base.train.global_batch_size * base_row)) ** 0.5
     run.optimizer, rates = copy.deepcopy(base.optimizer), ("learning_rate", "adam_learning_rate")

@@ -48,6 +48,14 @@ def test_more_tokens_raise_the_batch_and_the_rate_and_lower_the_decay(base_run):
     assert plan.tokens == tokens * plan.base_tokens
 
 
+@pytest.mark.parametrize("accumulate, batch", [(4, 8), (3, 6), (16, 16)])
+def test_the_batch_includes_all_microbatches(base_run, accumulate, batch):
+    experiment = large(40)
+    experiment.train.accumulate = accumulate
+    plan = plan_transfer(experiment, base_run)
+    assert plan.flags()[-2:] == [f"--config.train.global_batch_size={batch}", f"--config.train.steps={320 // batch}"]
+
+
 def test_the_base_of_a_transferred_run_stays_the_base(tmp_path):
     """Tests a chain small, medium, large, in which the medium run has the rates of the small run."""
     medium = large(40)
