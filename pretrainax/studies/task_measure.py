@@ -35,6 +35,7 @@ from pretrainax.studies.measures import TaskScore
 from pretrainax.studies.outcomes import MeasureContext, Outcome
 from pretrainax.studies.saved_outcomes import saved, saved_outcomes
 from pretrainax.studies.study import Timed
+from pretrainax.studies.tuning import without_noise
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.tasks.baselines import Baseline
 from pretrainax.tokenization.base import load_tokenizer
@@ -97,7 +98,7 @@ def choose(measure: TaskScore, folder: str, context: MeasureContext) -> JsonObje
     is_flat = len(set(scores.values())) == 1
     for edge, neighbor, place in ((rates[0], rates[1], 0), (rates[-1], rates[-2], len(rates))):
         if best() == edge and not is_flat:
-            further = edge * edge / neighbor
+            further = without_noise(edge * edge / neighbor)
             rates.insert(place, further)
             scores[further] = _selection_score(measure, folder, further, context)
             break

@@ -108,7 +108,7 @@ class _Rounds:
         """Returns the settings of each arm that this round adds, equally many for all arms."""
         batch = {}
         for arm in (arm for arm, values in self._defaults.items() if field in values):
-            values = (self._defaults[arm][field] * multiple for multiple in multiples)
+            values = (without_noise(self._defaults[arm][field] * multiple) for multiple in multiples)
             settings = (_replaced(start[arm], field, value) for value in values)
             batch[arm] = [setting for setting in settings if setting not in self._settings[arm]]
         count = max(map(len, batch.values()), default=0)
@@ -125,8 +125,8 @@ class _Rounds:
             for field, value in setting:
                 smallest, second, *_ = self._tuning.grid[field]
                 step = (second / smallest) ** 0.5**level
-                yield _replaced(setting, field, value * step)
-                yield _replaced(setting, field, value / step)
+                yield _replaced(setting, field, without_noise(value * step))
+                yield _replaced(setting, field, without_noise(value / step))
 
     def _pending(self, arm: str, settings: list[Setting], may_stop: bool) -> list[Request]:
         """Adds settings to the requested settings; returns their trials, or parts of trials, without a cost."""
@@ -159,9 +159,9 @@ class _Rounds:
         if field not in self._defaults[arm]:
             return ""
         value, default = dict(self._best[arm])[field], self._defaults[arm][field]
-        if value <= default * multiples[0]:
+        if value <= without_noise(default * multiples[0]):
             return "smallest"
-        return "largest" if value >= default * multiples[-1] else ""
+        return "largest" if value >= without_noise(default * multiples[-1]) else ""
 
     def _cost(self, arm: str, setting: Setting, is_part: bool = False) -> float:
         """Returns the mean cost of a setting over the seeds; infinity if a trial failed."""
@@ -178,3 +178,9 @@ class _Rounds:
 def _replaced(setting: Setting, field: str, value: float) -> Setting:
     """Returns a setting with the value of one field replaced."""
     return tuple((name, value if name == field else old) for name, old in setting)
+
+
+def without_noise(value: float) -> float:
+    """Returns the decimal of 12 digits that a value equals up to rounding errors, or the value: 0.009 for 3 · 0.003."""
+    short = float(f"{value:.12g}")
+    return short if math.isclose(short, value, rel_tol=1e-14) else value

@@ -57,6 +57,13 @@ def test_both_rates_take_their_own_best_values():
     assert state.chosen == {"muon": pytest.approx({RATE: 0.06, OTHER: 0.9e-4}), "adamw": pytest.approx({RATE: 3e-3})}
 
 
+def test_values_are_short_decimals():
+    defaults = {"one": {RATE: 0.003}}
+    state, _ = run(Tuning({RATE: (1 / 3, 1.0, 3.0)}), defaults, {RATE: {"one": 0.2}})
+    values = [dict(request.setting)[RATE] for request in state.requested]
+    assert values == [0.001, 0.003, 0.009, 0.027, 0.081, 0.243, 0.729] and state.unfinished == {}
+
+
 def test_a_best_value_at_the_edge_widens_the_grid_of_all_arms():
     best = {RATE: {"muon": 0.02 * 27, "adamw": 1e-3}, OTHER: {"muon": 3e-4}}
     state, _ = run(Tuning(GRID), best=best)
