@@ -350,6 +350,9 @@ def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
     return value
 
 
+_ONE_PER_LINE = "; a file of JSON lines has one object per line, without a list around them"
+
+
 def json_object(line: Union[bytes, bytearray]) -> dict:
     """Parses a line that contains a JSON object; if it is a bytearray, long strings stay UTF-8 bytes.
 
@@ -360,9 +363,11 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
         is_long = isinstance(line, bytearray)
         record = long_lines.parse(line) if is_long else json.loads(line.rstrip().decode("utf-8-sig"))
     except json.JSONDecodeError as e:
-        raise ValueError(f"broken JSON at column {e.colno} ({e.msg})") from e
+        hint = _ONE_PER_LINE if line.lstrip()[:1] == b"[" or line.strip() == b"{" else ""
+        raise ValueError(f"broken JSON at column {e.colno} ({e.msg}){hint}") from e
     if not isinstance(record, dict):
-        raise ValueError(f"a JSON object is needed, not {type(record).__name__}")
+        hint = _ONE_PER_LINE if isinstance(record, list) else ""
+        raise ValueError(f"a JSON object is needed, not {type(record).__name__}{hint}")
     return record
 
 

@@ -262,7 +262,10 @@ def test_json_big_file_is_cut_without_loss(tmp_path, monkeypatch):
 
 BROKEN = {
     '{"text": "x"\n': "broken JSON at column 13 ",
-    '["text"]\n': "a JSON object is needed, not list",
+    '["text"]\n': "a JSON object is needed, not list; a file of JSON lines has one object per line",
+    "[\n": r"broken JSON at column 2 \(Expecting value\); a file of JSON lines has one object per line",
+    '[{"text": "x"},\n': r"broken JSON at column 16 \(Expecting value\); a file of JSON lines has one object per line",
+    "{\n": r"broken JSON at column 2 \(Expecting property name enclosed in double quotes\); a file of JSON lines has",
     '{"txet": "x"}\n': r"no field 'text', did you mean 'txet'\? \(set config.data.source.text_field\)",
     '{"text": 3.5}\n': "field 'text' holds float, it must be a string or a whole number",
     '{"text": true}\n': "field 'text' holds bool, it must be a string or a whole number",
