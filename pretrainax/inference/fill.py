@@ -1,6 +1,7 @@
 """Fills holes in a text: single masks with an encoder, spans with an encoder-decoder, one span with a decoder."""
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import Literal, Optional, get_args
 
@@ -66,10 +67,11 @@ def fill(
     if not isinstance(text, str):
         raise UserError(f"text is {text!r:.80}, it must be a string: fill takes one text at a time")
     _check_options(loaded, top, order, max_new_tokens)
+    top = int(top)  # also a NumPy number
     holes = Holes(loaded.tokenizer, text)
     if loaded.model.config.family == "encoder":
         return _fill_masks(loaded, holes, top, order or "most_certain")
-    spans = find_spans(loaded, holes, top, max_new_tokens or _DEFAULT_SPAN)
+    spans = find_spans(loaded, holes, top, int(max_new_tokens or _DEFAULT_SPAN))
     candidates = [tuple(Candidate(holes.spelled(ids).strip(), p) for ids, p in hole) for hole in spans]
     return Filled(holes.filled([hole[0][0] for hole in spans]), tuple(candidates))
 
@@ -86,13 +88,13 @@ def _check_options(loaded: LoadedModel, top: int, order: Optional[Order], max_ne
     if config.family == "encoder" and vocabulary.mask is None:
         raise UserError(f"the tokenizer of {loaded.origin} has no mask token, so the model cannot fill in")
     text_tokens = vocabulary.size - len(vocabulary.special_ids)
-    if not (isinstance(top, int) and 1 <= top <= text_tokens):
+    if not (isinstance(top, numbers.Integral) and 1 <= top <= text_tokens):
         raise UserError(
             f"top is {top!r}, it must be a whole number from 1 to {text_tokens:,}, the number of text tokens"
         )
     if order is not None and order not in get_args(Order):
         raise UserError(f"order is {order!r}, it must be one of {', '.join(get_args(Order))}")
-    if max_new_tokens is not None and not (isinstance(max_new_tokens, int) and max_new_tokens >= 1):
+    if max_new_tokens is not None and not (isinstance(max_new_tokens, numbers.Integral) and max_new_tokens >= 1):
         raise UserError(f"max_new_tokens is {max_new_tokens!r}, it must be a whole number from 1")
     if config.family == "encoder" and max_new_tokens is not None:
         raise UserError(

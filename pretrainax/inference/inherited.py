@@ -8,7 +8,7 @@ from pretrainax.config import UserError, nearest
 from pretrainax.files.errors import shortened
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.request import BEAMS_ONLY, DEFAULTS, SAMPLING_ONLY, Sampling, invalid_values
+from pretrainax.inference.request import BEAMS_ONLY, DEFAULTS, SAMPLING_ONLY, Sampling, invalid_values, plain_value
 from pretrainax.interop.generation import ALL, FIELDS, GenerationFile, InheritedOptions, inherited_options
 from pretrainax.tasks.writing import WritingTask
 
@@ -30,7 +30,7 @@ def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = (
     a setting does not apply if it contradicts this option or has no effect together with it.
 
     Args:
-      given: fields of `Sampling` that the user sets.
+      given: fields of `Sampling` that the user sets; lists and NumPy scalars are converted by `plain_value`.
       ignore: names of fields in generation_config.json to ignore; "all" for all fields.
 
     Raises:
@@ -39,6 +39,7 @@ def request_of(loaded: LoadedModel, given: JsonObject, ignore: Sequence[str] = (
     file, ignore = loaded.generation, (ignore,) if isinstance(ignore, str) else ignore
     if unknown := sorted({*ignore} - {ALL, *FIELDS, *(file.fields if file else ())}):
         raise UserError(f"ignore has {unknown[0]!r}, {nearest(unknown[0], (ALL, *FIELDS))}")
+    given = {name: plain_value(value) for name, value in given.items()}
     if problems := list(invalid_values(given)):
         raise UserError("; ".join(problems))
     inherited = InheritedOptions({}, {}, ())

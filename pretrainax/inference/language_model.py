@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -55,9 +56,11 @@ class LanguageModel(LoadedModel):
         the decoder input is the start token.
 
         Raises:
-          UserError: a string has no tokens, or more tokens than the maximum input length.
+          UserError: there is no string, or a string has no tokens or more than the maximum input length.
         """
-        examples = [read_example(self, row) for row in framed_rows(self, texts)]
+        if not (rows := framed_rows(self, texts)):
+            raise UserError("texts is empty, it must have at least one string")
+        examples = [read_example(self, row) for row in rows]
         if self.config.family == "encoder_decoder":
             empty_prompt = framed_prompt(np.zeros(0, np.int32), self.experiment, self.tokenizer)
             examples = [empty_prompt | example for example in examples]
@@ -120,10 +123,13 @@ class LanguageModel(LoadedModel):
           batch_size: maximum number of rows per batch.
 
         Raises:
-          UserError: the model has no task head, a record lacks a field, or `records` is a single record.
+          UserError: the model has no task head, a record lacks a field, `records` is a single record, or `batch_size`
+            is below 1.
         """
         if isinstance(records, (str, Mapping)):
             raise UserError("records is one record, it must be a list of records: write [record]")
+        if not (isinstance(batch_size, numbers.Integral) and batch_size >= 1):
+            raise UserError(f"batch_size is {batch_size!r}, it must be a whole number from 1")
         task = task_of(self)
         fields = (_fields_of(record, task) for record in records)
         try:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Optional, TypeGuard, Union
 
+import numpy as np
+
 from pretrainax.config import UserError
 
 EarlyStopping = Union[bool, Literal["never"]]
@@ -86,6 +88,13 @@ class Sampling:
             yield f"num_return is {self.num_return}, it must be at most num_beams, {self.num_beams}"
         if not uses_beams and not samples and self.num_return > 1:
             yield f"num_return is {self.num_return} and all would be equal: set temperature above 0, or num_beams"
+
+
+def plain_value(value: object) -> object:
+    """Converts a list to a tuple, and a NumPy scalar to a Python number; returns other values unchanged."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain_value, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def invalid_values(options: Mapping[str, object]) -> Iterator[str]:

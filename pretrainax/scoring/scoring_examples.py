@@ -7,6 +7,7 @@ objective of a model.
 
 import dataclasses
 import math
+import numbers
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, NamedTuple, Optional
@@ -110,10 +111,10 @@ class LeftToRight(Method):
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
         super().__init__(loaded, scoring)
         self.stride = (self.context + 1) // 2 if scoring.stride is None else scoring.stride
-        if not 1 <= self.stride <= self.context:
+        if not (isinstance(self.stride, numbers.Integral) and 1 <= self.stride <= self.context):
             raise UserError(
-                f"stride={self.stride}: it must be from 1, for the most context of each token, to {self.context}, the "
-                "context, for the least compute"
+                f"stride={self.stride}: it must be a whole number from 1, for the most context of each token, to "
+                f"{self.context}, the context, for the least compute"
             )
         self.start = leading_token_ids(loaded.experiment, self.vocabulary, is_needed=True)
         first_token = "" if self.start else ", the first token given"
@@ -341,9 +342,9 @@ def context_length(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
     if wanted is None:
         is_imported = isinstance(loaded.experiment.data.source, NoSource)
         return max_length if is_imported and max_length else min(trained_length, max_length or trained_length)
-    if not 1 <= wanted <= (max_length or math.inf):
+    if not (isinstance(wanted, numbers.Integral) and 1 <= wanted <= (max_length or math.inf)):
         allowed = f" to {max_length}, the positions that this model has" if max_length else " on"
-        raise UserError(f"context={wanted}: it must be from 1{allowed}")
+        raise UserError(f"context={wanted}: it must be a whole number from 1{allowed}")
     return wanted
 
 

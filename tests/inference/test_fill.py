@@ -183,6 +183,7 @@ def test_no_candidate_is_special_or_beyond_the_vocabulary(wordpiece):
         ("bert", "a <extra_id_0>", {}, "<extra_id_0>, which the model was not trained to fill in: write \\[MASK\\]"),
         ("bert", "abc" * 6 + "[MASK]", {}, "the text is 19 tokens, .* reads at most 18 and 2 special ones"),
         ("bert", "[MASK]", {"top": 0}, "top is 0, it must be a whole number from 1 to 29"),
+        ("bert", "[MASK]", {"top": 2.0}, "top is 2.0, it must be a whole number from 1 to 29"),
         ("bert", "[MASK]", {"top": 99}, "top is 99, it must be a whole number from 1 to 29"),
         (
             "bert",

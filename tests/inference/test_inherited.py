@@ -4,6 +4,7 @@ import json
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pretrainax.config import UserError
@@ -67,6 +68,8 @@ NONE = "without effect in generation_config.json: "
             None,
         ),
         ({"max_length": 9, "max_new_tokens": 5}, {}, {"max_new_tokens": 5}, None),
+        ({}, {"stop": ["a"], "banned_sequences": [[1, 2]]}, {"stop": ("a",), "banned_sequences": ((1, 2),)}, None),
+        ({}, {"temperature": np.float32(0.5), "seed": np.int64(3)}, {"temperature": 0.5, "seed": 3}, None),
         ({"min_new_tokens": 30}, {"max_new_tokens": 8}, {"min_new_tokens": 8, "max_new_tokens": 8}, None),
         ({"num_return_sequences": 3, "num_beams": 4}, {}, {"num_return": 3, "num_beams": 4}, None),
         ({"num_return_sequences": 3, "num_beams": 4}, {"num_beams": 2}, {"num_beams": 2}, None),

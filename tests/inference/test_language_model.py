@@ -73,6 +73,7 @@ def test_texts_are_encoded_as_in_training():
     [
         ("gpt2", "embed", ["a", None], r"texts\[1\] is None, it must be a string$"),
         ("gpt2", "encode", [3], r"texts\[0\] is 3, it must be a string$"),
+        ("gpt2", "encode", [], r"texts is empty, it must have at least one string$"),
         ("gpt2", "generate", [("a", "b")], r"prompts\[0\] is \('a', 'b'\), it must be a string$"),
         ("gpt2", "score", [["a", "b"]], r"\['a', 'b'\], it must be a string or a tuple of two strings"),
         ("bert_masked_lm", "fill", ["a [MASK]"], "text is .*, it must be a string: fill takes one text at a time"),

@@ -170,6 +170,9 @@ def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
     for record in ("a text", {"text": "a"}):  # not one record for each character or field
         with pytest.raises(UserError, match=r"records is one record, it must be a list of records: write \[record\]"):
             loaded.predict(record)
+    for size in (0, 2.0):
+        with pytest.raises(UserError, match=f"batch_size is {size}, it must be a whole number from 1"):
+            loaded.predict(["a"], batch_size=size)
     with pytest.raises(UserError, match=r"a record is \('a', 'b'\), it must be a string or a dict of fields"):
         loaded.predict([("a", "b")])
     language_model = pretrainax.load(write_directory(tmp_path / "bert", "bert"))

@@ -208,9 +208,11 @@ def test_a_decoder_that_fills_holes_is_asked_for_what_was_in_them():
 
 
 REFUSED = [
-    ("gpt2", Scoring(context=10, stride=11), "stride=11: it must be from 1"),
-    ("gpt2", Scoring(stride=0), "stride=0: it must be from 1"),
-    ("gpt2", Scoring(context=0), "context=0: it must be from 1"),
+    ("gpt2", Scoring(context=10, stride=11), "stride=11: it must be a whole number from 1"),
+    ("gpt2", Scoring(stride=0), "stride=0: it must be a whole number from 1"),
+    ("gpt2", Scoring(stride=2.0), "stride=2.0: it must be a whole number from 1"),
+    ("gpt2", Scoring(context=0), "context=0: it must be a whole number from 1"),
+    ("gpt2", Scoring(context=4.0), "context=4.0: it must be a whole number from 1"),
     ("gpt2", Scoring(context=999), "the positions that this model has"),
     ("gpt2", Scoring(by_word=True), "by_word=True changes nothing for this decoder, which is scored left to right"),
     ("gpt2", Scoring(seed=3), "seed=3 changes nothing for this decoder"),
