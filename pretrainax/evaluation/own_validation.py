@@ -28,7 +28,7 @@ from pretrainax.runs.task_baselines import compare_task, records_of_rows
 from pretrainax.runs.train import open_run
 from pretrainax.runtime import host
 from pretrainax.scoring.record_scores import record_estimates
-from pretrainax.scoring.results import Estimate, Result, format_interval, ratio
+from pretrainax.scoring.results import Estimate, Result, format_interval, interval_captions, ratio
 from pretrainax.sharding.device_memory import check_parameters_fit
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.tasks.baselines import Predicted
@@ -168,9 +168,8 @@ def _print_metrics(
     metric_rows = [
         (name, metric_text(name, r.value), format_interval(r), meaning(name, metrics)) for name, r in named.items()
     ]
-    clusters = ", ".join(dict.fromkeys(r.clusters for r in results if r.interval))
-    intervals = f"95 % intervals over {clusters}\n" if clusters else ""
-    log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><<')}\n{intervals}")
+    captions = "".join(f"{line}\n" for line in interval_captions(results))
+    log(f"{text_table(rows)}\n\n{text_table(metric_rows, '<><<')}\n{captions}")
     show_samples(run, params, log)
     if isinstance(run.experiment.objective, Task):
         log(compare_task(run, params, metrics, predicted))

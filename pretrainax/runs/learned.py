@@ -14,6 +14,11 @@ class Gain(NamedTuple):
     baseline: str  # description of the baseline: "token frequencies"
     estimate: Estimate  # the paired difference with its standard error; positive if the model is better
 
+    def __str__(self) -> str:
+        error = self.estimate.standard_error
+        spread = "(standard error unknown)" if error is None else f"± {error:.4f} (standard error)"
+        return f"{self.metric}: gain over {self.baseline} {self.estimate.value:+.4f} {spread}"
+
     @property
     def is_learned(self) -> bool:
         """Returns True if the gain is positive beyond chance; False if the standard error is unknown.
@@ -28,9 +33,4 @@ def warning_of(gains: Sequence[Gain]) -> Optional[str]:
     failures = [gain for gain in gains if not gain.is_learned]
     if not failures:
         return None
-    lines = [
-        f"  {gain.metric}: gain over {gain.baseline} {gain.estimate.value:+.4f}"
-        + (" (standard error unknown)" if (error := gain.estimate.standard_error) is None else f" ± {error:.4f}")
-        for gain in failures
-    ]
-    return "\n".join(["WARNING: the model does not beat its baseline", *lines])
+    return "\n".join(["WARNING: the model does not beat its baseline", *(f"  {gain}" for gain in failures)])

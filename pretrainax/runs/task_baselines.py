@@ -179,14 +179,13 @@ def _gain_lines(gains: Mapping[tuple[str, str], tuple[Estimate, bool]], select_b
     """
     constant = []
     for (metric, baseline), (estimate, is_constant) in gains.items():
-        gain, error = Gain(metric, baseline, estimate), estimate.standard_error
+        gain = Gain(metric, baseline, estimate)
         constant += [gain] if is_constant and metric == select_by else []
-        spread = "standard error unknown" if error is None else f"± {error:.4f}"
         is_worse = gain._replace(estimate=estimate.times(-1)).is_learned
         verdict = (
             "the model is better" if gain.is_learned else "the model is worse" if is_worse else "not distinguishable"
         )
-        yield f"  {metric}: gain over {baseline} {estimate.value:+.4f} {spread}: {verdict}"
+        yield f"  {gain}: {verdict}"
     if (warning := warning_of(constant)) is not None:
         yield warning
 

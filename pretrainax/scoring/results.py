@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -339,9 +339,18 @@ def _format_counts(result: Result) -> str:
 def _add_captions(table: str, results: Sequence[Result]) -> str:
     """Adds the source above a table if all results share it, and below it the evaluation methods and the intervals."""
     sources, methods = (list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how"))
-    clusters = dict.fromkeys(r.clusters for r in results if r.interval)
-    lines = [*methods, *(f"95 % intervals over {name}" + _WITHIN * ("within" in name) for name in clusters if name)]
+    lines = [*methods, *interval_captions(results)]
     return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(lines))))
+
+
+def interval_captions(results: Iterable[Result]) -> list[str]:
+    """Describes the intervals of results, one line per kind of interval; several kinds name their metrics."""
+    kinds: dict[str, dict[str, None]] = {}
+    for r in results:
+        if r.interval and r.clusters:
+            kind = f"95 % {'' if r.degrees is None else 't '}intervals over {r.clusters}"
+            kinds.setdefault(kind + _WITHIN * ("within" in r.clusters), {})[r.measure] = None
+    return [", ".join(measures) + ": " + kind if len(kinds) > 1 else kind for kind, measures in kinds.items()]
 
 
 def write_results(path: str, results: Sequence[Result]) -> str:

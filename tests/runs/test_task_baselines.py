@@ -54,13 +54,17 @@ def test_a_model_that_has_learned_is_not_warned_of(select_by):
 def test_a_model_behind_a_bag_of_words_is_said_to_be_worse_without_a_warning():
     words = VALIDATED.answers(Baseline("bag of words", logits(0.95)))
     said = lines(logits(0.8), words)
-    assert "gain over bag of words -0." in said and "the model is worse" in said and "WARNING" not in said
+    assert (
+        "gain over bag of words -0." in said
+        and " (standard error): the model is worse" in said
+        and "WARNING" not in said
+    )
 
 
 @pytest.mark.parametrize("select_by", ["accuracy", "macro_f1", "loss"])
 def test_a_model_whose_outputs_are_not_numbers_has_no_gain(select_by):
     said = lines(np.full((400, 2), np.nan), select_by=select_by)
-    assert f"{select_by}: gain over label frequencies +nan standard error unknown" in said and "WARNING" in said
+    assert f"{select_by}: gain over label frequencies +nan (standard error unknown)" in said and "WARNING" in said
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from pretrainax.scoring.results import (
     Estimate,
     Result,
+    interval_captions,
     ratio,
     ratio_difference,
     results_table,
@@ -52,6 +53,16 @@ def test_a_table_has_a_line_a_result_and_says_how_it_was_counted():
     assert lines[3].startswith("bits_per_byte  1.2500")  # A single source has no column.
     assert lines[3].split() == ["bits_per_byte", "1.2500", *"0.2500 to 2.2500 2 documents, 3,000 tokens".split()]
     assert lines[4].split() == ["bits_per_byte", "1.2500", "0.2500", "to", "2.2500"]
+
+
+def test_each_kind_of_interval_names_its_metrics():
+    share = dataclasses.replace(RESULT, measure="accuracy", clusters="records (Wilson)")
+    mean = dataclasses.replace(RESULT, measure="mrr", clusters="records", degrees=19.0)
+    others = [dataclasses.replace(share, measure="recall"), dataclasses.replace(share, interval=None, measure="f1")]
+    assert interval_captions([share, mean, *others]) == [
+        "accuracy, recall: 95 % intervals over records (Wilson)",
+        "mrr: 95 % t intervals over records",
+    ]
 
 
 def test_a_table_warns_that_blocks_of_few_documents_are_not_other_documents():
