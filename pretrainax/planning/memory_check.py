@@ -82,11 +82,21 @@ class _Plan:
             return None
         return chip_of(self.device.device_kind) or CHIPS["v5p" if self.device.platform == "tpu" else "a100"]
 
-    def estimate(self, experiment: Experiment, devices: Optional[int] = None, single: bool = False) -> Memory:
-        """Estimates the memory of one device in the phase that needs most, by default on this run's devices."""
+    def largest(
+        self, experiment: Experiment, devices: Optional[int] = None, single: bool = False
+    ) -> tuple[str, Memory]:
+        """Estimates the memory of one device in the phase that needs most, by default on this run's devices.
+
+        Returns:
+          The name of the phase, and its memory.
+        """
         sizes = mesh_sizes(experiment.mesh, devices or self.devices, 1 if devices else self.processes)
-        phases = [memory.estimate(phase.experiment, sizes, self.chip, single) for phase in phases_of(experiment)]
-        return max(phases, key=lambda phase: phase.total)
+        phases = [(x.name, memory.estimate(x.experiment, sizes, self.chip, single)) for x in phases_of(experiment)]
+        return max(phases, key=lambda phase: phase[1].total)
+
+    def estimate(self, experiment: Experiment, devices: Optional[int] = None) -> Memory:
+        """Returns the estimate of `largest`."""
+        return self.largest(experiment, devices)[1]
 
     def least_accumulation(self, experiment: Experiment, devices: Optional[int] = None) -> Optional[Experiment]:
         """Returns the config with the fewest microbatches that leaves the margin free, or None if there is none."""
@@ -117,13 +127,14 @@ def _compare(experiment: Experiment, refuses: bool) -> list[Row]:
     """
     plan = _Plan()
     try:
-        estimate = plan.estimate(experiment, single=True)
+        phase, estimate = plan.largest(experiment, single=True)
     except Exception as error:  # such as a user's component that needs real arrays; the run itself may be valid
         return [("memory", f"not estimated: {describe_error(error)}")]
     size, place = byte_size(estimate.total), f"a {plan.device.device_kind}"
+    kind = f"estimate, {phase}" if experiment.phases else "estimate"
     if plan.memory is None:
-        return [("memory", f"{size} per device (estimate); the memory of {place} is unknown")]
-    rows = [("memory", f"{size} of {byte_size(plan.memory)} per device (estimate)")]
+        return [("memory", f"{size} per device ({kind}); the memory of {place} is unknown")]
+    rows = [("memory", f"{size} of {byte_size(plan.memory)} per device ({kind})")]
     if estimate.total > plan.memory:
         place = "this machine" if plan.is_cpu else place
         message = (

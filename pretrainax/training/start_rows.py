@@ -25,7 +25,9 @@ def rows_of_start(
     experiment = run.experiment
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     trackers = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
-    resolved = f"auto: {run.model.compute.remat}" if remat == "auto" else ""
+    is_planned = experiment.train.remat != "auto"  # `resolve_remat` has set it
+    phases = ", chosen for the phase that needs the most memory" if run.phases and is_planned else ""
+    resolved = f"auto: {run.model.compute.remat}{phases}" if remat == "auto" else ""
     counts = "" if loop_state.counts else _NO_COUNTS
     optional = [*claimed, ("counts", counts), ("shown in", trackers), ("remat", resolved)]
     upload_status = f", {places.upload_status(workdir)}" if places.is_working_copy(workdir) else ""
