@@ -33,6 +33,7 @@ from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.config import DataConfig, UserError
 from pretrainax.config.reference import fields_of
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject
 from pretrainax.files.paths import MODEL_NAMES, define_path
 from pretrainax.inference.request import EarlyStopping, Sampling, invalid_values
@@ -238,12 +239,12 @@ def _print(text: str) -> None:
 
 def rates_line(rates: "Rates") -> str:
     """Formats a line with the number of tokens and the time of prefill and of decoding."""
-    prefill = f"prefill: {rates.prompt_tokens:,} tokens in {rates.prefill_seconds:.2f} s, compilation included"
+    prefill = f"prefill: {counted(rates.prompt_tokens, 'token')} in {rates.prefill_seconds:.2f} s, compilation included"
     if not rates.steps:
         return prefill
     seconds_per_step = rates.step_seconds / rates.steps
     return (
-        f"{prefill}; steps: {rates.step_tokens:,} tokens in {rates.step_seconds:.2f} s, "
+        f"{prefill}; steps: {counted(rates.step_tokens, 'token')} in {rates.step_seconds:.2f} s, "
         f"{rates.step_tokens / rates.step_seconds:,.0f} tokens/s, {1000 * seconds_per_step:,.2f} ms per step"
     )
 

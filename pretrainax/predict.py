@@ -31,6 +31,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError
+from pretrainax.files.errors import counted
 from pretrainax.files.paths import MODEL_NAMES, define_path
 
 if TYPE_CHECKING:  # the methods import the rest, because JAX takes seconds, for which --help must not wait
@@ -136,10 +137,10 @@ class Prediction:
                 output.add(pending.popleft(), task.prediction(result.predictions, result.notes))
                 num_records, num_truncated = num_records + 1, num_truncated + result.is_cut
             if not num_records:
-                reason = f": all {records.bad:,} records are bad" if records.bad else ""
+                reason = f": {counted(records.bad, 'bad record')}" if records.bad else ""
                 raise UserError(f"--input={self['input']} holds no record{reason}")
-        summary = [f"wrote {num_records:,} records of {self['input']} to {self['output']}"]
-        summary += [f"left out {records.bad:,} bad records"] if records.bad else []
+        summary = [f"wrote {counted(num_records, 'record')} of {self['input']} to {self['output']}"]
+        summary += [f"left out {counted(records.bad, 'bad record')}"] if records.bad else []
         if num_truncated:
             length, (verb, loses_end) = (
                 cli.CONFIG.value.data.sequence_length,

@@ -74,7 +74,7 @@ def mistakes(folder) -> list[tuple[list[str], str]]:
         (["predict", hf, f"--input={folder}/bad.jsonl", out], "bad.jsonl:2: no field 'text'"),
         (
             ["predict", hf, f"--input={folder}/all_bad.jsonl", out, "--skip_bad"],
-            "holds no record: all 1 records are bad",
+            "holds no record: 1 bad record",
         ),
         (["predict", f"--from={folder}/lm", a, out], "has no head of a task"),
         (["predict", hf, f"--workdir={folder}", a, out], "--workdir is not for this command"),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import Experiment, UserError, phase_at, phases_of
+from pretrainax.files.errors import counted
 
 
 def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
@@ -32,7 +33,7 @@ def extend(old: Experiment, new: Experiment, done: int, agreed: bool) -> str:
             f"config.train.steps is raised from {before:,} to {after:,}, but the {done:,} completed steps differ from "
             f"a run planned for {after:,}: {changes}. Add --extend to continue anyway, or set config.train.steps back"
         )
-    return f"extended from {before:,} to {after:,} steps" + (f": {changes}" if changes else "")
+    return f"extended from {before:,} to {counted(after, 'step')}" + (f": {changes}" if changes else "")
 
 
 def _changes(old: Experiment, new: Experiment, done: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pretrainax.config.metric import SELECTION_HALF
 from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 from pretrainax.config.transfer import Transfer
+from pretrainax.files.errors import counted
 
 if TYPE_CHECKING:  # the implementations
     from pretrainax.adapt import Tuning
@@ -207,8 +208,9 @@ class LayersConfig:
         frozen = ["the embeddings"] * self.frozen_embeddings + [blocks] * bool(self.frozen)
         settings = [f"rate · {self.rate_decay:g}^(layers above)"] * (self.rate_decay != 1.0)
         settings += [f"{' and '.join(frozen)} frozen"] * bool(frozen)
-        warmup = f", each with a warmup of {self.unfreeze_warmup:,} steps" * bool(self.unfreeze_warmup)
-        settings += [f"unfreezes a layer every {self.unfreeze_every:,} steps{warmup}"] * bool(self.unfreeze_every)
+        warmup = f", each with a warmup of {counted(self.unfreeze_warmup, 'step')}" * bool(self.unfreeze_warmup)
+        every = counted(self.unfreeze_every, "step")
+        settings += [f"unfreezes a layer every {every}{warmup}"] * bool(self.unfreeze_every)
         return "; ".join(settings)
 
 

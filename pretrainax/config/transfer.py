@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 
 from pretrainax.config.choice import Choice
 from pretrainax.config.model import ModelConfig
-from pretrainax.files.errors import UserError
+from pretrainax.files.errors import UserError, counted
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -54,7 +54,7 @@ class Transfer(Choice):
         model, base = experiment.model, self.base(experiment.model)
         width, depth = model.d_model / base.d_model, model.num_layers / base.num_layers
         return (
-            f"from width {base.d_model:,} (× {width:.3g}) and {base.num_layers} layers (× {depth:.3g}); "
+            f"from width {base.d_model:,} (× {width:.3g}) and {counted(base.num_layers, 'layer')} (× {depth:.3g}); "
             f"Adam's updates of hidden matrices × {1 / width:.3g}, logits × {self.output_scale:.3g} "
             "(docs/how-to/transfer.md)"
         )

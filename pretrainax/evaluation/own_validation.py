@@ -19,6 +19,7 @@ from pretrainax.config.metric import metric_text
 from pretrainax.data.sources import NoSource
 from pretrainax.data.sources.base import Note
 from pretrainax.evaluation.task_comparison import checkpoint_of, reference_of
+from pretrainax.files.errors import counted
 from pretrainax.interop.origin import AS_TRAINED, Origin
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
@@ -162,7 +163,7 @@ def _print_metrics(
         ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
         *([("parameters", _describe_parameters(origin))] if run.experiment.train.ema_decay is not None else []),
         ("source", f"{run.experiment.data.source}, validation split"),
-        ("batches", f"{batches:,} of {total:,}, with {run.experiment.train.global_batch_size:,} rows each"),
+        ("batches", f"{batches:,} of {total:,}, with {counted(run.experiment.train.global_batch_size, 'row')} each"),
     ]
     named = {"/".join(filter(None, (r.measure, r.part))): r for r in results}
     metric_rows = [

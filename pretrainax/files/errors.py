@@ -30,6 +30,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"
 
 
+def counted(number: int, noun: str) -> str:
+    """Formats a number with its noun, singular or plural: "1 step", "2,000 batches"."""
+    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number:,} {noun}{ending * (number != 1)}"
+
+
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
     """Formats a hint for an unknown name: the most similar allowed names, or all allowed names if none is similar.
 

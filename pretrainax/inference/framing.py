@@ -11,6 +11,7 @@ from pretrainax.data.framing import special_token_frame as frame_of_texts
 from pretrainax.data.leading_tokens import is_imported, leading_token_ids
 from pretrainax.data.objectives import CausalLM, Objective
 from pretrainax.data.objectives.spans import encoder_decoder_prompt
+from pretrainax.files.errors import counted
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
@@ -160,8 +161,8 @@ def framed_rows(
     limit, rows, special = min(limits, default=None), [], len(before) + len(after)
     if limit is not None and limit < special:
         raise UserError(
-            f"{loaded.origin} reads at most {limit} tokens, but {special} special tokens surround each text: raise its "
-            "maximum length (max_seq_length or model_max_length in its files)"
+            f"{loaded.origin} reads at most {counted(limit, 'token')}, but {special} special tokens surround each "
+            "text: raise its maximum length (max_seq_length or model_max_length in its files)"
         )
     for number, ids in enumerate(loaded.tokenizer.encode_batch(texts)):
         if truncate and limit is not None:

@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
 
@@ -39,8 +40,9 @@ def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
             ranks, uses = np.array(split["counts_by_rank"]).reshape(-1, 2).T
             counts.plot(ranks, uses, color=color, linewidth=2)
             text = (
-                f"{split['documents']:,} documents, {split['tokens']:,} tokens of {split['bytes_per_token']:.2f} bytes"
-                f"; {split['pieces_used']:,} of {split['pieces']:,} pieces used; {split['duplicates']:,} duplicates"
+                f"{counted(split['documents'], 'document')}, {split['tokens']:,} tokens of "
+                f"{split['bytes_per_token']:.2f} bytes; {split['pieces_used']:,} of {split['pieces']:,} pieces used; "
+                f"{split['duplicates']:,} duplicates"
             )
             y = 1 - (0.76 + 0.27 * i) / height
             picture.text(LEFT, y, name, color=color, weight="bold", va="center")

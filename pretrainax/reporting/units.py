@@ -28,7 +28,7 @@ def byte_size(size: float) -> str:
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= 0.999995 * scale:
             return f"{size / scale:.2f} {unit}"
-    return f"{three_digits(size)} bytes" if size else "0"
+    return f"{three_digits(size)} byte{'s' * (size != 1)}" if size else "0"
 
 
 def percent(fraction: float, decimals: int = 0) -> str:

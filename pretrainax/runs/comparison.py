@@ -12,6 +12,7 @@ import numpy as np
 from pretrainax.config.metric import METRICS
 from pretrainax.data.baseline import Baseline, target_counts
 from pretrainax.data.pipeline import Batches, batches_of
+from pretrainax.files.errors import counted
 from pretrainax.runs.cluster_sums import MIN_DOCUMENTS, ClusterSums, Sums, values_of_predictions
 from pretrainax.runs.learned import Gain
 from pretrainax.scoring.results import Estimate, ratio
@@ -119,10 +120,10 @@ def validation_sums(run: Run, params: Params, baseline: Optional[Baseline], watc
 def compare(run: Run, params: Params, baseline: Baseline, watch: Watch = iter) -> Comparisons:
     """Compares a model with its baseline on the predictions and observations of `validation_sums`."""
     sums, unit, num_documents, num_compared = validation_sums(run, params, baseline, watch)
-    num_batches, observations = run.validation.sizes[0], f"{num_documents:,} document{'s' * (num_documents != 1)}"
+    num_batches, observations = run.validation.sizes[0], counted(num_documents, "document")
     if unit == "rows":
         num_read = np.count_nonzero(sums["loss"].weights) if "loss" in sums else 0
-        observations = f"{num_read:,} rows of {observations}"
+        observations = f"{counted(num_read, 'row')} of {observations}"
     if num_compared < num_batches:
         observations += f" in the first {num_compared:,} of {num_batches:,} batches, as the baseline and the gain"
     return Comparisons(compare_sums(sums, unit), observations)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import jax
 
+from pretrainax.files.errors import counted
 from pretrainax.layers.attention import choose_backend
 from pretrainax.layers.feed_forward import describe_routing
 from pretrainax.models.active import describe_experts
@@ -24,7 +25,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.work.attention_specs]
     heads = f", {model.format_size('num_heads')} heads" if specs else ""
-    shape = f"{layers} layers, width {model.format_size('d_model')}{heads}"
+    shape = f"{counted(layers, 'layer')}, width {model.format_size('d_model')}{heads}"
     backends = [choose_backend(run.model.compute.attention, platform(), spec) for spec in specs]
     attention = list(dict.fromkeys(name for name, _ in backends))
     warnings = dict.fromkeys(warning for _, warning in backends if warning)
@@ -45,7 +46,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *_layers(run),
         *_replicated(run),
         *_ema(run),
-        ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),
+        ("FLOPs", f"{total:.3g} in {counted(train.steps, 'step')}" if run.phases else _flops(run)),
         *([("bits per byte", f"none: {no_bytes_reason}")] if no_bytes_reason else []),
         *(("WARNING", warning) for warning in warnings),
     ]
@@ -73,14 +74,15 @@ def _stages(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _batch(run: Run) -> str:
-    return f"{run.trained.train.global_batch_size} examples, {run.work.tokens_per_step:,} tokens"
+    return f"{counted(run.trained.train.global_batch_size, 'example')}, {counted(run.work.tokens_per_step, 'token')}"
 
 
 def _flops(run: Run) -> str:
     work = run.work
     fraction_done = work.flops_done_per_step / work.flops_per_step
     skipped = f"; {percent(fraction_done)} done: attention skips masked positions" if fraction_done < 1 else ""
-    return f"{work.flops_per_step:.3g} per step, {work.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
+    total = f"{work.flops_per_step * run.steps:.3g} in {counted(run.steps, 'step')}"
+    return f"{work.flops_per_step:.3g} per step, {total}{skipped}"
 
 
 def _phases(run: Run) -> Iterator[tuple[str, str]]:
@@ -88,7 +90,7 @@ def _phases(run: Run) -> Iterator[tuple[str, str]]:
         assert part.phase is not None
         yield part.phase.name, f"{part.phase.what}; {_batch(part)}, FLOPs {_flops(part)}"
     length, rows = run.experiment.data.sequence_length, run.experiment.train.global_batch_size
-    yield "validation", f"the same in every phase: sequence_length {length}, {rows} examples per batch"
+    yield "validation", f"the same in every phase: sequence_length {length}, {counted(rows, 'example')} per batch"
 
 
 def _layers(run: Run) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Optional
 from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.config.grid import GridRun, swept_numbers
 from pretrainax.config.metric import SELECTION_HALF, larger_is_better, metric_text, reported_half
-from pretrainax.files.errors import UserError
+from pretrainax.files.errors import UserError, counted
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.reporting.paired import Ranking, Values, mean_interval, rank, with_interval
 from pretrainax.reporting.tables import text_table
@@ -214,7 +214,7 @@ class Comparison:
 
     def _heading(self) -> Iterator[str]:
         better = "higher" if self.larger else "lower"
-        yield f"{len(self.results)} runs by validation {self.reported}, {better} is better"
+        yield f"{counted(len(self.results), 'run')} by validation {self.reported}, {better} is better"
         if self.reported != self.metric:
             yield f"checkpoints and the best mean are selected by {self.metric}, on other rows than the values below"
         elif len(self.groups) > 1:

@@ -7,6 +7,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.inspection import check
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.data.sources import PythonDocs
+from pretrainax.files.errors import counted
 from pretrainax.reporting.units import large_number, scientific, three_digits
 from pretrainax.runs.description import describe
 from pretrainax.training.callbacks import Callback
@@ -98,7 +99,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
         *_validation(run),
         ("optimizer", f"{optimizer}, peak learning rate {scientific(optimizer.learning_rate)}"),
         *([("transfer", experiment.transfer.describe(experiment))] if experiment.transfer else []),
-        ("schedule", f"{schedule}, warmup over {schedule.warmup_steps:,} steps"),
+        ("schedule", f"{schedule}, warmup over {counted(schedule.warmup_steps, 'step')}"),
         ("run", _length(run, f"{large_number(tokens)} tokens", f"{times} epochs")),
         *([("recipe", paper.recipe)] if paper.recipe else []),
         *([("deviations", paper.deviations)] if paper.deviations else []),
@@ -111,7 +112,7 @@ def rows(run: Run, paper: Paper = UNKNOWN, more: Sequence[Row] = ()) -> list[Row
 
 def _length(run: Run, tokens: str, epochs: str) -> str:
     """Formats the length of a run; for fine-tuning, also the number of records and the intervals."""
-    experiment, steps = run.experiment, f"{run.experiment.train.steps:,} steps"
+    experiment, steps = run.experiment, counted(run.experiment.train.steps, "step")
     if experiment.objective.unit != "records":
         return f"{steps}, {tokens}, {epochs}"
     intervals = f"validation every {experiment.evaluate.every:,} and checkpoint every {experiment.checkpoint.every:,}"
@@ -185,7 +186,7 @@ def _layer_warnings(experiment: Experiment) -> Iterator[str]:
     if layers.unfreeze_every and (start := layers.last_start(experiment.model)) >= steps:
         yield (
             f"NOT ALL ARE TRAINED: with config.layers.unfreeze_every {layers.unfreeze_every:,} the lowest layer begins "
-            f"after {start:,} steps, but the run has {steps:,}: decrease it, or increase config.train.steps"
+            f"after {counted(start, 'step')}, but the run has {steps:,}: decrease it, or increase config.train.steps"
         )
 
 
@@ -203,7 +204,7 @@ def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterat
     if warmup > train.steps:
         peak = experiment.optimizer.learning_rate
         yield (
-            f"ONLY A WARMUP: config.schedule.warmup_steps is {warmup:,}, but the run has {train.steps:,} steps. The "
-            f"learning rate ends at {scientific(peak * train.steps / warmup)} and never reaches its peak of "
+            f"ONLY A WARMUP: config.schedule.warmup_steps is {warmup:,}, but the run has {counted(train.steps, 'step')}"
+            f". The learning rate ends at {scientific(peak * train.steps / warmup)} and never reaches its peak of "
             f"{scientific(peak)}: set config.schedule.warmup_steps to a few percent of config.train.steps"
         )

@@ -24,6 +24,7 @@ from pretrainax.config.reference import first_sentence
 from pretrainax.config.values import PATH_FIELDS, leaf_fields
 from pretrainax.data.sources import HuggingFace
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.files.paths import HubName, hub_name
 from pretrainax.interop import adapters
@@ -306,7 +307,7 @@ def _training(card: _Card) -> str:
         ("objective", f"{_code(e.objective)}: {first_sentence(type(e.objective).__doc__)}"),
         *([("validation objective", _code(validated))] if validated is not None else []),
         ("steps", f"{max(card.steps):,} of {e.train.steps:,}, {', '.join(amounts)}"),
-        ("batch", f"{e.train.global_batch_size:,} rows of {e.data.sequence_length:,} tokens"),
+        ("batch", f"{counted(e.train.global_batch_size, 'row')} of {e.data.sequence_length:,} tokens"),
         ("optimizer", _code(e.optimizer)),
         ("schedule", _code(e.schedule)),
         *phases,
@@ -372,9 +373,9 @@ def _metrics(card: _Card) -> Iterator[_Metric]:
         return
     metrics = read_run_json(origin.steps[0])["metrics"]
     if origin.folder == (EMA if e.evaluate.parameters == "ema" else TRAINED):
-        count = "all" if not e.evaluate.batches else f"at most {e.evaluate.batches:,}"
+        count = "all batches" if not e.evaluate.batches else f"at most {counted(e.evaluate.batches, 'batch')}"
         targets = f", {metrics['loss_tokens']:,.0f} target tokens" if metrics.get("loss_tokens") else ""
-        method = f"the validation split of its data, {count} batches of {e.train.global_batch_size:,} rows{targets}"
+        method = f"the validation split of its data, {count} of {counted(e.train.global_batch_size, 'row')}{targets}"
         for name, value in metrics.items():
             if value is not None and (explanation := meaning(name, metrics)) and name not in ("loss_tokens", "labels"):
                 yield _Metric("Validation of the run", name, value, None, explanation, method)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pretrainax.config import UserError
 from pretrainax.config.choice import import_built_in
+from pretrainax.files.errors import counted
 from pretrainax.files.paths import path_problem
 from pretrainax.reporting.run_lines import (
     AXES,
@@ -104,7 +105,7 @@ def _line_notes(runs: list[RunLines], drawable, lines, line_counts) -> Iterator[
         if len(valid) < count:
             yield (
                 f"{run.name}: {METRICS_FILE} has invalid lines, not JSON or without numbers for step and loss; "
-                f"left out: {count - len(valid):,} of {count:,} lines"
+                f"left out: {count - len(valid):,} of {counted(count, 'line')}"
             )
 
 

@@ -20,6 +20,7 @@ from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.token_inputs import token_inputs, with_token_inputs
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.errors import counted
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.fill import fill
 from pretrainax.inference.holes import has_hole
@@ -182,8 +183,9 @@ def samples(
     if predictor.ranks:
         ranks = np.array(predictor.ranks)
         yield (
-            f"{len(ranks):,} predicted tokens in {len(excerpts)} rows: {percent((ranks == 1).mean())} are correct; the "
-            f"true token is among the {_TOP} most likely for {percent((ranks <= _TOP).mean())}"
+            f"{counted(len(ranks), 'predicted token')} in {counted(len(excerpts), 'row')}: "
+            f"{percent((ranks == 1).mean())} are correct; the true token is among the {_TOP} most likely for "
+            f"{percent((ranks <= _TOP).mean())}"
         )
 
 

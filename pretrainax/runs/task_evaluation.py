@@ -8,6 +8,7 @@ import jax
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.metric import FRACTION, STANDARD_ERRORS, Metric, declare, reported
+from pretrainax.files.errors import counted
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.runs.current_model import current_model, keep_compiled
 from pretrainax.scoring.tasks.run import LoadedTask, load_tasks, run_tasks
@@ -63,7 +64,7 @@ class TaskEvaluation(Callback):
         most = run.experiment.evaluate.task_examples
         for name, _, asked in self._tasks:
             count = min(len(asked), most or len(asked))
-            yield f"task {name}", f"{count:,} of {len(asked):,} examples at each validation"
+            yield f"task {name}", f"{count:,} of {counted(len(asked), 'example')} at each validation"
 
     def on_start(self, loop, state, metrics):
         loaded = self._loaded(loop.run, loop.run.validated(state))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import matplotlib
 
+from pretrainax.files.errors import counted
 from pretrainax.reporting.curves import GRID, STYLE, TRAINING, VALIDATION, two_panels
 from pretrainax.reporting.tables import text_table
 from pretrainax.scaling.coordinates import LIMIT, STEPS, Sizes
@@ -26,7 +27,7 @@ def table(widths: Sequence[int], sizes: Sequence[Sizes]) -> str:
     if unknown:
         lines.append(f"not known, because the seeds differ too much: {', '.join(unknown)}")
     seeds = len(sizes[0].by_seed[0])
-    lines.append(f"{seeds} seeds of each width; error: what their differences can explain (95 %)")
+    lines.append(f"{counted(seeds, 'seed')} of each width; error: what their differences can explain (95 %)")
     return "\n\n".join([text_table(rows, "<<>"), "\n".join(lines)])
 
 

@@ -12,6 +12,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Document, has_text
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import score_examples
@@ -53,7 +54,7 @@ def score_source(
     totals_by_component = [
         _score_component(loaded, method, component, split, documents, watch) for component in components
     ]
-    name = f"{source}, {SPLITS[split]}" + (f", at most {documents:,} documents" if documents else "")
+    name = f"{source}, {SPLITS[split]}" + (f", at most {counted(documents, 'document')}" if documents else "")
     description = "; ".join(filter(None, (method.description, method.explanation)))
     whole, results = _combine(totals_by_component), []
     for component, totals in zip(components, totals_by_component, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 
 from pretrainax.config.metric import metric_text
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.errors import counted
 from pretrainax.reporting.significance import ALPHA, holm_levels, p_value, t_quantile
 from pretrainax.reporting.tables import text_table
 
@@ -362,7 +363,7 @@ def write_results(path: str, results: Sequence[Result]) -> str:
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     objects = [{name: _finite_or_none(value) for name, value in dataclasses.asdict(r).items()} for r in results]
     write_atomically(path, json.dumps(objects, indent=1, ensure_ascii=False) + "\n")
-    return f"{len(results)} results in {path}" + (", replacing the previous file" if is_overwritten else "")
+    return f"{counted(len(results), 'result')} in {path}" + (", replacing the previous file" if is_overwritten else "")
 
 
 def _finite_or_none(value: object) -> object:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
 from pretrainax.config import DisentangledPositions, Experiment, ModelConfig, TrainConfig, UserError
+from pretrainax.files.errors import counted
 from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS
 
 
@@ -54,8 +55,8 @@ def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
         return ""
     order = ", 1F1B schedule" if stages.recompute else ""
     return (
-        f"{stages.count} stages of {layers // stages.count} of {layers} layers, {stages.parts} parts of {stages.rows} "
-        f"rows per device{order}; the bubble is {stages.bubble:.0%} of the time of the layers"
+        f"{stages.count} stages of {layers // stages.count} of {layers} layers, {counted(stages.parts, 'part')} of "
+        f"{counted(stages.rows, 'row')} per device{order}; the bubble is {stages.bubble:.0%} of the time of the layers"
     )
 
 

@@ -8,6 +8,8 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from pretrainax.files.errors import counted
+
 PART = 1 << 20  # bytes per part of metrics.jsonl; the last part may be shorter
 LEASES = "run.lease"  # folder of the objects that `Lease` writes
 GROWING_FILE = "metrics.jsonl"
@@ -68,7 +70,7 @@ def is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) ->
 
 def count_text(names: Collection[str]) -> str:
     """Formats the number of objects and the first name in sorted order, as "2 objects (config.json, …)"."""
-    return f"{len(names):,} object{'s' if len(names) > 1 else ''} ({min(names)}{', …' if len(names) > 1 else ''})"
+    return f"{counted(len(names), 'object')} ({min(names)}{', …' if len(names) > 1 else ''})"
 
 
 def rank_of(name: str) -> int:

@@ -10,6 +10,7 @@ from pretrainax.config import Experiment, UserError, phases_of, resolve_auto
 from pretrainax.data.batch import Lengths
 from pretrainax.data.pipeline import PhaseBatches, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.files.errors import counted
 from pretrainax.interop.run_start import TrainedStart
 from pretrainax.layers.compute import resolve_auto as resolve_compute
 from pretrainax.planning.search import estimate_run
@@ -110,8 +111,9 @@ class ArmCost:
             steps, cost = steps + 1, more
         if abs(cost - amount) > _TOLERANCE * amount:
             raise UserError(
-                f"the arm {self._arm.name} cannot have budget.{name} {amount:.4g}: {steps:,} steps cost {cost:.4g}, "
-                f"{abs(cost / amount - 1):.0%} off; change the budget or config.train.global_batch_size"
+                f"the arm {self._arm.name} cannot have budget.{name} {amount:.4g}: the cost of "
+                f"{counted(steps, 'step')} is {cost:.4g}, {abs(cost / amount - 1):.0%} off; change the "
+                "budget or config.train.global_batch_size"
             )
         return self.at(steps)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import matplotlib
 import numpy as np
 
+from pretrainax.files.errors import counted
 from pretrainax.reporting.curves import FAINT, INK, STYLE
 from pretrainax.reporting.line_styles import MARKERS, LineStyle, line_styles
 from pretrainax.reporting.run_lines import AXES, RunLines
@@ -84,7 +85,9 @@ def _band(panel, runs: Sequence[FinalRun], metric: str, axis: str, style: LineSt
     values = np.array([y[:length] for _, y in points])  # [seeds, points]
     look = {"color": style.color, "marker": MARKERS[style.marker], "markersize": 4 if length <= 20 else 0}
     dashes = {"dashes": style.dashes} if style.dashes else {}
-    panel.plot(x, values.mean(axis=0), label=f"{runs[0].arm}, {len(runs)} seeds", linewidth=1.6, **look, **dashes)
+    panel.plot(
+        x, values.mean(axis=0), label=f"{runs[0].arm}, {counted(len(runs), 'seed')}", linewidth=1.6, **look, **dashes
+    )
     panel.fill_between(x, values.min(axis=0), values.max(axis=0), color=style.color, alpha=0.18, linewidth=0)
 
 

@@ -14,6 +14,7 @@ from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_de
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
+from pretrainax.files.errors import counted
 from pretrainax.tasks import text_metrics
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.baselines import Baseline, bag_of_words_classifier
@@ -217,9 +218,10 @@ class TextGeneration(WritingTask):
             wordless.update(text_metrics.wordless_scores(note["answer"], self.scores))
         if num_cut.any():
             remedy = " or config.objective.target_length" if num_cut[1] else ""  # it shortens a decoder's inputs
+            inputs, targets_cut = counted(num_cut[0], "input"), counted(num_cut[1], "target")
             yield (
-                f"TRUNCATED RECORDS: {num_cut[0]:,} inputs and {num_cut[1]:,} targets of {count:,} records lose "
-                f"their end; raise config.data.sequence_length{remedy}"
+                f"TRUNCATED RECORDS: {inputs} and {targets_cut} of {counted(count, 'record')} lose their end; "
+                f"raise config.data.sequence_length{remedy}"
             )
         yield from text_metrics.wordless_warnings(wordless, count)
         yield from unused_label_warnings({i: targets[label] for i, label in enumerate(self.labels)}, self.labels)

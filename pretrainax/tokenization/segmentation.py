@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+from pretrainax.files.errors import counted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.tokenization.base import Tokenizer
@@ -20,7 +21,8 @@ def describe_segmentation(tokenizer: Tokenizer, text: str) -> str:
     size, decoded = len(text.encode()), tokenizer.decode(ids)
     ratio = f", {size / len(ids):.2f} bytes per token" if ids else ""
     result = "decoding restores the text exactly" if decoded == text else f"decoding gives {_quote(decoded)}"
-    return "\n".join(filter(None, [text_table(lines, "><"), f"{len(ids)} tokens for {size} bytes{ratio}; {result}"]))
+    sizes = f"{counted(len(ids), 'token')} for {counted(size, 'byte')}{ratio}; {result}"
+    return "\n".join(filter(None, [text_table(lines, "><"), sizes]))
 
 
 def _group_by_character(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from pretrainax.config import Experiment
 from pretrainax.config.budget import RunBudget
 from pretrainax.config.validation import validate
+from pretrainax.files.errors import counted
 from pretrainax.reporting.streams import print_progress
 from pretrainax.reporting.units import short_time
 from pretrainax.sharding.arrays import put_batch
@@ -47,7 +48,7 @@ def resolve_budget(experiment: Experiment, build: Callable[[Experiment], Run]) -
     schedule.warmup_steps = schedule.resolved_warmup(train.steps)
     validate(experiment, files=False)
     if run.is_primary:
-        print_progress(f"config.train.budget {text}: {train.steps:,} steps of {cost_text} each")
+        print_progress(f"config.train.budget {text}: {counted(train.steps, 'step')} of {cost_text} each")
 
 
 def _flops_per_step(run: Run) -> float:

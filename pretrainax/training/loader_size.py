@@ -8,6 +8,7 @@ from typing import NamedTuple, Optional
 
 from pretrainax.config import UserError
 from pretrainax.data.preparation.workers import check_shared_memory
+from pretrainax.files.errors import counted
 from pretrainax.reporting.units import short_time
 from pretrainax.training.run import Run
 
@@ -27,7 +28,7 @@ class LoaderSize(NamedTuple):
 
     def row(self) -> tuple[str, str]:
         """Returns the (name, value) row that describes the loader in the run's header."""
-        loader = f"{self.workers} processes" if self.workers else "a thread"
+        loader = counted(self.workers, "process") if self.workers else "a thread"
         warning = f", TOO FEW: set config.data.workers to {self.wanted}" if self.workers < self.wanted else ""
         batch, step = short_time(self.batch), short_time(self.step)
         return "loader", f"a batch takes {batch}, a step {step} at {MFU:.0%} MFU: {loader}{warning}"

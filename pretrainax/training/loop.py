@@ -27,6 +27,7 @@ from pretrainax.config.metric import with_metrics
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
+from pretrainax.files.errors import counted
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.recorder import STEP
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
@@ -111,8 +112,8 @@ class Loop:
             change = f"validation {state.select_by} selected the best checkpoint; from this step on {metric} selects it"
             change += ", among checkpoints with that metric"
         elif state.valid_batches not in (None, batches):
-            change = f"a validation had {state.valid_batches:,} batches; from this step on it has {batches:,}, and the "
-            change += f"best {metric} and the patience begin again"
+            change = f"a validation had {counted(state.valid_batches or 0, 'batch')}; from this step on it has "
+            change += f"{batches:,}, and the best {metric} and the patience begin again"
         if change and state.best_loss is not None:
             self.writer.note(f"until now {change}")
             state.best_loss, state.evaluations_since_best = None, 0
@@ -270,7 +271,7 @@ class Loop:
         evaluate = self.run.experiment.evaluate
         if evaluate.patience is not None and self.loop_state.evaluations_since_best >= evaluate.patience:
             return (
-                f"no better validation {self.run.experiment.select_by} in {evaluate.patience} evaluations: "
+                f"no better validation {self.run.experiment.select_by} in {counted(evaluate.patience, 'evaluation')}: "
                 "stopping; to continue, run the same command with a larger config.evaluate.patience"
             )
         return self._requested_stop and f"stopped after step {self.step}: {self._requested_stop}"
@@ -341,7 +342,9 @@ class Loop:
         else:
             remaining = self.run.experiment.train.steps - self.loop_state.step
             seconds = (now - self.first_done) / steps_done * self.run.steps_left(self.loop_state.step)
-            self.writer.note(f"expected time {datetime.timedelta(seconds=round(seconds))} for {remaining:,} steps")
+            self.writer.note(
+                f"expected time {datetime.timedelta(seconds=round(seconds))} for {counted(remaining, 'step')}"
+            )
 
     def _read_metrics(self) -> None:
         """Copies the metrics of all pending steps to the host and checks them for non-finite values and spikes."""
@@ -375,7 +378,9 @@ class Loop:
                 )
         if skipped_lines:
             self.loop_state.skipped_updates += len(skipped_lines)
-            self.writer.note(f"{skipped_lines[0]}; skipped {len(skipped_lines)} of the last {len(steps)} updates")
+            self.writer.note(
+                f"{skipped_lines[0]}; skipped {len(skipped_lines)} of the last {counted(len(steps), 'update')}"
+            )
 
     def _check_corpora(self) -> None:
         """Raises UserError if the checksum of a corpus file is wrong; the message names the affected checkpoints."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from pretrainax.config import RunFailed
 from pretrainax.config.metric import STANDARD_ERRORS
+from pretrainax.files.errors import counted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
@@ -54,8 +55,11 @@ class MetricsWriter:
         # (step, time) of the log from which the remaining time is estimated; later compilation moves the time
         self._first_log: Optional[tuple[int, float]] = None
         if damaged:
-            lines = "line is" if damaged == 1 else "lines are"
-            self.note(f"{damaged} {lines} damaged in {self.path} and removed; the original is {self.path}.damaged")
+            verb = "is" if damaged == 1 else "are"
+            self.note(
+                f"{counted(damaged, 'line')} {verb} damaged in {self.path} and removed; the original is "
+                f"{self.path}.damaged"
+            )
 
     def size(self) -> Optional[dict[str, int]]:
         """Returns the size of metrics.jsonl as {"bytes": …, "lines": …}, or None if this is not the primary process."""

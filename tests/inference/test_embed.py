@@ -113,7 +113,7 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for_alone():
 
 @pytest.mark.parametrize("truncate", (False, True))
 def test_a_limit_below_the_special_tokens_is_named(truncate):
-    with pytest.raises(UserError, match="at most 1 tokens, but 2 special tokens surround each text: raise its maximum"):
+    with pytest.raises(UserError, match="at most 1 token, but 2 special tokens surround each text: raise its maximum"):
         framed_rows(loaded_case("bert"), ["a cat"], truncate, limit=1)
     (row,) = framed_rows(loaded_case("bert"), ["a cat"], truncate=True, limit=2)
     assert len(row) == 2

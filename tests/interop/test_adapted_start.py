@@ -293,7 +293,7 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
             [Layers()],
             "neither of 3 layers of config.model and the 2 of the decoder there divides the other: set",
         ),
-        ("gpt2", {"num_layers": 1}, [Layers("stacked")], "1 layers of config.model are fewer than the 2 there"),
+        ("gpt2", {"num_layers": 1}, [Layers("stacked")], "config.model has 1 layer, fewer than the 2 there"),
         ("gpt2", {"num_layers": 3}, [Layers((0, 1))], "layers must be 3 numbers from 0 to 1, one for each layer"),
         ("gpt2", {"num_layers": 1}, [Layers((2,))], "layers must be 1 numbers from 0 to 1"),
         ("gpt2", {"vocab_size": 64}, [WiderVocabulary()], "config.model.vocab_size is 64, and the start has 99 rows"),

@@ -389,7 +389,7 @@ def test_the_header_names_the_factors():
     experiment = tiny.get_config("gpt")
     said = Transfer(16, 1, 4.0).describe(experiment)
     assert said.startswith(
-        "from width 16 (× 2) and 1 layers (× 2); Adam's updates of hidden matrices × 0.5, logits × 4 "
+        "from width 16 (× 2) and 1 layer (× 2); Adam's updates of hidden matrices × 0.5, logits × 4 "
     )
 
 

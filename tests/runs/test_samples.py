@@ -59,7 +59,7 @@ def ids(text: str) -> np.ndarray:
 
 def say(line: str, *examples, room: int = 32, **options) -> list[str]:
     """Returns the samples without their summary."""
-    return [text for text in all_lines(line, *examples, room=room, **options) if "predicted tokens" not in text]
+    return [text for text in all_lines(line, *examples, room=room, **options) if "predicted token" not in text]
 
 
 def all_lines(line: str, *examples, room: int = 32, **options) -> list[str]:
@@ -96,7 +96,7 @@ def test_the_last_line_counts_the_correct_tokens_and_the_likely_ones():
     example = masked("[CLS] thank </s> me </s> last", "you last </s>", [2, 4, 1], weights=[1, 1, 0])
     *_, summary = all_lines("thank you me inviting", example)
     assert summary == (
-        "2 predicted tokens in 1 rows: 50% are correct; the true token is among the 10 most likely for 100%"
+        "2 predicted tokens in 1 row: 50% are correct; the true token is among the 10 most likely for 100%"
     )
 
 

@@ -103,7 +103,7 @@ def test_a_limit_takes_the_first_documents_of_each_part(texts):
     one, two = (JsonLines(path=str(texts / name)) for name in ("one.jsonl", "two.jsonl"))
     results = score_source(loaded_case("gpt2"), SourceMixture(sources=(one, two)), "all", documents=1)
     assert [r.counts["documents"] for r in results if r.measure == "perplexity"] == [1, 1, 2]
-    assert results[0].clusters == "blocks within documents" and "at most 1 documents" in results[0].source
+    assert results[0].clusters == "blocks within documents" and "at most 1 document" in results[0].source
 
 
 @pytest.mark.parametrize("name", ["book.txt", "book.txt.gz"])

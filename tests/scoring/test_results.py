@@ -126,4 +126,4 @@ def test_results_are_written_as_json_and_say_when_they_replace_others(tmp_path):
         **{"interval": [0.25, 2.25], "clusters": "documents", "degrees": None, "note": ""},
     }
     assert second["value"] is None and second["standard_error"] is None
-    assert write_results(path, [RESULT]) == f"1 results in {path}, replacing the previous file"
+    assert write_results(path, [RESULT]) == f"1 result in {path}, replacing the previous file"

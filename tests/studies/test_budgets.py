@@ -83,7 +83,7 @@ def test_a_budget_of_exactly_n_steps_is_n_steps(steps, data):
 @pytest.mark.parametrize(
     "budget, message",
     [
-        ({"flops": 3e7}, "the arm gpt cannot have budget.flops 3e+07: 1 steps cost"),
+        ({"flops": 3e7}, "the arm gpt cannot have budget.flops 3e+07: the cost of 1 step is"),
         ({"tokens": 1e6}, "the corpus of the arm gpt is too small for the budget"),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_run_goes_on_on_stages_where_a_run_without_has_left_it_and_the_other_w
     plain, staged = MeshConfig(data=8), MeshConfig(data=2, pipeline=2, fsdp=2)
     train(experiment, plain, tmp_path / "plain")
     train(experiment, staged, tmp_path / "staged")
-    said = "2 stages of 1 of 2 layers, 4 parts of 1 rows per device; the bubble is 20% of the time of the layers"
+    said = "2 stages of 1 of 2 layers, 4 parts of 1 row per device; the bubble is 20% of the time of the layers"
     assert "stages " + said in " ".join(capsys.readouterr().err.split())
     for name, other, schedule in (("plain", staged, "1f1b"), ("staged", staged, "1f1b"), ("staged", plain, "gpipe")):
         resumed = tmp_path / f"from {name} to {schedule} on {other.pipeline}"

@@ -11,6 +11,7 @@ from pretrainax.config import RunFailed, UserError
 from pretrainax.data.batch import Example, Lengths, has_loss, has_word_labels, is_encoder_decoder
 from pretrainax.data.objectives import Objective, ObjectiveInput, Statistic
 from pretrainax.data.objectives.tolerances import ROUNDING_ERROR
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject
 
 # Limits of a measurement, so that it takes about a second. With 1,024 examples, a check of a rate of 0.5, such as that
@@ -95,7 +96,7 @@ def check(measured: Measurement, objective: Objective, path: str = "config.objec
         for stat in group.statistics:
             if stat.is_off:
                 raise RunFailed(
-                    f"{group.name} has {stat.name} {stat.measured:.4f} (of {len(group.examples):,} examples), "
+                    f"{group.name} has {stat.name} {stat.measured:.4f} (of {counted(len(group.examples), 'example')}), "
                     f"expected {stat.expected:.4g} ± {stat.tolerance:.2g}. Run python -m pretrainax.inspect "
                     f"--config=..., and {stat.advice or f'compare {path} with the dataset'}"
                 )

@@ -17,6 +17,7 @@ from pretrainax.data.batch import (
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject
 from pretrainax.reporting.visible import visible
 
@@ -95,7 +96,7 @@ def row_views(batches: Batches, words: TokenTexts, count: int, step: int = 0) ->
         row = {name: array[0] for name, array in collate([examples], lengths, batches.vocabulary.pad or 0).items()}
         title = f"row {number} · {type(objective).__name__}"
         if len(examples) > 1:
-            title += f" · {len(examples)} examples"
+            title += f" · {counted(len(examples), 'example')}"
         on_device = isinstance(objective, ReplacedTokenDetection)
         notes = ("the generator draws its replacements on the device, during training",) if on_device else ()
         views.append(view(row, words, title, notes))

@@ -4,6 +4,7 @@ import textwrap
 
 from pretrainax.data.inspection.check import Measurement, format_plan_value, format_statistic
 from pretrainax.data.inspection.row_view import Piece, View
+from pretrainax.files.errors import counted
 from pretrainax.reporting.tables import text_table
 
 _MAX_TOKENS = 240  # maximum number of tokens per panel; the HTML page shows all tokens
@@ -37,7 +38,7 @@ def render(one: View, colours: bool, width: int) -> str:
                 text += _format_piece(piece, colours)
                 remaining -= piece.tokens
         if omitted := sum(piece.tokens for piece in panel.pieces if piece.kind != "padding") - _MAX_TOKENS + remaining:
-            text += f" … {omitted:,} tokens more"
+            text += f" … {counted(omitted, 'token')} more"
         lines.append(f"  {panel.name}")
         for paragraph in text.splitlines():
             # Colour codes have no width, but textwrap counts their characters, so only plain text is wrapped.
@@ -57,7 +58,7 @@ def table(measured: Measurement) -> str:
             verdict = "" if statistic.expected is None else "OFF" if statistic.is_off else "ok"
             rows.append((f"{name}: {statistic.name}", format_statistic(statistic), expected, verdict))
     rows += [(f"plan: {name}", f"{format_plan_value(value)}", "", "") for name, value in measured.plan.items()]
-    return f"measured over {measured.rows} rows\n{text_table(rows, '<>><')}"
+    return f"measured over {counted(measured.rows, 'row')}\n{text_table(rows, '<>><')}"
 
 
 def _truncate(piece: Piece, limit: int) -> Piece:

@@ -26,6 +26,7 @@ from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, locked, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Note, Shard
+from pretrainax.files.errors import counted
 from pretrainax.reporting.streams import print_progress
 from pretrainax.storage.places import with_urls
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
@@ -212,12 +213,12 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
     for split, split_corpora in corpora.items():
         for i, corpus in enumerate(split_corpora):
             number = f" {i + 1}" if len(split_corpora) > 1 else ""
-            details = f", {corpus.num_parts:,} sentences" if corpus.parts == "sentences" else ""
+            details = f", {counted(corpus.num_parts, 'sentence')}" if corpus.parts == "sentences" else ""
             if corpus.num_records < corpus.num_documents:
-                details = f" in {corpus.num_documents:,} windows"
-            documents = corpus.parts if corpus.parts in ("pairs", "records") else "documents"
-            size = f"{corpus.num_bytes / 1e6:,.1f} MB, {corpus.num_tokens:,} tokens"
-            sizes.append(f"{split}{number} {corpus.num_records:,} {documents}{details}, {size}")
+                details = f" in {counted(corpus.num_documents, 'window')}"
+            noun = {"pairs": "pair", "records": "record"}.get(corpus.parts, "document")
+            size = f"{corpus.num_bytes / 1e6:,.1f} MB, {counted(corpus.num_tokens, 'token')}"
+            sizes.append(f"{split}{number} {counted(corpus.num_records, noun)}{details}, {size}")
             skipped.update(corpus.skipped)
     return "; ".join([*sizes, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
 
@@ -280,7 +281,7 @@ def _tokenize_split(
     missing = sorted({*shard_numbers} & {*shards.missing_shards(directory, len(descriptions), recipe.vocabulary_size)})
     _remove_unfinished(recipe, split, None if count == 1 else missing)
     existing = f", {len(shard_numbers) - len(missing)} exist" if len(missing) < len(shard_numbers) else ""
-    report(f"tokenizing {split}: {len(shard_numbers)} shards{existing}")
+    report(f"tokenizing {split}: {counted(len(shard_numbers), 'shard')}{existing}")
     tasks = [(i, descriptions[i], recipe, directory) for i in missing]
     for _ in _with_progress(task_runner(_write_shard, tasks), len(tasks), split, report):
         pass
@@ -349,6 +350,6 @@ def _with_progress(results: Iterator, total: int, split: str, report: Callable) 
     last_report = time.monotonic()
     for num_done, result in enumerate(results, start=1):
         if time.monotonic() - last_report > 10:
-            report(f"tokenizing {split}: {num_done} of {total} shards")
+            report(f"tokenizing {split}: {num_done} of {counted(total, 'shard')}")
             last_report = time.monotonic()
         yield result

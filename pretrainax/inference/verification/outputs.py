@@ -10,6 +10,7 @@ from pretrainax import models
 from pretrainax.config import Classify, Embed, LongRopeScaling, RandomBlocks, RotaryPositions, UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
 from pretrainax.data.collate import collate
+from pretrainax.files.errors import counted
 from pretrainax.inference.decoding import generate_examples
 from pretrainax.inference.embed import last_hidden
 from pretrainax.inference.inherited import request_of
@@ -208,7 +209,7 @@ def _compare_arrays(
             difference, largest = float(np.abs(a - b).max(initial=0.0)), max(largest, float(np.abs(b).max(initial=0.0)))
             found.append((np.inf if np.isnan(difference) else difference, f"row {number}: {difference:.2e}"))
         found.sort(reverse=True)
-        count = f"{len(lengths)} rows, {sum(lengths)} tokens" if per_token else f"{len(lengths)} rows"
+        count = f"{counted(len(lengths), 'row')}" + f", {counted(sum(lengths), 'token')}" * per_token
         limit = max(_ABSOLUTE, _RELATIVE * largest)
         reason = f"float32 rounding of values up to {largest:.3g}"
         yield within(f"{name}, {what}", count, found[0][0], limit, reason, [line for _, line in found])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
+from pretrainax.files.errors import counted
 from pretrainax.interop.adaptations.base import Adaptation, Operation, ParameterRule
 from pretrainax.layers.feed_forward import LayerGroup, layer_groups
 from pretrainax.sharding.param_paths import split_stack_path, stack_of
@@ -56,10 +57,11 @@ class Layers(Adaptation):
             if len(self.layers) != ours or not all(0 <= layer < theirs for layer in self.layers):
                 yield (
                     f"{name}: layers must be {ours} numbers from 0 to {theirs - 1}, one for each layer of the {stack} "
-                    f"of config.model; the start has {theirs} layers"
+                    f"of config.model; the start has {counted(theirs, 'layer')}"
                 )
         elif self.layers == "stacked" and ours < theirs:
-            yield f"{name}, and {ours} layers of config.model are fewer than the {theirs} there: set layers='evenly'"
+            fewer = f"{counted(ours, 'layer')}, fewer than the {theirs} there"
+            yield f"{name}, and config.model has {fewer}: set layers='evenly'"
         elif max(ours, theirs) % min(ours, theirs) and self.layers == "evenly":
             yield (
                 f"{name}, and neither of {ours} layers of config.model and the {theirs} of the {stack} there divides "

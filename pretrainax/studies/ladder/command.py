@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.files.atomic_files import write_atomically
+from pretrainax.files.errors import counted
 from pretrainax.files.json_files import JsonObject, read_object
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, large_number
@@ -113,7 +114,8 @@ def estimate(rungs: Rungs, speeds: Mapping[str, JsonObject]) -> str:
             )
         )
     flops = sum(rung.new_flops for rung in runs)
-    return f"{text_table(rows, '<>')}\ntotal: {len(runs)} runs, {flops:.3g} FLOPs, {clock(total)} on this machine"
+    sums = f"total: {counted(len(runs), 'run')}, {flops:.3g} FLOPs, {clock(total)} on this machine"
+    return f"{text_table(rows, '<>')}\n{sums}"
 
 
 def _timed(rungs: Rungs) -> Study:
