@@ -33,7 +33,7 @@ def shortened(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Formats a number with its noun, singular or plural: "1 step", "2,000 batches"."""
     ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{number:,} {noun}{ending * (number != 1)}"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:

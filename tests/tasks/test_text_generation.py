@@ -80,7 +80,7 @@ def test_of_what_is_too_long_the_last_field_loses_its_end_and_it_is_counted(vari
         assert len(found["tokens"]) == 40 and found["loss_weights"].sum() == 12
         assert found["tokens"][40 - 11 - 5 : 40 - 11].tolist() == tail
     (said,) = task.warnings([text.note for text in texts])
-    assert "1 inputs and 2 targets of 3 records" in said and said.endswith(" or config.objective.target_length")
+    assert "1 input and 2 targets of 3 records" in said and said.endswith(" or config.objective.target_length")
     (said,) = task.warnings([text_of(task, {**long, "summary": "it rains"}, variant).note])
     assert "1 input and 0 targets of 1 record lose" in said and said.endswith("; raise config.data.sequence_length")
     assert not list(task.warnings([texts[0].note]))
