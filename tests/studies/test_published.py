@@ -146,7 +146,7 @@ def test_the_runs_of_the_ladder_with_muon_have_the_numbers_of_the_page():
     assert f"the loss falls by {less:.2f} nats with 1 M tokens and by {more:.2f} with 8 M" in page
 
 
-@pytest.mark.parametrize("megabytes, digits", [(1, 3), (4, 4)])
+@pytest.mark.parametrize("megabytes, digits", [(1, 3), (4, 4), (12, 4)])
 def test_the_grid_on_little_text_is_of_its_runs(megabytes, digits):
     runs, names = report(f"scarce-{megabytes}MB"), {"half": 0.5, "planned": 1.0, "double": 2.0}
     grid = {(r["factor"], r["weight_decay"], r["dropout"]): r["loss"] for r in runs if r["seed"] == 0}
