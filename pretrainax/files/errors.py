@@ -1,6 +1,7 @@
 """Defines the errors that commands print as one line, and helpers to format their messages."""
 
 import difflib
+import operator
 import typing
 
 
@@ -30,10 +31,10 @@ def shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: typing.SupportsIndex, noun: str) -> str:
     """Formats a number with its noun, singular or plural: "1 step", "2,000 batches"."""
     ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{number:,} {noun}{'' if number == 1 else ending}"
+    return f"{operator.index(number):,} {noun}{'' if number == 1 else ending}"
 
 
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
