@@ -8,7 +8,6 @@ contains the values in use.
 """
 
 import argparse
-import ast
 import math
 import pathlib
 import statistics
@@ -17,12 +16,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pretrainax.config import resolve_auto
-from pretrainax.config.config_file import read_config_file
-from pretrainax.config.validation import complete
 from pretrainax.planning import roofline
 from pretrainax.planning.search import estimate_run
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
+from pretrainax.studies.arms import Arm, configured
 
 WIDER = 1.1  # SPREAD extends the range of the fitted runs by this factor at both ends
 
@@ -52,13 +50,9 @@ def published() -> dict[str, dict]:
 
 def planned(name: str, entry: dict) -> Run:
     """Returns a published run and its plan, from the estimate alone."""
-    experiment, topology = read_config_file(entry["config"], None), Topology.parse(entry["topology"])
+    flags = tuple(f"--config.{flag}" for flag in entry["flags"])
+    experiment, topology = configured(Arm(name, entry["config"], flags)), Topology.parse(entry["topology"])
     experiment.phases = ()
-    for flag in entry["flags"]:
-        path, _, value = flag.partition("=")
-        part, _, field = path.partition(".")
-        setattr(getattr(experiment, part), field, ast.literal_eval(value))
-    complete(experiment)
     resolve_auto(experiment, None)
     time = estimate_run(experiment, topology).roofline
     tokens = experiment.train.global_batch_size * experiment.data.sequence_length / topology.num_devices

@@ -9,7 +9,6 @@ pretrainax/planning/estimated_traffic.py contains the values in use.
 """
 
 import argparse
-import ast
 import json
 import os
 import pathlib
@@ -22,13 +21,12 @@ import numpy as np
 import scipy.optimize
 
 from pretrainax.config import Experiment, resolve_auto
-from pretrainax.config.config_file import read_config_file
-from pretrainax.config.validation import complete
 from pretrainax.planning import estimated_traffic, memory
 from pretrainax.planning.estimated_traffic import PASSES, Passes
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.sharding.mesh import mesh_sizes
+from pretrainax.studies.arms import Arm, configured
 
 FILE = pathlib.Path(__file__).with_name("counted.json")
 # Kinds that are not fitted: derived, or in no counted step.
@@ -65,14 +63,8 @@ def counted() -> list[Step]:
 
 def experiment_of(step: Step) -> Experiment:
     """Returns the config of a step, without phases."""
-    experiment = read_config_file(step.config, None)
+    experiment = configured(Arm(step.name, step.config, tuple(f"--config.{flag}" for flag in step.flags)))
     experiment.phases = ()
-    for flag in step.flags:
-        path, _, value = flag.partition("=")
-        part, _, field = path.partition(".")
-        is_name = isinstance(getattr(getattr(experiment, part), field), str)
-        setattr(getattr(experiment, part), field, value if is_name else ast.literal_eval(value))
-    complete(experiment)
     resolve_auto(experiment, None)
     return experiment
 
@@ -137,8 +129,8 @@ def main() -> None:
     steps = counted()
     if options.count:
         for i, step in enumerate(steps):
-            steps[i] = step if step.bytes else count(step)
-            FILE.write_text(json.dumps([step._asdict() for step in steps], indent=1) + "\n")
+            steps[i] = step if step.outside else count(step)
+            FILE.write_text("[\n" + ",\n".join(f" {json.dumps(step._asdict())}" for step in steps) + "\n]\n")
     for platform in [options.platform] if options.platform else FIXED:
         report(platform, [step for step in steps if step.platform == platform and step.outside])
 

@@ -133,7 +133,8 @@ def estimate_time(
     compute = product_flops / (chip.peak_flops * ATTAINABLE[platform])
     if traffic is None:
         memory_time = memory_bytes_between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
-        operand_time = product_operands(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+        operands = 0.0 if chip.is_tpu else product_operands(experiment, mesh_sizes, platform, memory)
+        operand_time = operands / chip.memory_rate
     else:
         memory_time = traffic.bytes_outside_matmuls / chip.memory_rate
         operand_time = (traffic.total - traffic.bytes_outside_matmuls) / chip.memory_rate
